@@ -1,0 +1,1 @@
+"""Compile Vulkan pipeline sets in parallel, and know what it costs."""

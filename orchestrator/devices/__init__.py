@@ -1,0 +1,1 @@
+"""What compiles: the Device seam and its implementations."""

@@ -1,0 +1,341 @@
+# Purpose: the one seam between the scheduler's side of the house and whatever compiles: the Device Protocol
+# and the value types that cross it. VulkanDevice and SimulatedDevice implement it; everything else is
+# written against it and never sees a `vk` name or a handle's meaning.
+#
+# Guarantees:
+# - Every method is synchronous and may be called from any thread, and several at a time, except that a cache
+#   created with externally_synchronized=True is used by one call at a time. Breaking that raises
+#   ExternalSynchronizationError before the driver is entered (PipelineCache.exclusive); it never crashes.
+# - Positive VkResults are values. Negative ones raise DriverError, except per-pipeline results of
+#   create_pipelines, which are reported pipeline by pipeline.
+# - A driver call cannot be cancelled: a method returns when the driver returns.
+#
+# Ownership: the device owns what it hands out (caches, prepared pipelines). close() destroys what is left.
+"""The `Device` Protocol and the values that cross it."""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field, frozen
+
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import ExternalSynchronizationError
+
+SUCCESS = 0
+INCOMPLETE = 5
+PIPELINE_COMPILE_REQUIRED = 1000297000
+ERROR_OUT_OF_HOST_MEMORY = -1
+ERROR_OUT_OF_DEVICE_MEMORY = -2
+ERROR_INITIALIZATION_FAILED = -3
+ERROR_DEVICE_LOST = -4
+ERROR_UNKNOWN = -13
+
+FEEDBACK_VALID = 1
+FEEDBACK_APPLICATION_CACHE_HIT = 2
+FEEDBACK_BASE_PIPELINE_ACCELERATION = 4
+
+
+@frozen
+class DeviceIdentity:
+    """What a cache made on this device is valid for.
+
+    Attributes:
+        vendor_id: VkPhysicalDeviceProperties::vendorID.
+        device_id: VkPhysicalDeviceProperties::deviceID.
+        driver_version: VkPhysicalDeviceProperties::driverVersion, in the vendor's own encoding.
+        driver_id: VkDriverId, 0 where the driver does not say.
+        driver_abi: Bits of a pointer in the process that uses the driver.
+        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 16 bytes.
+        api_version: VkPhysicalDeviceProperties::apiVersion.
+        device_name: Name of the device, for people.
+        driver_name: VkPhysicalDeviceDriverProperties::driverName, for people.
+        driver_info: VkPhysicalDeviceDriverProperties::driverInfo, for people.
+    """
+
+    vendor_id: int
+    device_id: int
+    driver_version: int
+    driver_id: int
+    driver_abi: int
+    pipeline_cache_uuid: bytes
+    api_version: int
+    device_name: str
+    driver_name: str
+    driver_info: str
+
+
+@frozen
+class DeviceFeatures:
+    """What the device offers to an orchestrator.
+
+    Attributes:
+        externally_synchronized_caches: pipelineCreationCacheControl: the flag may be set.
+        creation_feedback: VkPipelineCreationFeedback is written, so hits and driver time are known.
+        pipeline_binaries: VK_KHR_pipeline_binary, and with it pipeline keys.
+        shader_module_identifiers: VK_EXT_shader_module_identifier.
+        internally_synchronized_merge: maintenance8: a primary can be merged into while it is in use.
+        compile_required: FAIL_ON_PIPELINE_COMPILE_REQUIRED may be asked for.
+        driver_caches: How the driver's own caches were turned off: "disabled: <how>", or "enabled".
+    """
+
+    externally_synchronized_caches: bool
+    creation_feedback: bool
+    pipeline_binaries: bool
+    shader_module_identifiers: bool
+    internally_synchronized_merge: bool
+    compile_required: bool
+    driver_caches: str
+
+
+class DeviceCapabilities(Protocol):
+    """Answers what a captured pipeline may need of a device. Names are the registry's own."""
+
+    @property
+    def api_version(self) -> int:
+        """VkPhysicalDeviceProperties::apiVersion."""
+
+    def has_extension(self, name: str) -> bool:
+        """Whether a device extension is enabled, or an instance extension is available."""
+
+    def has_feature(self, struct: str, member: str) -> bool:
+        """Whether a feature is enabled, such as ("VkPhysicalDeviceFeatures", "geometryShader")."""
+
+    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
+        """Value of a property, or None where the device does not have its structure."""
+
+    def format_features(self, format_number: int) -> tuple[int, int, int]:
+        """VkFormatProperties of a VkFormat: (linearTiling, optimalTiling, buffer) feature flags."""
+
+
+@define(eq=False, init=False)
+class PipelineCache:
+    """A pipeline cache of one device. Made by `Device.create_pipeline_cache`, ended by its destroy.
+
+    Attributes:
+        handle: The device's own handle.
+        externally_synchronized: Whether one call at a time may use it.
+        name: For messages and reports, such as "worker 3".
+    """
+
+    handle: int
+    externally_synchronized: bool
+    name: str
+    destroyed: bool
+    _lock: threading.Lock = field(repr=False)
+
+    def __init__(self, handle: int, *, externally_synchronized: bool, name: str) -> None:
+        """Wrap a handle; only a device does this."""
+        self.handle = handle
+        self.externally_synchronized = externally_synchronized
+        self.name = name
+        self.destroyed = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def exclusive(self, what: str) -> Iterator[None]:
+        """Hold the cache for one driver call; every use by a device goes through here.
+
+        Args:
+            what: The operation, for the error text.
+
+        Raises:
+            ExternalSynchronizationError: It is externally synchronized and another call is using it, or it
+                was destroyed before.
+        """
+        if self.destroyed:
+            raise ExternalSynchronizationError(f"{what}: pipeline cache {self.name!r} was destroyed before")
+        if not self.externally_synchronized:
+            yield
+            return
+        if not self._lock.acquire(blocking=False):
+            raise ExternalSynchronizationError(
+                f"{what}: pipeline cache {self.name!r} is externally synchronized and in use by another "
+                "thread; give each worker its own cache, and merge only after the barrier"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+@frozen
+class PipelineCacheData:
+    """What a read of a cache gave.
+
+    Attributes:
+        data: Exactly the bytes that the driver wrote, valid as initial data.
+        complete: False where the driver returned VK_INCOMPLETE: the limit was smaller than the cache.
+    """
+
+    data: bytes
+    complete: bool
+
+
+@frozen(eq=False)
+class CreationBatch:
+    """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
+
+    Attributes:
+        results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed.
+        feedback_flags: VkPipelineCreationFeedbackFlags of each, uint32; 0 where there is no feedback.
+        durations_ns: VkPipelineCreationFeedback::duration of each, uint64; 0 where there is no feedback.
+        handles: Pipeline handles, uint64; 0 where not kept or not created. The caller owns those it asked to
+            keep and ends them with `Device.destroy_pipelines`.
+    """
+
+    results: npt.NDArray[np.int32]
+    feedback_flags: npt.NDArray[np.uint32]
+    durations_ns: npt.NDArray[np.uint64]
+    handles: npt.NDArray[np.uint64]
+
+
+@runtime_checkable
+class PreparedPipelines(Protocol):
+    """An image bound to a device: its layouts and render passes exist, its pointers are real.
+
+    Owned by whoever prepared it; `close` after the last call that uses it. Thread-safe.
+    """
+
+    @property
+    def image(self) -> CreateInfoImage:
+        """The image that was bound."""
+
+    @property
+    def unusable(self) -> dict[int, str]:
+        """Pipelines that cannot be handed to the driver, by index, with the cause."""
+
+    def close(self) -> None:
+        """Destroy the objects, modules and libraries behind it. Idempotent."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """What compiles. See the top of the module for what every implementation guarantees."""
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """What caches of this device are valid for."""
+
+    @property
+    def features(self) -> DeviceFeatures:
+        """What it offers to an orchestrator."""
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        """What it offers to captured pipelines."""
+
+    def create_pipeline_cache(
+        self,
+        initial_data: bytes = b"",
+        *,
+        externally_synchronized: bool = False,
+        internally_synchronized_merge: bool = False,
+        name: str = "cache",
+    ) -> PipelineCache:
+        """Create a cache. Empty initial data is passed as a null pointer.
+
+        Args:
+            initial_data: Bytes of an earlier `pipeline_cache_data` of the same identity.
+            externally_synchronized: VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT.
+            internally_synchronized_merge: VK_PIPELINE_CACHE_CREATE_INTERNALLY_SYNCHRONIZED_MERGE_BIT_KHR;
+                excludes the other flag.
+            name: For messages.
+
+        Raises:
+            DriverError: The driver refused.
+            DeviceError: A flag is asked for that the device does not have.
+        """
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        """Merge sources into the destination, which is not among them (VUID-vkMergePipelineCaches-dstCache-00770).
+
+        Raises:
+            DriverError: The driver refused.
+            DeviceError: The destination is among the sources.
+            ExternalSynchronizationError: One of them is in use.
+        """
+
+    def pipeline_cache_size(self, cache: PipelineCache) -> int:
+        """Bytes that a read would give now."""
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        """Read a cache back, whole, or at most `limit` bytes of it.
+
+        Without a limit the read is repeated while the cache grows between the size query and the read.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+
+    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
+        """Destroy a cache. Idempotent.
+
+        Raises:
+            ExternalSynchronizationError: It is in use.
+        """
+
+    def prepare(self, image: CreateInfoImage) -> PreparedPipelines:
+        """Bind an image: create its objects and modules, fill its pointers and handles."""
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """Create a batch of pipelines, one driver call a kind.
+
+        A pipeline that fails does not take the others with it. A pipeline that links libraries needs them
+        created before, in this device, by an earlier call or earlier in the same batch.
+
+        Args:
+            prepared: What `prepare` returned.
+            indices: Pipelines to create, shape (n,), none twice, none in use by another thread.
+            cache: The cache to use, or None.
+            keep: Return the pipelines; otherwise they are destroyed before returning (libraries are kept
+                until `prepared.close`).
+            fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT.
+
+        Raises:
+            ExternalSynchronizationError: The cache is in use.
+        """
+
+    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
+        """Destroy pipelines that were kept; zeros are skipped."""
+
+    def pipeline_keys(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
+    ) -> list[bytes | None]:
+        """vkGetPipelineKeyKHR of each pipeline, None where the driver gives none.
+
+        Raises:
+            DeviceError: The device has no pipeline binaries.
+        """
+
+    def close(self) -> None:
+        """Destroy what is left and the device. Idempotent."""
+
+
+class CacheMode(enum.StrEnum):
+    """The cache topology of a run.
+
+    SHARED: all workers use one internally synchronized cache.
+    PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
+    PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
+    NONE: no cache.
+    """
+
+    SHARED = "shared"
+    PER_WORKER = "per-worker"
+    PER_WORKER_INTERNAL = "per-worker-internal"
+    NONE = "none"

@@ -1,0 +1,190 @@
+# Purpose: the value that the sets hand to a device: all Vk*CreateInfo structures of a pipeline set in one
+# relocatable buffer, with tables that say where its pointers and handles go.
+#
+# Guarantees: a CreateInfoImage holds no address of any process and no handle of any driver, so it can be
+# saved, loaded elsewhere and bound to several devices. It refers to other things by index only.
+#
+# Layout of the buffer (64-bit little-endian ABI, the structure layouts of the Vulkan C headers):
+#   [graphics create infos, contiguous][compute ...][ray tracing ...]     one stride a kind
+#   [VkPipelineCreationFeedback per pipeline, contiguous]
+#   [everything that those point to; the create infos of samplers, layouts and render passes]
+#
+# A *pointer slot* is the offset of an 8-byte pointer field; its target is an offset in the same buffer.
+# A *handle slot* is the offset of an 8-byte non-dispatchable handle field. There are three kinds of handle,
+# because they come to exist at different times: objects (samplers, layouts, render passes: before any
+# pipeline), shader modules (on demand, bounded in memory) and library pipelines (when they were created).
+# Module and library slots are grouped by the pipeline that holds them (CSR: start[i]..start[i+1]), so that
+# they can be filled just before a batch goes to the driver.
+#
+# Assumptions: pointers have 64 bits. A 32-bit process is refused when a device is opened.
+"""`CreateInfoImage`: a pipeline set's create infos in one relocatable buffer."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+Offsets = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int32]
+
+
+class PipelineKind(enum.StrEnum):
+    """What a pipeline is, in the order of the arrays of an image."""
+
+    GRAPHICS = "graphics"
+    COMPUTE = "compute"
+    RAY_TRACING = "ray_tracing"
+
+
+class ObjectKind(enum.StrEnum):
+    """An object that pipelines refer to and that is created before them."""
+
+    SAMPLER_YCBCR_CONVERSION = "sampler_ycbcr_conversion"
+    SAMPLER = "sampler"
+    DESCRIPTOR_SET_LAYOUT = "descriptor_set_layout"
+    PIPELINE_LAYOUT = "pipeline_layout"
+    RENDER_PASS = "render_pass"
+    RENDER_PASS_2 = "render_pass_2"
+
+
+class ModuleSource(Protocol):
+    """Gives the SPIR-V of a shader module when it is needed. Thread-safe."""
+
+    def __call__(self) -> bytes:
+        """Return the code: a multiple of four bytes, little-endian words.
+
+        Raises:
+            RecordError: The module cannot be read.
+        """
+
+
+@frozen(eq=False)
+class ImageObject:
+    """An object to create before any pipeline.
+
+    Attributes:
+        kind: Which vkCreate* command creates it.
+        key: Its hash in the set.
+        offset: Where its create info stands in the buffer.
+        dependencies: Indices of the objects whose handles its create info holds; all smaller than its own.
+    """
+
+    kind: ObjectKind
+    key: int
+    offset: int
+    dependencies: tuple[int, ...] = ()
+
+
+@frozen(eq=False)
+class ImageModule:
+    """A shader module that stages refer to.
+
+    Attributes:
+        key: Its hash in the set.
+        code_size: Size of its SPIR-V, bytes.
+        flags: VkShaderModuleCreateFlags.
+        load: Gives the SPIR-V.
+    """
+
+    key: int
+    code_size: int
+    flags: int
+    load: ModuleSource
+
+
+@frozen(eq=False)
+class CreateInfoImage:
+    """All create infos of a set, relocatable. Immutable once built: a device binds its own copy of `buffer`.
+
+    Pipelines are numbered 0..n-1 through the kinds in the order of `PipelineKind`. A library comes before
+    the pipelines that link it.
+
+    Attributes:
+        buffer: The bytes, shape (size,), uint8, pointers and handles zero.
+        pointer_slots: Offsets of pointer fields, shape (p,), multiples of 8.
+        pointer_targets: What each points to, shape (p,), an offset in `buffer`.
+        objects: Objects in creation order.
+        object_slots: Offsets of object-handle fields, shape (o,).
+        object_slot_object: Index in `objects` for each, shape (o,), ascending.
+        modules: Shader modules.
+        module_slots: Offsets of module-handle fields, shape (m,), grouped by pipeline.
+        module_slot_module: Index in `modules` for each, shape (m,).
+        module_slot_start: Where each pipeline's module slots begin, shape (n + 1,).
+        library_slots: Offsets of library-handle fields, shape (l,), grouped by pipeline.
+        library_slot_pipeline: Index of the library pipeline for each, shape (l,).
+        library_slot_start: Where each pipeline's library slots begin, shape (n + 1,).
+        object_start: Where each pipeline's entries in `object_index` begin, shape (n + 1,).
+        object_index: Indices of the objects that each pipeline needs directly, grouped by pipeline.
+        keys: Hash of each pipeline in the set, shape (n,), uint64.
+        kinds: Kind of each pipeline, as a position in `PipelineKind`, shape (n,), uint8.
+        offsets: Offset of each pipeline's create info, shape (n,); equal strides within a kind.
+        strides: Size of one create info of each kind, bytes.
+        counts: Number of pipelines of each kind.
+        feedback_offset: Offset of the VkPipelineCreationFeedback array: one 16-byte entry a pipeline.
+        feedback_slots: Offsets of the pNext field that chains each pipeline's feedback, shape (n,); a device
+            without VK_EXT_pipeline_creation_feedback unlinks it with `feedback_next`.
+        feedback_next: What that pNext points to when feedback is unlinked: an offset, or -1 for null, (n,).
+        flags2_slots: Offset of each pipeline's VkPipelineCreateFlags2CreateInfo::flags (a 64-bit field that
+            replaces the 32-bit one), or -1 where the pipeline has none, shape (n,).
+        is_library: Whether a pipeline is a library that another one links or may link, shape (n,), bool.
+    """
+
+    buffer: npt.NDArray[np.uint8]
+    pointer_slots: Offsets
+    pointer_targets: Offsets
+    objects: tuple[ImageObject, ...]
+    object_slots: Offsets
+    object_slot_object: Indices
+    modules: tuple[ImageModule, ...]
+    module_slots: Offsets
+    module_slot_module: Indices
+    module_slot_start: Offsets
+    library_slots: Offsets
+    library_slot_pipeline: Indices
+    library_slot_start: Offsets
+    object_start: Offsets
+    object_index: Indices
+    keys: npt.NDArray[np.uint64]
+    kinds: npt.NDArray[np.uint8]
+    offsets: Offsets
+    strides: dict[PipelineKind, int] = field()
+    counts: dict[PipelineKind, int] = field()
+    feedback_offset: int
+    feedback_slots: Offsets
+    feedback_next: Offsets
+    flags2_slots: Offsets
+    is_library: npt.NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        """Number of pipelines."""
+        return len(self.keys)
+
+    def first_of(self, kind: PipelineKind) -> int:
+        """Index of the first pipeline of a kind (also where there is none of it)."""
+        first = 0
+        for each in PipelineKind:
+            if each is kind:
+                break
+            first += self.counts[each]
+        return first
+
+    def kind_of(self, index: int) -> PipelineKind:
+        """Kind of one pipeline."""
+        return _KINDS[int(self.kinds[index])]
+
+    def libraries_of(self, index: int) -> tuple[int, ...]:
+        """Indices of the library pipelines that a pipeline links."""
+        start, stop = self.library_slot_start[index], self.library_slot_start[index + 1]
+        return tuple(int(each) for each in self.library_slot_pipeline[start:stop])
+
+    def modules_of(self, index: int) -> tuple[int, ...]:
+        """Indices of the shader modules of a pipeline's stages, one entry a stage."""
+        start, stop = self.module_slot_start[index], self.module_slot_start[index + 1]
+        return tuple(int(each) for each in self.module_slot_module[start:stop])
+
+
+_KINDS = tuple(PipelineKind)

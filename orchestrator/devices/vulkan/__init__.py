@@ -1,0 +1,1 @@
+"""The Vulkan device: generated bindings, loader, device."""

@@ -1,0 +1,82 @@
+# Purpose: every exception that this package raises on purpose, in one tree, so that a caller can catch
+# what they can act on and let the rest be the bug that it is.
+# Guarantees: each message says what failed, where (path, offset, hash or field) and the likely cause;
+# nothing here imports anything else of the package.
+"""The exceptions of the package, one tree."""
+
+from __future__ import annotations
+
+
+class OrchestratorError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class ArchiveError(OrchestratorError):
+    """A `.foz` archive as a whole cannot be read: missing, not an archive, an unsupported version, over a cap.
+
+    Attributes:
+        path: The file, as the caller named it.
+        offset: Byte offset of the problem in the file.
+        reason: What is wrong there and the likely cause.
+    """
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: at byte {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class RecordError(OrchestratorError):
+    """One record of a set cannot be used; the records beside it still can.
+
+    Attributes:
+        tag: The record's tag, as a number (see `orchestrator.sets.records.RecordTag`).
+        key: The record's 64-bit hash.
+        offset: Byte offset of the record in its file, or None for a record that is not in a file.
+        reason: What is wrong and the likely cause.
+    """
+
+    def __init__(self, tag: int, key: int, reason: str, offset: int | None = None) -> None:
+        where = f" at byte {offset}" if offset is not None else ""
+        super().__init__(f"record {tag}/{key:016x}{where}: {reason}")
+        self.tag = tag
+        self.key = key
+        self.offset = offset
+        self.reason = reason
+
+
+class ManifestError(OrchestratorError):
+    """A manifest cannot be packed: names the file and the entry."""
+
+
+class DeviceError(OrchestratorError):
+    """A device could not be opened, or refused an operation."""
+
+
+class NoDeviceError(DeviceError):
+    """No device answers the selector; the message names what to install or what exists instead."""
+
+
+class DriverError(DeviceError):
+    """A driver command returned a negative VkResult.
+
+    Positive results (VK_INCOMPLETE, VK_PIPELINE_COMPILE_REQUIRED) are values, never this error.
+
+    Attributes:
+        command: Name of the command, such as ``vkCreatePipelineCache``.
+        result: The VkResult.
+    """
+
+    def __init__(self, command: str, result: int, name: str) -> None:
+        super().__init__(f"{command} returned {name} ({result})")
+        self.command = command
+        self.result = result
+
+
+class ExternalSynchronizationError(OrchestratorError):
+    """Two users of one externally synchronized object at a time: the caller's bug, caught before the driver's.
+
+    A cache created with VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT may be used by one thread at a
+    time, merge and read-back included (specification, VkPipelineCacheCreateFlagBits).
+    """

@@ -1,0 +1,1 @@
+"""What it cost: outcomes and creation feedback turned into reports."""

@@ -1,0 +1,1 @@
+"""Workers, barrier, merge: executes what the schedule says."""

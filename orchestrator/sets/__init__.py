@@ -1,0 +1,1 @@
+"""What to compile: archives, manifests, jobs, create infos."""

@@ -1,0 +1,1 @@
+"""What is kept: cache files, and how files are written so that they survive."""
