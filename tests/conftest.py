@@ -1,0 +1,81 @@
+# Purpose: fixtures for real drivers and captured sets, and the rule that nothing is left out silently in CI.
+# Guarantees: with CI set, a test or module that skips fails instead, unless it skips because the corpora are
+# absent or because a device cannot show the case (tests.drivers.unsupported). Devices that a test opened are
+# closed when it ends.
+"""Fixtures of all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.drivers import CORPORA_ABSENT, UNSUPPORTED, corpora_folder, driver_manifest, in_ci, missing
+
+if TYPE_CHECKING:
+    from orchestrator.devices.device import Device
+
+OpenDriverDevice = Callable[[str], "Device"]
+
+
+@pytest.fixture
+def corpora() -> Path:
+    """The folder of captured sets; skips where it is absent."""
+    return corpora_folder()
+
+
+@pytest.fixture
+def open_driver_device() -> Iterator[OpenDriverDevice]:
+    """A function that opens a real device by selector, such as "radv:navi21", and closes it after the test."""
+    from orchestrator.devices import open_device
+    from orchestrator.errors import NoDeviceError
+
+    opened: list[Device] = []
+
+    def open_driver(selector: str) -> Device:
+        driver_manifest(selector)
+        try:
+            device = open_device(selector)
+        except NoDeviceError as error:
+            missing(f"a device for {selector}: {error}")
+        opened.append(device)
+        return device
+
+    yield open_driver
+    for device in reversed(opened):
+        device.close()
+
+
+def _is_allowed(reason: str) -> bool:
+    return reason.removeprefix("Skipped: ").startswith((CORPORA_ABSENT, UNSUPPORTED))
+
+
+def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    # A skip's longrepr is (path, line, reason).
+    return report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+
+
+def _fail_if_left_out(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if in_ci() and report.skipped and not hasattr(report, "wasxfail"):
+        reason = _reason(report)
+        if not _is_allowed(reason):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, which CI does not allow: {reason}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turn a skipped test into a failed one in CI."""
+    report = yield
+    _fail_if_left_out(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Turn a skipped module into a failed one in CI."""
+    report = yield
+    _fail_if_left_out(report)
+    return report

@@ -1,0 +1,75 @@
+# Purpose: what `import orchestrator` promises: names that exist and are described, and a quick import that
+# works on a machine without a Vulkan loader.
+"""The public names, and what importing them costs."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import orchestrator
+from tests.drivers import run_on_device
+
+# Heavy, or useless without a driver or a terminal: nothing that a library user pays for at import.
+KEPT_OUT = ("cffi", "_cffi_backend", "rich", "cyclopts", "orchestrator.cli", "orchestrator.devices.vulkan")
+
+_LOADED_AFTER_IMPORT = """
+import sys
+def main():
+    import orchestrator
+    for name in dir(orchestrator):
+        getattr(orchestrator, name)
+    return sorted(sys.modules)
+"""
+
+
+def public_names() -> list[str]:
+    """Names that a user of the package may rely on; submodules are not among them."""
+    return [
+        name
+        for name in dir(orchestrator)
+        if not name.startswith("_")
+        and name != "annotations"
+        and not isinstance(getattr(orchestrator, name), types.ModuleType)
+    ]
+
+
+def test_public_names_are_described() -> None:
+    names = public_names()
+    assert names, "the package exports nothing"
+    undescribed = [
+        name
+        for name in names
+        if (inspect.isclass(value := getattr(orchestrator, name)) or inspect.isroutine(value))
+        and not (value.__doc__ or "").strip()
+    ]
+    assert undescribed == []
+
+
+def test_public_names_come_from_the_package() -> None:
+    strangers = [
+        name
+        for name in public_names()
+        if hasattr(value := getattr(orchestrator, name), "__module__")
+        and value.__module__.partition(".")[0] != "orchestrator"
+    ]
+    assert strangers == []
+
+
+def test_public_classes_describe_their_public_methods() -> None:
+    undescribed = [
+        f"{name}.{member}"
+        for name in public_names()
+        if inspect.isclass(value := getattr(orchestrator, name))
+        for member, function in vars(value).items()
+        if not member.startswith("_")
+        and inspect.isfunction(function)
+        and not (function.__doc__ or "").strip()
+    ]
+    assert undescribed == []
+
+
+def test_import_loads_neither_bindings_nor_command_line() -> None:
+    loaded = set(run_on_device(None, _LOADED_AFTER_IMPORT))
+    assert "orchestrator" in loaded
+    assert sorted(loaded & set(KEPT_OUT)) == []
