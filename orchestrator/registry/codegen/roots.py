@@ -1,0 +1,67 @@
+# Purpose: where the walk through the registry begins: the structures that the package hands to a driver, or
+# reads from one, by name. build.py adds what they are made of and what may extend them.
+"""The structures that the tables start from."""
+
+from __future__ import annotations
+
+STRUCT_ROOTS = (
+    # objects that pipelines refer to
+    "VkSamplerCreateInfo",
+    "VkSamplerYcbcrConversionCreateInfo",
+    "VkDescriptorSetLayoutCreateInfo",
+    "VkPipelineLayoutCreateInfo",
+    "VkRenderPassCreateInfo",
+    "VkRenderPassCreateInfo2",
+    "VkShaderModuleCreateInfo",
+    # pipelines
+    "VkGraphicsPipelineCreateInfo",
+    "VkComputePipelineCreateInfo",
+    "VkRayTracingPipelineCreateInfoKHR",
+    "VkPipelineCreationFeedback",
+    "VkPipelineCreationFeedbackCreateInfo",
+    "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
+    "VkShaderModuleIdentifierEXT",
+    # caches and binaries
+    "VkPipelineCacheCreateInfo",
+    "VkPipelineCacheHeaderVersionOne",
+    "VkPipelineCreateInfoKHR",
+    "VkPipelineBinaryCreateInfoKHR",
+    "VkPipelineBinaryDataInfoKHR",
+    "VkPipelineBinaryDataKHR",
+    "VkPipelineBinaryHandlesInfoKHR",
+    "VkPipelineBinaryInfoKHR",
+    "VkPipelineBinaryKeyKHR",
+    "VkPipelineBinaryKeysAndDataKHR",
+    "VkReleaseCapturedPipelineDataInfoKHR",
+    # what a driver tells about a pipeline
+    "VkPipelineInfoKHR",
+    "VkPipelineExecutablePropertiesKHR",
+    "VkPipelineExecutableInfoKHR",
+    "VkPipelineExecutableStatisticKHR",
+    "VkPipelineExecutableInternalRepresentationKHR",
+    # instances and devices
+    "VkApplicationInfo",
+    "VkInstanceCreateInfo",
+    "VkExtensionProperties",
+    "VkLayerProperties",
+    "VkDeviceCreateInfo",
+    "VkDeviceQueueCreateInfo",
+    "VkQueueFamilyProperties",
+    "VkQueueFamilyProperties2",
+    "VkPhysicalDeviceFeatures",
+    "VkPhysicalDeviceFeatures2",
+    "VkPhysicalDeviceProperties",
+    "VkPhysicalDeviceProperties2",
+    "VkPhysicalDeviceMemoryProperties",
+    "VkFormatProperties",
+    "VkFormatProperties2",
+    "VkFormatProperties3",
+    "VkAllocationCallbacks",
+    # what every chained structure begins with
+    "VkBaseInStructure",
+    "VkBaseOutStructure",
+)
+"""Structures; every structure that the commands of the bindings take is reached from these."""
+
+ENUM_ROOTS = ("VkResult", "VkStructureType", "VkFormat", "VkDynamicState", "VkSystemAllocationScope")
+"""Enums that are wanted whether or not a member has their type."""
