@@ -1,0 +1,138 @@
+# Purpose: say what a file is without a device: a cache file of ours, a driver's bare data, or neither.
+# Guarantees: never raises; reads no more than the cap; what is damaged is described as far as it can be trusted.
+"""Inspection of cache files."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+
+from attrs import frozen
+
+from orchestrator.stores.atomic_file import read_capped
+from orchestrator.stores.cache_file import DEFAULT_CAP, prove_content
+from orchestrator.stores.errors import CacheHeaderError, MissingFileError, ReadError, TooLargeError
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import (
+    PREFIX_HEADER_SIZE,
+    PipelineCacheHeader,
+    PipelineCachePrefixHeader,
+)
+
+
+class CacheFileKind(enum.StrEnum):
+    """What a file is.
+
+    CACHE_FILE: a cache file of this program, whole or damaged.
+    DRIVER_DATA: a driver's bare cache data, as vkGetPipelineCacheData gave it; nothing proves that it is whole.
+    NOT_A_CACHE_FILE: something else.
+    UNREADABLE: it could not be read.
+    """
+
+    CACHE_FILE = "cache file"
+    DRIVER_DATA = "driver data without our header"
+    NOT_A_CACHE_FILE = "not a cache file"
+    UNREADABLE = "unreadable"
+
+
+@frozen
+class CacheFileInspection:
+    """What a file is and what it was made for.
+
+    Attributes:
+        path: The file.
+        kind: What it is.
+        size: Bytes that were read.
+        status: LOADED where every check passes that needs no device; otherwise the first that does not. For
+            a driver's bare data BAD_MAGIC, as a load would say.
+        reason: What is wrong and the likely cause; empty where nothing is.
+        prefix_header: Our header, where it is proven by its own hash.
+        vulkan_header: The header in the driver's data, where there is one.
+        data_hash_matches: Whether the driver's data agrees with its hash; None where there is none to trust.
+    """
+
+    path: Path
+    kind: CacheFileKind
+    size: int
+    status: LoadStatus
+    reason: str
+    prefix_header: PipelineCachePrefixHeader | None = None
+    vulkan_header: PipelineCacheHeader | None = None
+    data_hash_matches: bool | None = None
+
+
+def inspect_cache_file(
+    path: Path, *, cap: int = DEFAULT_CAP, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> CacheFileInspection:
+    """Find out what a file is, without a device. Never raises. Thread-safe.
+
+    Args:
+        path: The file.
+        cap: Bytes that it may have.
+        operations: The calls to use.
+    """
+    try:
+        content = read_capped(path, cap, operations)
+    except ReadError as error:
+        return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, _read_status(error), error.reason)
+    try:
+        prefix = PipelineCachePrefixHeader.unpack(content)
+    except CacheHeaderError as error:
+        if error.status is LoadStatus.BAD_MAGIC:
+            return _inspect_foreign(path, content, error)
+        kind = (
+            CacheFileKind.NOT_A_CACHE_FILE if error.status is LoadStatus.EMPTY else CacheFileKind.CACHE_FILE
+        )
+        return CacheFileInspection(path, kind, len(content), error.status, error.reason)
+    data = memoryview(content)[PREFIX_HEADER_SIZE:]
+    status, reason = LoadStatus.LOADED, ""
+    try:
+        prove_content(content)
+    except CacheHeaderError as error:
+        status, reason = error.status, error.reason
+    return CacheFileInspection(
+        path,
+        CacheFileKind.CACHE_FILE,
+        len(content),
+        status,
+        reason,
+        prefix_header=prefix,
+        vulkan_header=_vulkan_header(data),
+        data_hash_matches=content_hash128(data) == prefix.data_hash,
+    )
+
+
+def _read_status(error: ReadError) -> LoadStatus:
+    if isinstance(error, MissingFileError):
+        return LoadStatus.MISSING
+    return LoadStatus.TOO_LARGE if isinstance(error, TooLargeError) else LoadStatus.UNREADABLE
+
+
+def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> CacheFileInspection:
+    """A file that does not start with our magic: a driver's bare data, or nothing of ours."""
+    header = _vulkan_header(content)
+    if header is None:
+        return CacheFileInspection(
+            path,
+            CacheFileKind.NOT_A_CACHE_FILE,
+            len(content),
+            error.status,
+            f"{error.reason}, nor with VkPipelineCacheHeaderVersionOne",
+        )
+    return CacheFileInspection(
+        path,
+        CacheFileKind.DRIVER_DATA,
+        len(content),
+        error.status,
+        "a driver's data without our header: nothing says which driver version and ABI it is of, or that it is whole",
+        vulkan_header=header,
+    )
+
+
+def _vulkan_header(data: bytes | memoryview) -> PipelineCacheHeader | None:
+    try:
+        return PipelineCacheHeader.unpack(data)
+    except CacheHeaderError:
+        return None
