@@ -1,0 +1,30 @@
+# Every target sets up what it needs by itself; see .ci/setup.sh.
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint setup clean
+MAKEFLAGS += --no-print-directory
+PYTHON := .venv/bin/python
+
+help: ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
+		printf '%-12s %s\n' "$$target" "$$text"; done
+
+demo: ## compile the sample set on a real driver, twice: cold, then from the saved cache
+	@bash .ci/demo.sh
+
+test: lint ## set up, check, and run all tests
+	@$(PYTHON) -m pytest
+
+lint: setup ## style, types, and generated files that must regenerate identically
+	@$(PYTHON) -m ruff check
+	@$(PYTHON) -m ruff format --check
+	@$(PYTHON) -m mypy
+	@$(PYTHON) -m orchestrator.registry.codegen --check
+	@$(PYTHON) -m orchestrator.devices.vulkan.codegen --check
+	@$(PYTHON) -m orchestrator.samples --check
+
+setup: ## system packages (as root) and .venv, for demo and tests
+	@bash .ci/setup.sh test
+
+clean: ## remove .venv and everything built
+	@rm -rf .venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find orchestrator tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
