@@ -1,0 +1,268 @@
+# Purpose: writes _generated.py: the C declarations of the structures in registry.json and of the commands
+# below, compiled by cffi into a Python module that needs no C compiler (out-of-line ABI mode). Run at
+# development time only, after the registry tables:
+#   python -m orchestrator.devices.vulkan.codegen            write _generated.py
+#   python -m orchestrator.devices.vulkan.codegen --check    exit 1 with a diff where it differs
+# Guarantees: the same registry and cffi version give the same bytes.
+# Assumptions: vulkan-object and pycparser (development dependencies) are installed. Enums are declared as
+# 32-bit and flags as 32- or 64-bit integers, handles that are no pointers as uint64_t, as on every 64-bit ABI.
+"""Generator of the Vulkan bindings (development time only)."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from cffi import FFI
+from vulkan_object import get_vulkan_object
+
+from orchestrator.registry.codegen.output import write_or_check
+from orchestrator.registry.expressions import all_of, any_of
+from orchestrator.registry.tables import Registry, registry
+
+TARGET = Path(__file__).parent / "_generated.py"
+
+COMMANDS = (
+    # found without an instance
+    "vkCreateInstance",
+    "vkEnumerateInstanceVersion",
+    "vkEnumerateInstanceExtensionProperties",
+    "vkEnumerateInstanceLayerProperties",
+    # of an instance and its physical devices
+    "vkDestroyInstance",
+    "vkGetDeviceProcAddr",
+    "vkEnumeratePhysicalDevices",
+    "vkGetPhysicalDeviceProperties",
+    "vkGetPhysicalDeviceProperties2",
+    "vkGetPhysicalDeviceFeatures",
+    "vkGetPhysicalDeviceFeatures2",
+    "vkGetPhysicalDeviceFormatProperties",
+    "vkGetPhysicalDeviceFormatProperties2",
+    "vkGetPhysicalDeviceQueueFamilyProperties",
+    "vkGetPhysicalDeviceQueueFamilyProperties2",
+    "vkGetPhysicalDeviceMemoryProperties",
+    "vkEnumerateDeviceExtensionProperties",
+    "vkCreateDevice",
+    # of a device: the objects that pipelines refer to
+    "vkDestroyDevice",
+    "vkCreateSampler",
+    "vkDestroySampler",
+    "vkCreateSamplerYcbcrConversion",
+    "vkDestroySamplerYcbcrConversion",
+    "vkCreateDescriptorSetLayout",
+    "vkDestroyDescriptorSetLayout",
+    "vkCreatePipelineLayout",
+    "vkDestroyPipelineLayout",
+    "vkCreateRenderPass",
+    "vkCreateRenderPass2",
+    "vkDestroyRenderPass",
+    "vkCreateShaderModule",
+    "vkDestroyShaderModule",
+    "vkGetShaderModuleIdentifierEXT",
+    "vkGetShaderModuleCreateInfoIdentifierEXT",
+    # caches
+    "vkCreatePipelineCache",
+    "vkDestroyPipelineCache",
+    "vkGetPipelineCacheData",
+    "vkMergePipelineCaches",
+    # pipelines
+    "vkCreateGraphicsPipelines",
+    "vkCreateComputePipelines",
+    "vkCreateRayTracingPipelinesKHR",
+    "vkDestroyPipeline",
+    "vkCreateDeferredOperationKHR",
+    "vkDestroyDeferredOperationKHR",
+    "vkDeferredOperationJoinKHR",
+    "vkGetDeferredOperationMaxConcurrencyKHR",
+    "vkGetDeferredOperationResultKHR",
+    # binaries and keys
+    "vkGetPipelineKeyKHR",
+    "vkCreatePipelineBinariesKHR",
+    "vkDestroyPipelineBinaryKHR",
+    "vkGetPipelineBinaryDataKHR",
+    "vkReleaseCapturedPipelineDataKHR",
+    # what a driver tells about a pipeline
+    "vkGetPipelineExecutablePropertiesKHR",
+    "vkGetPipelineExecutableStatisticsKHR",
+    "vkGetPipelineExecutableInternalRepresentationsKHR",
+)
+"""The commands that the package uses, by their names without an extension's suffix where there is one."""
+
+GLOBAL_COMMANDS = frozenset(COMMANDS[:4])
+
+_HEADER = """\
+# Written by `python -m orchestrator.devices.vulkan.codegen` from Vulkan {version}; do not edit.
+# COMMANDS: name -> (level, type of the function pointer, names to ask the loader for, what provides it).
+"""
+
+# Types of C that a declaration may use without one of ours.
+_BUILT_IN = frozenset(
+    {"void", "char", "int", "float", "double", "size_t"}
+    | {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+)
+_PLATFORM_TYPES = {
+    "VkBool32": "uint32_t",
+    "VkDeviceAddress": "uint64_t",
+    "VkDeviceSize": "uint64_t",
+    "VkSampleMask": "uint32_t",
+}
+
+
+class _Declarations:
+    """C declarations, each type before what uses it by value."""
+
+    def __init__(self, vk: Any, tables: Registry) -> None:
+        self._vk = vk
+        self._tables = tables
+        self._canonical: dict[str, str] = {
+            alias: name
+            for table in (vk.structs, vk.enums, vk.bitmasks, vk.flags, vk.handles)
+            for name, each in table.items()
+            for alias in each.aliases
+        }
+        self._simple: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+        self._structs: dict[str, str] = {}
+
+    def text(self) -> str:
+        """All of them."""
+        for name in self._tables.structs:
+            self._add_struct(name)
+        for name in COMMANDS:
+            command = self._vk.commands[name]
+            self._add_function(f"PFN_{name}", command.cFunctionPointer, command.params, command.returnType)
+        self._add_type("PFN_vkVoidFunction")
+        self._add_type("VkInstance")
+        return "\n".join(
+            (
+                *sorted(self._simple.values()),
+                *(f"typedef {self._keyword(name)} {name} {name};" for name in sorted(self._structs)),
+                *self._functions.values(),
+                *self._structs.values(),
+                "",
+            )
+        )
+
+    def _name(self, name: str) -> str:
+        return self._canonical.get(name, name)
+
+    def _keyword(self, name: str) -> str:
+        return "union" if self._vk.structs[name].union else "struct"
+
+    def _add_struct(self, name: str) -> None:
+        if name in self._structs:
+            return
+        lines = []
+        for member in self._vk.structs[name].members:
+            type_name = self._name(member.type)
+            self._add_type(type_name)
+            if type_name in self._tables.structs and member.fullType == member.type:
+                self._add_struct(type_name)
+            lines.append(f"    {self._declaration(member.cDeclaration)};")
+        self._structs[name] = "\n".join((f"{self._keyword(name)} {name} {{", *lines, "};"))
+
+    def _add_function(self, name: str, typedef: str, params: Iterable[Any], result: str) -> None:
+        for type_name in (*(param.type for param in params), result.rstrip("*").strip()):
+            self._add_type(self._name(type_name))
+        self._functions[name] = self._declaration(typedef.replace("VKAPI_PTR ", ""))
+
+    def _add_type(self, name: str) -> None:
+        if name in _BUILT_IN or name in self._simple or name in self._functions:
+            return
+        vk = self._vk
+        if name in _PLATFORM_TYPES:
+            self._simple[name] = f"typedef {_PLATFORM_TYPES[name]} {name};"
+        elif name in vk.enums:
+            self._simple[name] = f"typedef int32_t {name};"
+        elif name in vk.flags or name in vk.bitmasks:
+            width = (vk.flags.get(name) or vk.bitmasks[name]).bitWidth
+            self._simple[name] = f"typedef uint{width}_t {name};"
+        elif name in vk.handles:
+            kind = f"struct {name}_T *" if vk.handles[name].dispatchable else "uint64_t "
+            self._simple[name] = f"typedef {kind}{name};"
+        elif name in vk.funcPointers:
+            pointer = vk.funcPointers[name]
+            self._add_function(name, pointer.cFunctionPointer, pointer.params, pointer.returnType)
+        elif name in vk.structs and name not in self._tables.structs:
+            # Only pointers to it are passed around, as by callbacks that nothing here installs.
+            self._simple[name] = f"typedef {self._keyword(name)} {name} {name};"
+        elif name not in vk.structs:
+            raise ValueError(f"type {name}: the registry does not say what it is")
+
+    def _declaration(self, text: str) -> str:
+        """A declaration of the registry with canonical type names and numbers for array sizes."""
+        text = re.sub(r"\bVk\w+", lambda match: self._name(match[0]), " ".join(text.split()))
+        return re.sub(r"\[([^\]]+)\]", lambda match: f"[{self._size(match[1])}]", text)
+
+    def _size(self, expression: str) -> int:
+        value = 1
+        for factor in expression.split("*"):
+            name = factor.strip()
+            value *= int(name) if name.isdigit() else self._tables.constants[name]
+        return value
+
+
+def declarations() -> str:
+    """C declarations of every structure of the registry tables and every command, without the includes."""
+    return _Declarations(get_vulkan_object(), registry()).text()
+
+
+def command_table(vk: Any) -> dict[str, tuple[str, str, tuple[str, ...], str]]:
+    """Of each command: level, function pointer type, names under which it may be found, what provides it."""
+    table = {}
+    for name in COMMANDS:
+        command = vk.commands[name]
+        same = sorted(each for each, other in vk.commands.items() if other.alias == name)
+        if name in GLOBAL_COMMANDS:
+            level = "global"
+        elif command.device and name != "vkGetDeviceProcAddr":  # which finds the others, through an instance
+            level = "device"
+        else:
+            level = "instance"
+        requires = any_of(
+            "" if provider == "VK_VERSION_1_0" else all_of((provider, depends or ""))
+            for each in (name, *same)
+            for provider, depends in sorted(vk.commands[each].definingRequirements.items())
+        )
+        table[name] = (level, f"PFN_{name}", (name, *same), requires)
+    return table
+
+
+def generate() -> str:
+    """Text of _generated.py."""
+    ffi = FFI()
+    ffi.cdef(
+        declarations() + "PFN_vkVoidFunction vkGetInstanceProcAddr(VkInstance instance, const char* pName);"
+    )
+    ffi.set_source("orchestrator.devices.vulkan._generated", None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "generated.py"
+        with contextlib.redirect_stdout(None):  # it says which temporary file it writes
+            ffi.emit_python_code(str(path))
+        code = path.read_text(encoding="utf-8")
+    rows = "".join(f"    {name!r}: {row!r},\n" for name, row in command_table(get_vulkan_object()).items())
+    return _HEADER.format(version=registry().version) + code + f"\nCOMMANDS = {{\n{rows}}}\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write _generated.py, or with --check compare it with what would be written.
+
+    Returns:
+        0, or 1 where the check finds a difference, which is printed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator.devices.vulkan.codegen", description="Write the Vulkan bindings."
+    )
+    parser.add_argument("--check", action="store_true", help="exit 1 with a diff instead of writing")
+    options = parser.parse_args(arguments)
+    return write_or_check(TARGET, generate(), check=options.check)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
