@@ -1,0 +1,121 @@
+# Purpose: the interface between what decides who compiles what (this room) and what does it (run). A
+# scheduler is a state machine: events go in (a worker asks, a batch ended, the run is cancelled), decisions
+# come out (a batch, wait, done). It can be tested, replayed and replaced without a thread or a driver.
+#
+# Guarantees of every implementation:
+# - Each job is assigned at most once; a job is assigned only after all libraries it links were created.
+# - A job that can no longer be assigned (a library of it failed, or it was unusable from the start) is in
+#   `unassignable`, with the reason, from the event on that made it so.
+# - After `cancel` nothing more is assigned. Once nothing can be assigned and nothing is in flight, every
+#   request is answered with Done.
+#
+# Assumptions: not thread-safe: the caller holds a lock, or calls from one thread. No clock, no I/O; the same
+# events give the same decisions.
+"""The `Scheduler` Protocol and the values that cross it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+
+@frozen(eq=False)
+class JobGraph:
+    """What a scheduler knows about a set's jobs, as arrays; jobs are numbered 0..n-1 in the order of the set.
+
+    Attributes:
+        kinds: Kind of each job, shape (n,), uint8; a batch holds jobs of one kind only.
+        library_start: Where each job's entries in `library_index` begin, shape (n + 1,), int64.
+        library_index: The libraries that each job links, shape (l,), int32, each smaller than the job's own
+            number (so that the graph has no cycle).
+        unusable: Jobs that must not be assigned, with the reason.
+    """
+
+    kinds: npt.NDArray[np.uint8]
+    library_start: npt.NDArray[np.int64]
+    library_index: npt.NDArray[np.int32]
+    unusable: Mapping[int, str] = field(factory=dict)
+
+    def __len__(self) -> int:
+        """Number of jobs."""
+        return len(self.kinds)
+
+
+@frozen(eq=False)
+class Assignment:
+    """A batch for one worker.
+
+    Attributes:
+        indices: The jobs, shape (k,), k >= 1, int32, all of one kind, in the order to create them; read-only.
+        kind: Their kind.
+    """
+
+    indices: npt.NDArray[np.int32]
+    kind: int
+
+
+@frozen
+class Wait:
+    """Nothing can be assigned now; ask again after another worker's batch has ended."""
+
+
+@frozen
+class Done:
+    """Nothing will be assigned any more, to any worker."""
+
+
+class Scheduler(Protocol):
+    """Decides who compiles what, when. See the top of the module for what is guaranteed."""
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are still to be assigned, those that wait for a library included."""
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that are assigned and not ended."""
+
+    @property
+    def done(self) -> int:
+        """Jobs that were assigned and have ended, well or badly."""
+
+    @property
+    def unassignable(self) -> Mapping[int, str]:
+        """Jobs that will never be assigned, by number, with the reason. Grows; do not change it."""
+
+    def request(self, worker: int) -> Assignment | Wait | Done:
+        """A worker asks for work.
+
+        Raises:
+            ValueError: The worker's last assignment has not ended, or there is no such worker.
+        """
+
+    def finished(self, worker: int, assignment: Assignment) -> None:
+        """A worker's assignment ended and all its jobs were created.
+
+        Raises:
+            ValueError: It is not what the worker was assigned last.
+        """
+
+    def failed(self, worker: int, assignment: Assignment, reasons: Mapping[int, str]) -> None:
+        """A worker's assignment ended and some of its jobs were not created.
+
+        Args:
+            worker: The worker.
+            assignment: What it was assigned.
+            reasons: The jobs that were not created, by number, with the reason; the others were.
+
+        Raises:
+            ValueError: It is not what the worker was assigned last, or a reason is for another job.
+        """
+
+    def cancel(self) -> None:
+        """Assign nothing more. Assignments in flight still end by `finished` or `failed`. Idempotent."""
+
+
+SchedulerFactory = Callable[[JobGraph, int], Scheduler]
+"""Makes a scheduler for a set's jobs and a number of workers."""
