@@ -49,7 +49,7 @@ ALLOWED = {
     "sets": {"errors", "registry", "seam"},
     "schedule": {"errors", "seam"},
     "stores": {"errors", "seam"},
-    "run": {"errors", "seam", "sets", "schedule", "stores"},
+    "run": {"errors", "registry", "seam", "sets", "schedule", "stores"},
     "measure": {"errors", "seam", "sets", "schedule", "stores"},
     "samples": {"errors", "registry", "seam", "sets"},
     "cli": {"errors", "seam", "devices", "sets", "schedule", "stores", "run", "measure", "samples"},

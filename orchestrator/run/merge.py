@@ -1,0 +1,178 @@
+# Purpose: joining the worker caches into the primary after the barrier, and what that did: bytes in, bytes
+# out, duplicates pruned, work that was done twice.
+#
+# Guarantees: called after all workers have ended, in one thread, so that no cache is in use; the primary is
+# never among the sources (VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the
+# sources that were refused: they are merged one by one, and the report says which failed.
+"""Merge of the worker caches, and `MergeReport`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
+from orchestrator.errors import DriverError
+
+HEADER_BYTES = 32
+"""Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
+
+
+@frozen
+class Duplicates:
+    """Pipelines that more than one worker compiled.
+
+    Attributes:
+        keys: Distinct keys that were compiled on more than one worker.
+        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the set.
+    """
+
+    keys: int
+    driver_ns: int
+
+
+@frozen
+class MergeReport:
+    """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
+
+    Attributes:
+        source_bytes: Size of each worker cache, worker by worker.
+        seed_bytes: Size of the data that each worker cache was created with, 0 for none.
+        primary_bytes_before: Size of the primary before the merge (in mode SHARED: before the run).
+        primary_bytes_after: Its size after.
+        pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
+            their headers + before - after, at least 0. The seed, which each source holds, counts.
+        duplicate_job_keys: Keys of the set that more than one worker compiled.
+        duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
+            pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
+        barrier_wait_ns: How long each worker waited at the barrier.
+        merge_ns: Time of the merge alone.
+        warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
+    """
+
+    source_bytes: tuple[int, ...]
+    seed_bytes: int
+    primary_bytes_before: int
+    primary_bytes_after: int
+    pruned_bytes: int
+    duplicate_job_keys: Duplicates
+    duplicate_pipeline_keys: Duplicates | None
+    barrier_wait_ns: tuple[int, ...]
+    merge_ns: int
+    warnings: tuple[str, ...]
+
+
+@frozen
+class Merged:
+    """Sizes and time of a merge; the part of a `MergeReport` that the device gives."""
+
+    source_bytes: tuple[int, ...]
+    before: int
+    after: int
+    merge_ns: int
+    warnings: tuple[str, ...]
+
+
+def merge_into(device: Device, primary: PipelineCache, sources: Sequence[PipelineCache]) -> Merged:
+    """Merge worker caches into the primary. Blocking; one thread, no cache in use.
+
+    Raises:
+        ExternalSynchronizationError: A cache is in use elsewhere: a caller uses the primary during a run.
+    """
+    source_bytes = tuple(device.pipeline_cache_size(source) for source in sources)
+    before = device.pipeline_cache_size(primary)
+    warnings: list[str] = []
+    started = time.perf_counter_ns()
+    if sources:
+        try:
+            device.merge_pipeline_caches(primary, sources)
+        except DriverError as refused:
+            warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
+            warnings.extend(_merge_one_by_one(device, primary, sources))
+    merge_ns = time.perf_counter_ns() - started
+    after = device.pipeline_cache_size(primary)
+    largest = max(source_bytes, default=0)
+    if largest > HEADER_BYTES and after < largest and after <= before:
+        warnings.append(
+            f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
+            f"{before} before; this driver does not merge, so use mode shared"
+        )
+    return Merged(source_bytes, before, after, merge_ns, tuple(warnings))
+
+
+def _merge_one_by_one(device: Device, primary: PipelineCache, sources: Sequence[PipelineCache]) -> list[str]:
+    warnings = []
+    for source in sources:
+        try:
+            device.merge_pipeline_caches(primary, [source])
+        except DriverError as refused:
+            warnings.append(f"{source.name} was not merged and what only it holds is lost: {refused}")
+    return warnings
+
+
+def pruned_bytes(merged: Merged) -> int:
+    """Payload that was there more than once, bytes."""
+    payload = sum(max(0, size - HEADER_BYTES) for size in merged.source_bytes)
+    # An empty primary may be shorter than a header on some drivers; its payload is not negative.
+    before, after = (max(0, size - HEADER_BYTES) for size in (merged.before, merged.after))
+    return max(0, payload + before - after)
+
+
+def duplicates(
+    keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
+    workers: npt.NDArray[np.int32],
+    driver_ns: npt.NDArray[np.uint64],
+) -> Duplicates:
+    """Keys that more than one worker compiled.
+
+    Args:
+        keys: Key of each compiled pipeline, as a number, shape (n,).
+        workers: Who compiled it, shape (n,).
+        driver_ns: What it cost, shape (n,).
+    """
+    if not len(keys):
+        return Duplicates(0, 0)
+    _, numbers = np.unique(keys, return_inverse=True)
+    count = int(numbers.max()) + 1
+    lowest = np.full(count, np.iinfo(np.int32).max, np.int32)
+    highest = np.full(count, -1, np.int32)
+    np.minimum.at(lowest, numbers, workers)
+    np.maximum.at(highest, numbers, workers)
+    twice = lowest != highest
+    # The first of each key in the order of the set counts as the one that was needed.
+    _, first = np.unique(numbers, return_index=True)
+    again = twice[numbers]
+    again[first] = False
+    return Duplicates(int(twice.sum()), int(driver_ns[again].sum()))
+
+
+def duplicate_pipeline_keys(
+    device: Device,
+    prepared: PreparedPipelines,
+    indices: npt.NDArray[np.int32],
+    workers: npt.NDArray[np.int32],
+    driver_ns: npt.NDArray[np.uint64],
+) -> Duplicates:
+    """As `duplicates`, by the driver's own pipeline keys. Asks the driver for the key of every pipeline.
+
+    Args:
+        device: A device with pipeline binaries.
+        prepared: The pipelines.
+        indices: Those that were compiled, shape (n,).
+        workers: Who compiled each, shape (n,).
+        driver_ns: What each cost, shape (n,).
+
+    Raises:
+        DeviceError: The device has no pipeline binaries.
+    """
+    numbers: dict[bytes, int] = {}
+    # A pipeline without a key is like no other.
+    known = [
+        numbers.setdefault(key, len(numbers)) if key is not None else -1 - place
+        for place, key in enumerate(device.pipeline_keys(prepared, indices))
+    ]
+    return duplicates(np.array(known, np.int64), workers, driver_ns)

@@ -1,0 +1,405 @@
+# Purpose: one run over a pipeline set: open caches, fan the jobs out to workers, join them at a barrier, merge
+# the worker caches into the primary, report.
+#
+#   open caches ──> worker 0 ─┐
+#                   worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy what the run made
+#                   ...      ─┘
+#
+# Guarantees:
+# - While the run lasts its caches belong to it: a worker cache is used by its worker until the barrier and by
+#   the merge after it, never by two at a time; the primary is not touched by anyone else.
+# - A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in
+#   flight, and only then merges and destroys. The merge still takes place, so that what was compiled is not
+#   lost to the primary; then trio.Cancelled goes on to the caller.
+# - Nothing that the run made is left behind, however it ends: worker caches, a primary of its own, and
+#   pipelines that nobody can own any more because the report is lost.
+# - A pipeline or a call that fails is an outcome. What is raised is misuse, cancellation, or a bug.
+#
+# Assumptions: one run at a time uses a PreparedPipelines and a primary. Driver calls release the GIL.
+"""`run_pipelines`: a pipeline set, in parallel, and what it cost."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.errors import DriverError
+from orchestrator.run.merge import (
+    HEADER_BYTES,
+    Duplicates,
+    Merged,
+    MergeReport,
+    duplicate_pipeline_keys,
+    duplicates,
+    merge_into,
+    pruned_bytes,
+)
+from orchestrator.run.outcomes import (
+    Barrier,
+    OutcomeStatus,
+    OutcomeTable,
+    RunReport,
+    problems,
+    status_code,
+    timing_of,
+)
+from orchestrator.run.progress import INTERVAL_S, ProgressCallback, progress_of
+from orchestrator.run.worker import Exchange, Worker
+from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory
+
+
+def available_workers() -> int:
+    """Processors that this process may use: the default number of workers."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+async def run_pipelines(
+    device: Device,
+    prepared: PreparedPipelines,
+    *,
+    workers: int | None = None,
+    mode: CacheMode = CacheMode.PER_WORKER,
+    primary: PipelineCache | None = None,
+    primary_data: bytes = b"",
+    seed_workers_from_primary: bool = True,
+    skipped: Mapping[int, str] | None = None,
+    scheduler: SchedulerFactory = FifoScheduler,
+    keep: bool = False,
+    count_duplicate_pipeline_keys: bool = False,
+    stop: trio.Event | None = None,
+    on_progress: ProgressCallback | None = None,
+) -> RunReport:
+    """Create all pipelines of a prepared set, and end with what was compiled in the primary cache.
+
+    Args:
+        device: The device.
+        prepared: What `device.prepare` returned; the caller keeps it open until the run is over.
+        workers: Number of workers, one thread each at a time; None for `available_workers`.
+        mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
+            synchronized ones, and says so in the report's notes.
+        primary: The primary cache. It stays the caller's, who must not use it during the run. None: the run
+            makes one from `primary_data`, returns its data as `RunReport.cache_data`, and destroys it.
+        primary_data: Initial data for a primary that the run makes.
+        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it holds.
+        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
+            links one of them is skipped too.
+        scheduler: Makes the scheduler; the default is FIFO in the order of the set.
+        keep: Keep the pipelines: `RunReport.handles`, owned by the caller. They are destroyed if the run is
+            cancelled or raises, because then there is no report.
+        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the barrier,
+            to count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.
+        stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
+            report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
+        on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: Fewer than one worker; a primary together with primary data, or with mode NONE; mode SHARED
+            with an externally synchronized primary.
+        DriverError: A cache could not be created.
+        ExternalSynchronizationError: The caller used one of the caches during the run.
+        trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
+    """
+    count = available_workers() if workers is None else workers
+    if count < 1:
+        raise ValueError(f"workers must be at least 1, not {count}")
+    if primary is not None and primary_data:
+        raise ValueError("primary and primary_data exclude each other: a cache that exists has its data")
+    if mode is CacheMode.NONE and (primary is not None or primary_data):
+        raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
+    if mode is CacheMode.SHARED and primary is not None and primary.externally_synchronized:
+        raise ValueError("mode shared needs a primary that is internally synchronized")
+
+    run = _Run(device, prepared, count, mode, seed_workers_from_primary, keep, primary)
+    run.settle(skipped or {}, prepared.unusable)
+    exchange = Exchange(scheduler(run.job_graph(), count))
+    run.take_unassignable(exchange)
+    limiter = trio.CapacityLimiter(count)
+    reported = False
+    try:
+        await trio.to_thread.run_sync(run.open_caches, primary_data, limiter=limiter)
+        await _work(run, exchange, limiter, stop, on_progress)
+        run.take_unassignable(exchange)
+        if on_progress is not None:
+            on_progress(progress_of(run.table, in_flight=0, started_ns=run.started_ns, now_ns=run.barrier_ns))
+        reported = True
+    finally:
+        # The calls in flight have returned, for no thread is ever abandoned: nothing uses a cache now.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(run.close, reported, count_duplicate_pipeline_keys, limiter=limiter)
+    return run.report(exchange)
+
+
+async def _work(
+    run: _Run,
+    exchange: Exchange,
+    limiter: trio.CapacityLimiter,
+    stop: trio.Event | None,
+    on_progress: ProgressCallback | None,
+) -> None:
+    """Run the workers up to the barrier."""
+    run.workers = [
+        Worker(number, run.device, run.prepared, run.cache_of(number), exchange, run.table)
+        for number in range(run.worker_count)
+    ]
+    try:
+        async with trio.open_nursery() as beside:
+            run.started_ns = time.perf_counter_ns()
+            async with trio.open_nursery() as nursery:
+                for worker in run.workers:
+                    nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                if stop is not None:
+                    beside.start_soon(_watch, stop, exchange)
+                if on_progress is not None:
+                    beside.start_soon(_tell, run, exchange, on_progress)
+            run.barrier_ns = time.perf_counter_ns()
+            beside.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        # One error in one worker is that error, not a group of groups of it.
+        error = _only(group)
+        if error is None:
+            raise
+        raise error from error.__cause__
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """The one exception of nested groups, or None where there are several."""
+    if len(group.exceptions) != 1:
+        return None
+    (only,) = group.exceptions
+    return _only(only) if isinstance(only, BaseExceptionGroup) else only
+
+
+async def _watch(stop: trio.Event, exchange: Exchange) -> None:
+    await stop.wait()
+    exchange.cancel()
+
+
+async def _tell(run: _Run, exchange: Exchange, on_progress: ProgressCallback) -> None:
+    """Report progress; the clock is the machine's, so that a mock clock does not flood the callback."""
+    last = None
+    while True:
+        now = time.perf_counter_ns()
+        if last is None or now - last >= INTERVAL_S * 1e9 * 0.9:
+            last = now
+            on_progress(
+                progress_of(run.table, in_flight=exchange.in_flight, started_ns=run.started_ns, now_ns=now)
+            )
+        await trio.sleep(INTERVAL_S)
+
+
+@define(eq=False)
+class _Run:
+    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart."""
+
+    device: Device
+    prepared: PreparedPipelines
+    worker_count: int
+    mode: CacheMode
+    seed: bool
+    keep: bool
+    primary: PipelineCache | None
+    own_primary: PipelineCache | None = None
+    worker_caches: list[PipelineCache] = field(factory=list)
+    table: OutcomeTable = field(init=False)
+    workers: list[Worker] = field(factory=list)
+    notes: list[str] = field(factory=list)
+    seed_bytes: int = 0
+    primary_bytes_before: int = 0
+    open_ns: int = 0
+    started_ns: int = 0
+    barrier_ns: int = 0
+    read_back_ns: int = 0
+    merged: Merged | None = None
+    duplicate_job_keys: Duplicates = Duplicates(0, 0)  # noqa: RUF009 - frozen
+    duplicate_pipeline_keys: Duplicates | None = None
+    cache_data: bytes | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.table = OutcomeTable(self.prepared.image, keep=self.keep)
+
+    # --- before the workers
+
+    def settle(self, skipped: Mapping[int, str], unusable: Mapping[int, str]) -> None:
+        """Give the outcomes that are known before anything runs."""
+        self.table.settle(OutcomeStatus.FAILED, unusable)
+        self.table.settle(OutcomeStatus.SKIPPED, skipped)
+
+    def job_graph(self) -> JobGraph:
+        """The set as the scheduler sees it."""
+        image = self.prepared.image
+        return JobGraph(
+            image.kinds, image.library_slot_start, image.library_slot_pipeline, dict(self.table.reasons)
+        )
+
+    def take_unassignable(self, exchange: Exchange) -> None:
+        """Give what the scheduler will not assign its outcome: that of the library which is to blame."""
+        image = self.prepared.image
+        failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
+        at_start = not self.workers
+        # A library has a smaller number than what links it, so its outcome is there first.
+        for index, reason in sorted(exchange.unassignable.items()):
+            if index in self.table.reasons:
+                continue
+            libraries = [int(self.table.status[each]) for each in image.libraries_of(index)]
+            blame = skip if skip in libraries and failed not in libraries else failed
+            status = OutcomeStatus.SKIPPED if blame == skip else OutcomeStatus.FAILED
+            self.table.settle(status, {index: reason})
+        if at_start:
+            self.table.settled_at_start = len(self.table.reasons)
+
+    def open_caches(self, primary_data: bytes) -> None:
+        """Make the caches. Blocking."""
+        if self.mode is CacheMode.NONE:
+            return
+        started = time.perf_counter_ns()
+        if self.primary is None:
+            self.primary = self.own_primary = self._create_cache(primary_data, "primary", flagged=False)
+        self.primary_bytes_before = self.device.pipeline_cache_size(self.primary)
+        if self.mode is not CacheMode.SHARED:
+            self._open_worker_caches(self.primary)
+        self.open_ns = time.perf_counter_ns() - started
+
+    def _open_worker_caches(self, primary: PipelineCache) -> None:
+        flagged = self.mode is CacheMode.PER_WORKER
+        if flagged and not self.device.features.externally_synchronized_caches:
+            flagged = False
+            self.notes.append(
+                "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
+                "are internally synchronized, as in mode per-worker-internal"
+            )
+        data = b""
+        if self.seed and self.primary_bytes_before > HEADER_BYTES:
+            data = self.device.pipeline_cache_data(primary).data
+        self.seed_bytes = len(data)
+        for number in range(self.worker_count):
+            self.worker_caches.append(self._create_cache(data, f"worker {number}", flagged=flagged))
+
+    def _create_cache(self, data: bytes, name: str, *, flagged: bool) -> PipelineCache:
+        try:
+            return self.device.create_pipeline_cache(data, externally_synchronized=flagged, name=name)
+        except DriverError as refused:
+            if not data:
+                raise
+            self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
+            return self.device.create_pipeline_cache(externally_synchronized=flagged, name=name)
+
+    def cache_of(self, number: int) -> PipelineCache | None:
+        """The cache that a worker uses."""
+        return self.worker_caches[number] if self.worker_caches else self.primary
+
+    # --- after the barrier
+
+    def close(self, reported: bool, ask_pipeline_keys: bool) -> None:
+        """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
+        try:
+            if self.primary is not None and self.workers:
+                self._merge(self.primary)
+            if reported:
+                self._count_duplicates(ask_pipeline_keys)
+                if self.own_primary is not None:
+                    started = time.perf_counter_ns()
+                    self.cache_data = self.device.pipeline_cache_data(self.own_primary).data
+                    self.read_back_ns = time.perf_counter_ns() - started
+        except BaseException:
+            reported = False
+            raise
+        finally:
+            for cache in self.worker_caches:
+                self.device.destroy_pipeline_cache(cache)
+            if self.own_primary is not None:
+                self.device.destroy_pipeline_cache(self.own_primary)
+            if self.table.handles is not None and not reported:
+                self.device.destroy_pipelines(self.table.handles)
+
+    def _merge(self, primary: PipelineCache) -> None:
+        merged = merge_into(self.device, primary, self.worker_caches)
+        if not self.worker_caches:
+            merged = Merged((), self.primary_bytes_before, merged.after, 0, merged.warnings)
+        self.merged = merged
+
+    def _count_duplicates(self, ask_pipeline_keys: bool) -> None:
+        table, image = self.table, self.prepared.image
+        compiled = np.flatnonzero(table.status == status_code(OutcomeStatus.COMPILED)).astype(np.int32)
+        workers, driver_ns = table.worker[compiled], table.driver_ns[compiled]
+        self.duplicate_job_keys = duplicates(image.keys[compiled], workers, driver_ns)
+        if ask_pipeline_keys and self.device.features.pipeline_binaries:
+            self.duplicate_pipeline_keys = duplicate_pipeline_keys(
+                self.device, self.prepared, compiled, workers, driver_ns
+            )
+
+    def report(self, exchange: Exchange) -> RunReport:
+        """The report of a run that came to its end."""
+        table, image = self.table, self.prepared.image
+        calls = tuple(call for worker in self.workers for call in worker.calls)
+        barrier = Barrier(tuple(worker.arrived_ns for worker in self.workers), self.barrier_ns)
+        merge = self._merge_report(barrier)
+        if exchange.device_lost:
+            self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
+        if calls and not self.device.features.creation_feedback:
+            self.notes.append(
+                "the device gives no creation feedback: hits are not known and count as compiled, and driver time "
+                "is the wall time of the calls"
+            )
+        if not all(worker.knows_run_delay for worker in self.workers):
+            self.notes.append("time on the run queue is not known here: blocked time includes it")
+        return RunReport(
+            mode=self.mode,
+            workers=self.worker_count,
+            keys=image.keys,
+            kinds=image.kinds,
+            status=table.status,
+            driver_ns=table.driver_ns,
+            worker=table.worker,
+            skipped=problems(image, table, OutcomeStatus.SKIPPED),
+            failed=problems(image, table, OutcomeStatus.FAILED),
+            calls=calls,
+            barrier=barrier,
+            merge=merge,
+            timing=timing_of(
+                calls,
+                workers=self.worker_count,
+                open_ns=self.open_ns,
+                wall_ns=self.barrier_ns - self.started_ns,
+                merge_ns=merge.merge_ns if merge is not None else 0,
+                read_back_ns=self.read_back_ns,
+            ),
+            stopped=exchange.cancelled,
+            notes=tuple(self.notes),
+            cache_data=self.cache_data,
+            handles=table.handles,
+        )
+
+    def _merge_report(self, barrier: Barrier) -> MergeReport | None:
+        merged = self.merged
+        if merged is None:
+            return None
+        warnings = list(merged.warnings)
+        compiled = self.table.counts()[OutcomeStatus.COMPILED]
+        if compiled and max((merged.after, *merged.source_bytes)) <= HEADER_BYTES:
+            warnings.append(
+                f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
+                "their header; saving it will not make the next run faster"
+            )
+        return MergeReport(
+            source_bytes=merged.source_bytes,
+            seed_bytes=self.seed_bytes,
+            primary_bytes_before=merged.before,
+            primary_bytes_after=merged.after,
+            pruned_bytes=pruned_bytes(merged) if merged.source_bytes else 0,
+            duplicate_job_keys=self.duplicate_job_keys,
+            duplicate_pipeline_keys=self.duplicate_pipeline_keys,
+            barrier_wait_ns=barrier.waits_ns,
+            merge_ns=merged.merge_ns,
+            warnings=tuple(warnings),
+        )
