@@ -1,0 +1,269 @@
+# Purpose: the pipeline cache inside the simulated driver: its entries, how threads reach them, and its data as bytes.
+#
+# Layout of the data, little-endian:
+#   header   u32 length = 32 · u32 version = 1 · u32 vendorID · u32 deviceID · 16 bytes pipelineCacheUUID
+#   entry    32 bytes binary key · u64 build · u32 payload size · u32 CRC-32 of the payload · payload     repeated
+# The header is VkPipelineCacheHeaderVersionOne of the specification, section "Pipeline Cache Header"; what follows is
+# the driver's own business. `build` names the compiler that made an entry, so that the simulated driver can tell
+# when it was led to use code of another one.
+#
+# Guarantees: data that is cut at an entry's end is valid data, so a partial read can be used. Entries stand in the
+# order of their insertion, so equal histories give equal bytes (a real driver promises less).
+# A cache is thread-safe as far as its strategy says; one without lock is used by one thread at a time.
+"""The cache of the simulated driver."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+
+from attrs import frozen
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.simulated.clock import Clock
+from orchestrator.devices.simulated.locking import LockingStrategy, LockWait, ReadWriteLock
+
+HEADER_SIZE = 32
+HEADER_VERSION_ONE = 1
+_HEADER = struct.Struct("<IIII16s")
+_ENTRY = struct.Struct("<32sQII")
+
+
+@frozen(eq=False)
+class CacheEntry:
+    """Compiled code of one pipeline.
+
+    Attributes:
+        key: Binary key, 32 bytes: what the entry is found by.
+        build: The compiler that made it.
+        payload: The code.
+    """
+
+    key: bytes
+    build: int
+    payload: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes it takes in the data of a cache."""
+        return _ENTRY.size + len(self.payload)
+
+    def encode(self) -> bytes:
+        """The entry as it stands in the data of a cache."""
+        return _ENTRY.pack(self.key, self.build, len(self.payload), zlib.crc32(self.payload)) + self.payload
+
+
+@frozen(eq=False)
+class ParsedData:
+    """What initial data held.
+
+    Attributes:
+        entries: The entries that are whole and undamaged, none where the header does not fit the device.
+        bad: Whether something had to be ignored: the header, an entry, or the end.
+    """
+
+    entries: tuple[CacheEntry, ...]
+    bad: bool
+
+
+def encode_header(identity: DeviceIdentity) -> bytes:
+    """The header of the data of this device's caches, 32 bytes."""
+    return _HEADER.pack(
+        HEADER_SIZE,
+        HEADER_VERSION_ONE,
+        identity.vendor_id,
+        identity.device_id,
+        identity.pipeline_cache_uuid,
+    )
+
+
+def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False) -> ParsedData:
+    """Read initial data as a driver must: whatever does not fit is ignored, never an error.
+
+    Args:
+        data: The initial data.
+        identity: The device that it is offered to.
+        any_uuid: Accept the data of another pipelineCacheUUID, as a broken driver does.
+    """
+    if len(data) < HEADER_SIZE:
+        return ParsedData((), bad=True)
+    *numbers, uuid = _HEADER.unpack_from(data)
+    expected = [HEADER_SIZE, HEADER_VERSION_ONE, identity.vendor_id, identity.device_id]
+    if numbers != expected or not (any_uuid or uuid == identity.pipeline_cache_uuid):
+        return ParsedData((), bad=True)
+    entries: list[CacheEntry] = []
+    bad = False
+    offset = HEADER_SIZE
+    while offset + _ENTRY.size <= len(data):
+        key, build, size, checksum = _ENTRY.unpack_from(data, offset)
+        end = offset + _ENTRY.size + size
+        if end > len(data):
+            break
+        payload = data[offset + _ENTRY.size : end]
+        if zlib.crc32(payload) == checksum:
+            entries.append(CacheEntry(key, build, payload))
+        else:
+            bad = True
+        offset = end
+    return ParsedData(tuple(entries), bad or offset != len(data))
+
+
+class SimulatedCache:
+    """A pipeline cache of the simulated driver.
+
+    Two levels of entries: one that look-ups share, and one that only the two-level strategy uses, for entries
+    that have not migrated yet.
+    """
+
+    def __init__(
+        self,
+        header: bytes,
+        entries: Iterable[CacheEntry],
+        *,
+        strategy: LockingStrategy,
+        clock: Clock,
+        migrate_every: int,
+        stub: bool,
+    ) -> None:
+        """Make a cache.
+
+        Args:
+            header: Header of its data.
+            entries: What it starts with.
+            strategy: How threads are kept apart; NONE for an externally synchronized cache.
+            clock: Tells the waits for its lock.
+            migrate_every: Number of insertions after which the two-level strategy migrates entries.
+            stub: Whether it keeps nothing.
+        """
+        self.strategy = strategy
+        self.lock = ReadWriteLock(clock)
+        self.migrations = 0
+        self._header = header
+        self._migrate_every = migrate_every
+        self._stub = stub
+        self._shared: dict[bytes, CacheEntry] = {}
+        self._recent: dict[bytes, CacheEntry] = {}
+        # Guards the levels where no lock of the strategy does, for the length of a dictionary operation: without
+        # it a caller that breaks the rules would break the interpreter's iteration instead of being reported.
+        self._mutex = threading.Lock()
+        for entry in entries:
+            self._insert(self._shared, entry)
+
+    def obtain(
+        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
+    ) -> tuple[CacheEntry | None, bool]:
+        """Look an entry up, or make and insert it, locked as the strategy says.
+
+        Args:
+            key: Binary key.
+            make: Compiles; None where there is nothing to insert.
+            wait: Where waits for the lock are added.
+
+        Returns:
+            The entry, or None where `make` gave none; and whether it was found.
+        """
+        if self.strategy is LockingStrategy.SINGLE_LEVEL:
+            return self._obtain_single_level(key, make, wait)
+        if self.strategy is LockingStrategy.TWO_LEVEL:
+            return self._obtain_two_level(key, make, wait)
+        if self.strategy is LockingStrategy.WHOLE_COMPILE:
+            with self.lock.write(wait):
+                return self._obtain_unlocked(key, make)
+        return self._obtain_unlocked(key, make)
+
+    def _obtain_unlocked(
+        self, key: bytes, make: Callable[[], CacheEntry | None]
+    ) -> tuple[CacheEntry | None, bool]:
+        if (found := self._shared.get(key)) is not None:
+            return found, True
+        if (made := make()) is not None:
+            self._insert(self._shared, made)
+        return made, False
+
+    def _obtain_single_level(
+        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
+    ) -> tuple[CacheEntry | None, bool]:
+        with self.lock.read(wait):
+            found = self._shared.get(key)
+        if found is not None:
+            return found, True
+        made = make()
+        if made is not None:
+            with self.lock.write(wait):
+                self._insert(self._shared, made)
+        return made, False
+
+    def _obtain_two_level(
+        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
+    ) -> tuple[CacheEntry | None, bool]:
+        with self.lock.read(wait):
+            found = self._shared.get(key)
+        if found is not None:
+            return found, True
+        with self.lock.write(wait):
+            # An entry may have migrated between the two locks, so both levels are looked up.
+            found = self._recent.get(key) or self._shared.get(key)
+            if found is not None:
+                return found, True
+            made = make()
+            if made is not None:
+                self._insert(self._recent, made)
+                if len(self._recent) >= self._migrate_every:
+                    self._shared.update(self._recent)
+                    self._recent.clear()
+                    self.migrations += 1
+        return made, False
+
+    def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
+        """Take in the entries of another cache; those that are here already are pruned."""
+        if self.strategy is LockingStrategy.NONE:
+            self._absorb_unlocked(entries)
+            return
+        with self.lock.write(wait):
+            self._absorb_unlocked(entries)
+
+    def _absorb_unlocked(self, entries: Mapping[bytes, CacheEntry]) -> None:
+        for key, entry in entries.items():
+            if key not in self._recent:
+                self._insert(self._shared, entry)
+
+    def snapshot(self, wait: LockWait) -> dict[bytes, CacheEntry]:
+        """All entries by binary key, in the order of insertion, as of now."""
+        if self.strategy is LockingStrategy.NONE:
+            with self._mutex:
+                return self._shared | self._recent
+        with self.lock.read(wait):
+            return self._shared | self._recent
+
+    def size(self, wait: LockWait) -> int:
+        """Bytes that a read of everything gives."""
+        return HEADER_SIZE + sum(entry.size for entry in self.snapshot(wait).values())
+
+    def read(self, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
+        """The data, as far as whole entries fit.
+
+        Args:
+            capacity: Bytes that there is room for.
+            wait: Where waits for the lock are added.
+
+        Returns:
+            The data, empty where not even the header fits; and whether it is all.
+        """
+        entries = self.snapshot(wait)
+        if capacity < HEADER_SIZE:
+            return b"", False
+        parts = [self._header]
+        rest = capacity - HEADER_SIZE
+        for entry in entries.values():
+            if entry.size > rest:
+                return b"".join(parts), False
+            parts.append(entry.encode())
+            rest -= entry.size
+        return b"".join(parts), True
+
+    def _insert(self, level: dict[bytes, CacheEntry], entry: CacheEntry) -> None:
+        if not self._stub:
+            with self._mutex:
+                level.setdefault(entry.key, entry)

@@ -1,0 +1,417 @@
+# Purpose: the Device that needs no Vulkan: for users' tests, for machines without a driver, and as the device whose
+# truth is known when a measurement is to be checked.
+#
+# Guarantees: implements the Device Protocol fully, with the same errors as a real device. Deterministic: the same calls
+# in the same order give the same bytes, results and (on a VirtualClock) durations. Every misuse that the specification
+# calls invalid and that can be seen from here raises before the driver is entered. Nothing is left when
+# it is closed, and what was not given back can be counted before that.
+#
+# Assumptions: it is given images of any set; of them it uses keys, kinds, modules and library links only.
+"""`SimulatedDevice`."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.devices.device import (
+    ERROR_UNKNOWN,
+    INCOMPLETE,
+    SUCCESS,
+    CreationBatch,
+    DeviceCapabilities,
+    DeviceFeatures,
+    DeviceIdentity,
+    PipelineCache,
+    PipelineCacheData,
+    PreparedPipelines,
+)
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated.cache import SimulatedCache
+from orchestrator.devices.simulated.driver import Creation, SimulatedDriver
+from orchestrator.devices.simulated.identity import without_bumped_uuid
+from orchestrator.devices.simulated.locking import LockWait
+from orchestrator.devices.simulated.options import SimulatedOptions
+from orchestrator.devices.simulated.prepared import SimulatedPipelines
+from orchestrator.devices.simulated.use import CacheUse, CallRecord, Calls
+from orchestrator.errors import DeviceError, DriverError
+from orchestrator.registry.tables import registry
+
+# Across all devices of the process, so that a handle is never taken for another device's.
+_next_handle = itertools.count(0x51D0_0001)
+_NO_PIPELINES = np.zeros(0, np.int64)
+
+
+def _check(command: str, result: int) -> None:
+    if result < 0:
+        raise DriverError(command, result, registry().result_name(result))
+
+
+class SimulatedDevice:
+    """A `Device` that simulates its driver. Thread-safe as the Protocol says.
+
+    Beside the Protocol it tells the truth about what happened: `true_lock_wait_ns`, `calls`, `compile_counts`,
+    `live_caches`, `live_pipelines`.
+    """
+
+    def __init__(self, options: SimulatedOptions | None = None) -> None:
+        """Open a simulated device.
+
+        Args:
+            options: How it behaves; by default every feature, no bug, and no real time.
+        """
+        self._options = options if options is not None else SimulatedOptions()
+        chosen = self._options
+        bugs = chosen.bugs
+        self._identity = without_bumped_uuid(chosen.identity) if bugs.uuid_not_bumped else chosen.identity
+        self._driver = SimulatedDriver(
+            self._identity,
+            locking=chosen.locking,
+            migrate_every=chosen.migrate_every,
+            cost=chosen.cost,
+            clock=chosen.clock,
+            bugs=bugs,
+            same_binary=chosen.same_binary,
+            on_compile=chosen.on_compile,
+        )
+        self._calls = Calls(chosen.calls_kept)
+        self._mutex = threading.Lock()
+        self._caches: dict[int, tuple[PipelineCache, CacheUse]] = {}
+        self._pipelines: dict[int, int] = {}
+        self._prepared: set[SimulatedPipelines] = set()
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """What caches of this device are valid for."""
+        return self._identity
+
+    @property
+    def features(self) -> DeviceFeatures:
+        """What it offers to an orchestrator."""
+        return self._options.features
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        """What it offers to captured pipelines."""
+        return self._options.capabilities
+
+    @property
+    def driver(self) -> SimulatedDriver:
+        """The driver under the device, for calls that a device would not make."""
+        return self._driver
+
+    # Caches.
+
+    def create_pipeline_cache(
+        self,
+        initial_data: bytes = b"",
+        *,
+        externally_synchronized: bool = False,
+        internally_synchronized_merge: bool = False,
+        name: str = "cache",
+    ) -> PipelineCache:
+        """Create a cache; see `Device.create_pipeline_cache`."""
+        what = "create_pipeline_cache"
+        features = self._options.features
+        if externally_synchronized and internally_synchronized_merge:
+            raise DeviceError(f"{what}: the flags of {name!r} exclude each other")
+        if externally_synchronized and not features.externally_synchronized_caches:
+            raise DeviceError(f"{what}: the device has no externally synchronized caches, asked for {name!r}")
+        if internally_synchronized_merge and not features.internally_synchronized_merge:
+            raise DeviceError(f"{what}: the device has no internally synchronized merge, asked for {name!r}")
+        with self._recorded(what, name):
+            result, made = self._driver.create_cache(
+                len(initial_data), initial_data or None, synchronized=not externally_synchronized
+            )
+            _check("vkCreatePipelineCache", result)
+            if made is None:
+                raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
+            cache = PipelineCache(
+                next(_next_handle), externally_synchronized=externally_synchronized, name=name
+            )
+            with self._mutex:
+                self._caches[cache.handle] = cache, CacheUse(made, name, internally_synchronized_merge)
+            return cache
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        """Merge sources into the destination; see `Device.merge_pipeline_caches`."""
+        what = "merge_pipeline_caches"
+        with self._recorded(what, destination.name) as wait, ExitStack() as held:
+            if any(source is destination for source in sources):
+                raise DeviceError(
+                    f"{what}: the destination {destination.name!r} is among the sources "
+                    "(VUID-vkMergePipelineCaches-dstCache-00770)"
+                )
+            if not sources:
+                return
+            into = held.enter_context(self._using(destination, what, merge=True))
+            merged = [held.enter_context(self._using(source, what)) for source in sources]
+            _check("vkMergePipelineCaches", self._driver.merge_caches(into, merged, wait))
+
+    def pipeline_cache_size(self, cache: PipelineCache) -> int:
+        """Bytes that a read would give now."""
+        what = "pipeline_cache_size"
+        with self._recorded(what, cache.name) as wait, self._using(cache, what) as used:
+            return self._size(used, wait)
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        """Read a cache back; see `Device.pipeline_cache_data`."""
+        what = "pipeline_cache_data"
+        if limit is not None and limit < 0:
+            raise DeviceError(f"{what}: a limit of {limit} bytes")
+        with self._recorded(what, cache.name) as wait, self._using(cache, what) as used:
+            while True:
+                capacity = size = self._size(used, wait)
+                if limit is not None:
+                    capacity = min(size, limit)
+                buffer = bytearray(capacity)
+                result, written = self._driver.cache_data(used, buffer, capacity, wait)
+                _check("vkGetPipelineCacheData", result)
+                # Incomplete although there was room for all: it grew between the two calls.
+                if result != INCOMPLETE or capacity < size or capacity == limit:
+                    return PipelineCacheData(bytes(buffer[:written]), complete=result != INCOMPLETE)
+
+    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
+        """Destroy a cache. Idempotent; see `Device.destroy_pipeline_cache`."""
+        what = "destroy_pipeline_cache"
+        if cache.destroyed:
+            return
+        with self._recorded(what, cache.name), cache.exclusive(what):
+            _, use = self._known(cache, what)
+            with use.alone(what), self._mutex:
+                cache.destroyed = True
+                self._caches.pop(cache.handle, None)
+
+    # Pipelines.
+
+    def prepare(self, image: CreateInfoImage) -> SimulatedPipelines:
+        """Bind an image; there is nothing to create."""
+        with self._calls.inside("prepare"):
+            unusable = {
+                index: self._options.unusable[int(key)]
+                for index, key in enumerate(image.keys)
+                if int(key) in self._options.unusable
+            }
+            prepared = SimulatedPipelines(image, unusable, self._forget)
+            with self._mutex:
+                self._prepared.add(prepared)
+            return prepared
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """Create a batch of pipelines; see `Device.create_pipelines`.
+
+        Raises:
+            ExternalSynchronizationError: The cache, or one of the pipelines, is in use by another thread.
+            DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice, or
+                the device cannot fail instead of compiling.
+        """
+        what = "create_pipelines"
+        if fail_on_compile_required and not self._options.features.compile_required:
+            raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
+        count = len(indices)
+        batch = CreationBatch(
+            results=np.zeros(count, np.int32),
+            feedback_flags=np.zeros(count, np.uint32),
+            durations_ns=np.zeros(count, np.uint64),
+            handles=np.zeros(count, np.uint64),
+        )
+        waits = np.zeros(count, np.int64)
+        name = cache.name if cache is not None else ""
+        with self._recorded(what, name, waits) as wait, ExitStack() as held:
+            ours = self._ours(prepared, what)
+            held.enter_context(ours.using(indices, what))
+            used = held.enter_context(self._using(cache, what)) if cache is not None else None
+            # Ascending: libraries come before what links them.
+            for position in np.argsort(indices, kind="stable"):
+                index = int(indices[position])
+                made = self._create_one(ours, index, used, fail_on_compile_required)
+                batch.results[position] = made.result
+                waits[position] = made.lock_wait_ns
+                wait.ns += made.lock_wait_ns
+                if self._options.features.creation_feedback:
+                    batch.feedback_flags[position] = made.feedback_flags
+                    batch.durations_ns[position] = made.duration_ns
+                if made.result == SUCCESS and (keep or ours.image.is_library[index]):
+                    handle = self._keep(ours, index, mine=not keep)
+                    if keep:
+                        batch.handles[position] = handle
+        return batch
+
+    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
+        """Destroy pipelines that were kept; zeros are skipped.
+
+        Raises:
+            DeviceError: One of them is not a live pipeline of this device; none is destroyed then.
+        """
+        with self._calls.inside("destroy_pipelines"), self._mutex:
+            given = [int(handle) for handle in handles if handle]
+            if len(set(given)) != len(given) or any(handle not in self._pipelines for handle in given):
+                raise DeviceError("destroy_pipelines: not a live pipeline of this device, or given twice")
+            for handle in given:
+                del self._pipelines[handle]
+            for prepared in self._prepared:
+                prepared.drop_libraries(given)
+
+    def pipeline_keys(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
+    ) -> list[bytes | None]:
+        """Key of each pipeline, 32 bytes that follow from its key in the set; None for an unusable one.
+
+        Raises:
+            DeviceError: The device has no pipeline binaries.
+        """
+        what = "pipeline_keys"
+        with self._calls.inside(what):
+            if not self._options.features.pipeline_binaries:
+                raise DeviceError(f"{what}: the device has no pipeline binaries")
+            ours = self._ours(prepared, what)
+            ours.check(indices, what)
+            return [
+                None if int(index) in ours.unusable else self._driver.binary_key(ours.key_of(int(index)))
+                for index in indices
+            ]
+
+    def close(self) -> None:
+        """Destroy what is left. Idempotent; calls that hang are let go with VK_ERROR_DEVICE_LOST first."""
+        self._calls.refuse_new()
+        self._driver.lose()
+        self._calls.wait_until_none()
+        with self._mutex:
+            for cache, _ in self._caches.values():
+                cache.destroyed = True
+            self._caches.clear()
+            self._pipelines.clear()
+            self._prepared.clear()
+
+    # The truth, beside the Protocol.
+
+    @property
+    def live_caches(self) -> int:
+        """Caches that were created and not destroyed."""
+        return len(self._caches)
+
+    @property
+    def live_pipelines(self) -> int:
+        """Pipelines that exist: those kept for callers, and libraries of prepared images."""
+        return len(self._pipelines)
+
+    @property
+    def live_prepared(self) -> int:
+        """Prepared images that were not closed."""
+        return len(self._prepared)
+
+    @property
+    def compile_counts(self) -> dict[int, int]:
+        """How often each pipeline was compiled to the end, by its key in the set; hits do not count."""
+        return self._driver.compile_counts
+
+    @property
+    def foreign_hits(self) -> int:
+        """Hits that gave code of another device or driver version: what a good application prevents."""
+        return self._driver.foreign_hits
+
+    def true_lock_wait_ns(self, thread_id: int | None = None) -> int:
+        """Time that calls spent waiting for locks of caches, ns on the device's clock.
+
+        Args:
+            thread_id: `threading.get_ident()` of the thread whose waits are asked for; None for all threads.
+        """
+        waits = self._calls.waits()
+        return sum(waits.values()) if thread_id is None else waits.get(thread_id, 0)
+
+    def calls(self) -> tuple[CallRecord, ...]:
+        """The last calls that used a cache or created pipelines, oldest first; see `SimulatedOptions.calls_kept`."""
+        return self._calls.records()
+
+    def last_call(self) -> CallRecord | None:
+        """The calling thread's last such call."""
+        return self._calls.last()
+
+    def wait_until_hung(self, count: int = 1, timeout_s: float = 30.0) -> bool:
+        """Wait until so many compiles hang (`DriverBugs.hang`); False where they did not in time."""
+        return self._driver.hangs.wait_until_hung(count, timeout_s)
+
+    def release_hangs(self) -> None:
+        """Let all compiles that hang go on, and hang no more."""
+        self._driver.hangs.release(SUCCESS)
+
+    # Parts of the above.
+
+    @contextmanager
+    def _recorded(
+        self, what: str, cache: str, waits: npt.NDArray[np.int64] = _NO_PIPELINES
+    ) -> Iterator[LockWait]:
+        wait = LockWait()
+        clock = self._options.clock
+        with self._calls.inside(what):
+            start = clock.now_ns()
+            try:
+                yield wait
+            finally:
+                duration = clock.now_ns() - start
+                self._calls.add(CallRecord(what, cache, threading.get_ident(), duration, wait.ns, waits))
+
+    def _known(self, cache: PipelineCache, what: str) -> tuple[PipelineCache, CacheUse]:
+        with self._mutex:
+            known = self._caches.get(cache.handle)
+        if known is None or known[0] is not cache:
+            raise DeviceError(f"{what}: pipeline cache {cache.name!r} belongs to another device")
+        return known
+
+    @contextmanager
+    def _using(self, cache: PipelineCache, what: str, *, merge: bool = False) -> Iterator[SimulatedCache]:
+        with cache.exclusive(what):
+            _, use = self._known(cache, what)
+            alone = merge and not use.merge_while_in_use
+            with use.alone(what) if alone else use.beside_others(what) as used:
+                yield used
+
+    def _size(self, cache: SimulatedCache, wait: LockWait) -> int:
+        result, size = self._driver.cache_data(cache, None, 0, wait)
+        _check("vkGetPipelineCacheData", result)
+        return size
+
+    def _ours(self, prepared: PreparedPipelines, what: str) -> SimulatedPipelines:
+        with self._mutex:
+            known = isinstance(prepared, SimulatedPipelines) and prepared in self._prepared
+        if not known or not isinstance(prepared, SimulatedPipelines):
+            raise DeviceError(f"{what}: the prepared pipelines are closed, or another device's")
+        return prepared
+
+    def _create_one(
+        self, prepared: SimulatedPipelines, index: int, cache: SimulatedCache | None, fail: bool
+    ) -> Creation:
+        linked = prepared.image.libraries_of(index)
+        if index in prepared.unusable or not prepared.has_libraries(linked):
+            # It does not reach the driver: there is nothing valid to hand to it.
+            return Creation(ERROR_UNKNOWN, 0, 0, 0)
+        return self._driver.create_pipeline(prepared.key_of(index), cache, fail_on_compile_required=fail)
+
+    def _keep(self, prepared: SimulatedPipelines, index: int, *, mine: bool) -> int:
+        handle = next(_next_handle)
+        with self._mutex:
+            self._pipelines[handle] = index
+            if prepared.image.is_library[index]:
+                replaced = prepared.set_library(index, handle, owned=mine)
+                if replaced is not None:
+                    self._pipelines.pop(replaced, None)
+        return handle
+
+    def _forget(self, prepared: SimulatedPipelines, libraries: Sequence[int]) -> None:
+        with self._mutex:
+            self._prepared.discard(prepared)
+            for handle in libraries:
+                self._pipelines.pop(handle, None)

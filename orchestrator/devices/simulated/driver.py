@@ -1,0 +1,278 @@
+# Purpose: the simulated driver itself: commands that take what a driver takes and return a VkResult, bugs included.
+# The device above it does what every device of this package does: ownership, checks, errors.
+#
+# Guarantees: deterministic for one thread, and for several as far as the locking strategy fixes the order. Thread-safe
+# as a driver is. What it compiled, for whom and how often is on record, so that tests can compare with the truth.
+#
+# Assumptions: none about its caller: wrong calls get what a driver with the switched-on bugs would give.
+"""The commands of the simulated driver."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import frozen
+
+from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
+    ERROR_INITIALIZATION_FAILED,
+    ERROR_OUT_OF_HOST_MEMORY,
+    FEEDBACK_APPLICATION_CACHE_HIT,
+    FEEDBACK_VALID,
+    INCOMPLETE,
+    PIPELINE_COMPILE_REQUIRED,
+    SUCCESS,
+    DeviceIdentity,
+)
+from orchestrator.devices.simulated.bugs import CacheOperation, DriverBugs
+from orchestrator.devices.simulated.cache import (
+    CacheEntry,
+    SimulatedCache,
+    encode_header,
+    parse_data,
+)
+from orchestrator.devices.simulated.clock import Clock
+from orchestrator.devices.simulated.cost import CostModel
+from orchestrator.devices.simulated.identity import build_of
+from orchestrator.devices.simulated.locking import LockingStrategy, LockWait
+
+
+@frozen
+class Creation:
+    """What the creation of one pipeline gave.
+
+    Attributes:
+        result: VkResult.
+        feedback_flags: VkPipelineCreationFeedbackFlags.
+        duration_ns: Time inside the driver, waits for locks included.
+        lock_wait_ns: True time of those waits.
+    """
+
+    result: int
+    feedback_flags: int
+    duration_ns: int
+    lock_wait_ns: int
+
+
+class Hangs:
+    """Where compiles that hang stay until somebody lets them go."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._hung = 0
+        self._result: int | None = None
+
+    def hang(self) -> int:
+        """Stay until `release`; the result that it gave."""
+        with self._changed:
+            self._hung += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self._result is not None)
+            finally:
+                self._hung -= 1
+            return SUCCESS if self._result is None else self._result
+
+    def release(self, result: int) -> None:
+        """Let those that hang, and all that would hang later, go with a result."""
+        with self._changed:
+            self._result = result
+            self._changed.notify_all()
+
+    def wait_until_hung(self, count: int, timeout_s: float) -> bool:
+        """Wait until so many calls hang; False where they did not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._hung >= count, timeout_s)
+
+
+class SimulatedDriver:
+    """Driver commands on simulated caches and pipelines."""
+
+    def __init__(
+        self,
+        identity: DeviceIdentity,
+        *,
+        locking: LockingStrategy,
+        migrate_every: int,
+        cost: CostModel,
+        clock: Clock,
+        bugs: DriverBugs,
+        same_binary: Mapping[int, int],
+        on_compile: Callable[[int], None] | None,
+    ) -> None:
+        """Make a driver; the arguments are those of `SimulatedOptions`."""
+        self.hangs = Hangs()
+        self._identity = identity
+        self._header = encode_header(identity)
+        self._build = build_of(identity)
+        self._locking = locking
+        self._migrate_every = migrate_every
+        self._cost = cost
+        self._clock = clock
+        self._bugs = bugs
+        self._same_binary = same_binary
+        self._on_compile = on_compile
+        self._mutex = threading.Lock()
+        self._growths_left = bugs.data_grows_between_calls
+        self._compiled: Counter[int] = Counter()
+        self._foreign_hits = 0
+
+    @property
+    def compile_counts(self) -> dict[int, int]:
+        """How often each pipeline was compiled, by key."""
+        with self._mutex:
+            return dict(self._compiled)
+
+    @property
+    def foreign_hits(self) -> int:
+        """Hits that gave code made by the compiler of another device or driver version."""
+        return self._foreign_hits
+
+    def binary_key(self, key: int) -> bytes:
+        """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
+        shared = self._same_binary.get(key, key)
+        return hashlib.sha256(b"pipeline binary" + shared.to_bytes(8, "little")).digest()
+
+    def create_cache(
+        self, initial_data_size: int, initial_data: bytes | None, *, synchronized: bool
+    ) -> tuple[int, SimulatedCache | None]:
+        """Create a cache, as vkCreatePipelineCache.
+
+        Args:
+            initial_data_size: Bytes of initial data.
+            initial_data: The data, None for a null pointer.
+            synchronized: Whether the driver locks it; False for an externally synchronized cache.
+
+        Returns:
+            The VkResult, and the cache where it is 0.
+        """
+        if CacheOperation.CREATE in self._bugs.out_of_memory_operations:
+            return ERROR_OUT_OF_HOST_MEMORY, None
+        entries: Sequence[CacheEntry] = ()
+        if initial_data_size and initial_data is not None:
+            parsed = parse_data(
+                initial_data[:initial_data_size], self._identity, any_uuid=self._bugs.stale_uuid_accepted
+            )
+            if parsed.bad and self._bugs.create_fails_on_bad_data:
+                return ERROR_INITIALIZATION_FAILED, None
+            entries = () if self._bugs.initial_data_dropped else parsed.entries
+        elif initial_data is not None and self._bugs.error_on_empty_non_null:
+            return ERROR_INITIALIZATION_FAILED, None
+        cache = SimulatedCache(
+            self._header,
+            entries,
+            strategy=self._locking if synchronized else LockingStrategy.NONE,
+            clock=self._clock,
+            migrate_every=self._migrate_every,
+            stub=self._bugs.cache_is_stub,
+        )
+        return SUCCESS, cache
+
+    def merge_caches(
+        self, destination: SimulatedCache, sources: Sequence[SimulatedCache], wait: LockWait
+    ) -> int:
+        """Merge caches, as vkMergePipelineCaches; duplicates are pruned."""
+        if CacheOperation.MERGE in self._bugs.out_of_memory_operations:
+            return ERROR_OUT_OF_HOST_MEMORY
+        if self._bugs.merge_does_nothing:
+            return SUCCESS
+        for source in sources:
+            # One lock at a time: two merges in opposite directions must not wait for each other.
+            entries = source.snapshot(wait)
+            self._clock.spend(self._cost.merge_entry_ns * len(entries))
+            destination.absorb(entries, wait)
+        return SUCCESS
+
+    def cache_data(
+        self, cache: SimulatedCache, buffer: bytearray | None, size: int, wait: LockWait
+    ) -> tuple[int, int]:
+        """Read a cache, as vkGetPipelineCacheData.
+
+        Args:
+            cache: The cache.
+            buffer: Where to write, None for a null pointer: then the size is asked for.
+            size: Bytes that there is room for in the buffer.
+            wait: Where waits for the lock are added.
+
+        Returns:
+            The VkResult, and the size that a read gives or the bytes written.
+        """
+        if CacheOperation.READ in self._bugs.out_of_memory_operations:
+            return ERROR_OUT_OF_HOST_MEMORY, 0
+        if buffer is None:
+            total = cache.size(wait)
+            self._grow(cache, wait)
+            return SUCCESS, total
+        data, complete = cache.read(min(size, len(buffer)), wait)
+        buffer[: len(data)] = data
+        return SUCCESS if complete else INCOMPLETE, len(data)
+
+    def create_pipeline(
+        self, key: int, cache: SimulatedCache | None, *, fail_on_compile_required: bool
+    ) -> Creation:
+        """Create one pipeline, as an element of a vkCreate*Pipelines call.
+
+        Args:
+            key: Its key.
+            cache: The cache to use, None for VK_NULL_HANDLE.
+            fail_on_compile_required: Do not compile.
+        """
+        start = self._clock.now_ns()
+        wait = LockWait()
+        result = SUCCESS
+
+        def make() -> CacheEntry | None:
+            nonlocal result
+            result = PIPELINE_COMPILE_REQUIRED if fail_on_compile_required else self._compile(key)
+            return self._entry(key) if result == SUCCESS else None
+
+        hit = False
+        if cache is None:
+            make()
+        else:
+            entry, hit = cache.obtain(self.binary_key(key), make, wait)
+            if hit and entry is not None:
+                self._clock.spend(self._cost.hit_ns)
+                if entry.build != self._build:
+                    with self._mutex:
+                        self._foreign_hits += 1
+        flags = FEEDBACK_VALID | (FEEDBACK_APPLICATION_CACHE_HIT if hit else 0)
+        return Creation(result, flags, self._clock.now_ns() - start, wait.ns)
+
+    def _compile(self, key: int) -> int:
+        if self._on_compile is not None:
+            self._on_compile(key)
+        if key in self._bugs.crash:
+            os.abort()
+        if key in self._bugs.hang and (result := self.hangs.hang()) != SUCCESS:
+            return result
+        if key in self._bugs.out_of_memory:
+            return ERROR_OUT_OF_HOST_MEMORY
+        self._clock.spend(self._cost.compile_ns(key))
+        with self._mutex:
+            self._compiled[key] += 1
+        return self._bugs.results.get(key, SUCCESS)
+
+    def _entry(self, key: int) -> CacheEntry:
+        binary_key = self.binary_key(key)
+        size = self._cost.entry_bytes(key)
+        # Cheap to make and of the right size; nobody executes it.
+        payload = (binary_key * (size // len(binary_key) + 1))[:size]
+        return CacheEntry(binary_key, self._build, payload)
+
+    def _grow(self, cache: SimulatedCache, wait: LockWait) -> None:
+        with self._mutex:
+            if self._growths_left <= 0:
+                return
+            self._growths_left -= 1
+            number = self._growths_left
+        key = hashlib.sha256(b"entry of the driver's own" + number.to_bytes(8, "little")).digest()
+        cache.absorb({key: CacheEntry(key, self._build, key)}, wait)
+
+    def lose(self) -> None:
+        """Let all that hangs go with VK_ERROR_DEVICE_LOST: the device is being closed."""
+        self.hangs.release(ERROR_DEVICE_LOST)
