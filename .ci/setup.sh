@@ -62,17 +62,22 @@ apt_reason() { # Why apt cannot be used, or nothing.
 }
 
 apt_updated=
+apt_update() { # Once, unless the sources change.
+    [ -z "$apt_updated" ] || return 0
+    say "reading package lists"
+    # A broken third-party source must not stop what does not depend on it: the install decides.
+    quietly apt-get -q -o DPkg::Lock::Timeout=300 update || true
+    apt_updated=yes
+}
+
+apt_release= # where the next packages come from; empty for apt's own choice
 apt_install() { # Installs packages; false where that cannot be.
     [ -z "$(apt_reason)" ] || return 1
-    if [ -z "$apt_updated" ]; then
-        say "reading package lists"
-        # A broken third-party source must not stop what does not depend on it: the install decides.
-        quietly apt-get -q -o DPkg::Lock::Timeout=300 update || true
-        apt_updated=yes
-    fi
-    say "installing $*"
+    apt_update
+    say "installing $*${apt_release:+ from $apt_release}"
     quietly apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
-        -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold install "$@"
+        -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \
+        ${apt_release:+-t "$apt_release"} install "$@"
 }
 
 has_loader() {
@@ -107,31 +112,38 @@ is_debian_12() {
     ) 2>/dev/null
 }
 
-apt_sources() { # "suite URI" of every binary package source, whether its lists were read or not.
+apt_sources() { # "suite URI" of every source of binary packages whose lists were read.
     # shellcheck disable=SC2016
     apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' 'Target-Of: deb' 2>>"$log" || true
 }
 
-add_backports() {
+add_backports() { # On the mirror of the release itself, unless there already.
     local uri signed=
-    apt_sources | grep -q "^$BACKPORTS " && return 0
+    apt_update
+    if apt_sources | grep -q "^$BACKPORTS "; then return; fi
     uri=$(apt_sources | sed -nE 's/^(bookworm|stable|oldstable) //p' | head -n 1)
     [ -n "$uri" ] || return 1
-    [ -e "$DEBIAN_KEYRING" ] && signed="[signed-by=$DEBIAN_KEYRING] "
+    if [ -e "$DEBIAN_KEYRING" ]; then signed="[signed-by=$DEBIAN_KEYRING] "; fi
     say "adding $BACKPORTS to the package sources ($BACKPORTS_FILE)"
     echo "deb $signed$uri $BACKPORTS main" >"$BACKPORTS_FILE"
     apt_updated=
 }
 
 install_driver() {
-    if is_debian_12; then
-        add_backports || return 1
-        apt_install -t "$BACKPORTS" libvulkan1 mesa-vulkan-drivers && return
-        # A source that cannot be read would spoil every later update of this machine.
-        rm -f "$BACKPORTS_FILE"
-        return 1
+    if ! is_debian_12; then
+        apt_install libvulkan1 mesa-vulkan-drivers
+        return
     fi
-    apt_install libvulkan1 mesa-vulkan-drivers
+    add_backports || return 1
+    apt_release=$BACKPORTS
+    if apt_install libvulkan1 mesa-vulkan-drivers; then
+        apt_release=
+        return
+    fi
+    apt_release=
+    # A source that cannot be read would spoil every later update of this machine.
+    rm -f "$BACKPORTS_FILE"
+    return 1
 }
 
 without_driver() {
