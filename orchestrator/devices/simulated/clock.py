@@ -7,7 +7,7 @@
 #
 # Assumptions: hashlib.pbkdf2_hmac releases the interpreter's lock for its whole run (CPython with OpenSSL does) and
 # its work is proportional to its iterations. It works in registers and the first cache level, so threads that
-# burn at a time do not slow each other through memory.
+# burn at a time do not slow each other through memory. zlib.crc32 releases the lock for what is longer than 5 KiB.
 """Clocks: burn processor time, or let none pass."""
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
+
+from attrs import frozen
 
 
 class Clock(Protocol):
@@ -29,36 +33,59 @@ class Clock(Protocol):
         """Use up time in the calling thread, as the driver's own work would."""
 
 
-# A hash call has a fixed cost; below this the loop would only overshoot.
-_SHORTEST_BURN_NS = 1_000
-# Ask for a little less than is left: frequency changes, and too little can be topped up, too much cannot be undone.
-_SHARE_OF_REST = 0.95
+# Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy neighbour may
+# have slowed the core since the calibration; what it took tells the speed for the others.
+_FIRST_SHARE = 0.5
+_NEXT_SHARE = 0.92
+# Fits into the second cache level. A checksum of it takes some 10 us and costs little to start, so it serves for
+# what is shorter than starting a key derivation.
+_BUFFER = bytes(64 * 1024)
 
 
-def _hash(iterations: int) -> None:
+def _derive(iterations: int) -> None:
     hashlib.pbkdf2_hmac("sha256", b"simulated", b"compiler", iterations)
 
 
-@lru_cache(maxsize=1)
-def _iterations_per_ns() -> float:
+def _checksum(size: int) -> None:
+    zlib.crc32(memoryview(_BUFFER)[:size])
+
+
+@frozen
+class _Rates:
+    """How fast this machine burns: what starting a derivation takes, and what follows for each ns."""
+
+    start_ns: int
+    iterations_per_ns: float
+    bytes_per_ns: float
+
+
+def _fastest(burn: Callable[[int], None], size: int) -> int:
     # The fastest of a few runs: the others held an interrupt or a slow start.
-    iterations = 4_000
-    fastest = min(_cpu_time_of(iterations) for _ in range(5))
-    return iterations / max(fastest, 1)
+    times = []
+    for _ in range(7):
+        start = time.thread_time_ns()
+        burn(size)
+        times.append(time.thread_time_ns() - start)
+    return max(1, min(times))
 
 
-def _cpu_time_of(iterations: int) -> int:
-    start = time.thread_time_ns()
-    _hash(iterations)
-    return time.thread_time_ns() - start
+@lru_cache(maxsize=1)
+def _rates() -> _Rates:
+    start = _fastest(_derive, 1)
+    iterations = 2_000
+    return _Rates(
+        start_ns=start,
+        iterations_per_ns=iterations / max(1, _fastest(_derive, iterations) - start),
+        bytes_per_ns=len(_BUFFER) / _fastest(_checksum, len(_BUFFER)),
+    )
 
 
 class CpuClock:
     """Burns processor time of the calling thread, without the interpreter's lock."""
 
     def __init__(self) -> None:
-        """Calibrate; about 10 ms the first time in a process."""
-        self._rate = _iterations_per_ns()
+        """Calibrate; some 20 ms the first time in a process."""
+        self._rates = _rates()
 
     def now_ns(self) -> int:
         """Wall clock of the process, ns."""
@@ -66,11 +93,21 @@ class CpuClock:
 
     def spend(self, duration_ns: int) -> None:
         """Burn until the thread's CPU clock has moved by `duration_ns`."""
-        end = time.thread_time_ns() + duration_ns
-        while (rest := end - time.thread_time_ns()) > 0:
-            # One long call instead of many short ones: each return waits for the interpreter's lock.
-            share = rest * _SHARE_OF_REST if rest > _SHORTEST_BURN_NS else rest
-            _hash(max(1, int(share * self._rate)))
+        rates = self._rates
+        rest = duration_ns
+        now = time.thread_time_ns()
+        end = now + duration_ns
+        share, slowness = _FIRST_SHARE, 1.0
+        # Few long calls instead of many short ones: each return waits for the interpreter's lock.
+        while rest > 2 * rates.start_ns:
+            expected = max(rest * share / slowness - rates.start_ns, 0.0)
+            _derive(max(1, int(expected * rates.iterations_per_ns)))
+            before, now = now, time.thread_time_ns()
+            slowness = max(1.0, (now - before) / (expected + rates.start_ns))
+            share, rest = _NEXT_SHARE, end - now
+        while rest > 0:
+            _checksum(int(rest * _NEXT_SHARE * rates.bytes_per_ns))
+            rest = end - time.thread_time_ns()
 
 
 class VirtualClock:

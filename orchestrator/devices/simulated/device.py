@@ -45,6 +45,8 @@ from orchestrator.registry.tables import registry
 # Across all devices of the process, so that a handle is never taken for another device's.
 _next_handle = itertools.count(0x51D0_0001)
 _NO_PIPELINES = np.zeros(0, np.int64)
+# A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the driver.
+_NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
 
 
 def _check(command: str, result: int) -> None:
@@ -222,6 +224,7 @@ class SimulatedDevice:
         if fail_on_compile_required and not self._options.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
         count = len(indices)
+        feedback = self._options.features.creation_feedback
         batch = CreationBatch(
             results=np.zeros(count, np.int32),
             feedback_flags=np.zeros(count, np.uint32),
@@ -232,22 +235,25 @@ class SimulatedDevice:
         name = cache.name if cache is not None else ""
         with self._recorded(what, name, waits) as wait, ExitStack() as held:
             ours = self._ours(prepared, what)
-            held.enter_context(ours.using(indices, what))
+            numbers = held.enter_context(ours.using(indices, what))
             used = held.enter_context(self._using(cache, what)) if cache is not None else None
             # Ascending: libraries come before what links them.
-            for position in np.argsort(indices, kind="stable"):
-                index = int(indices[position])
-                made = self._create_one(ours, index, used, fail_on_compile_required)
+            for position in sorted(range(count), key=numbers.__getitem__):
+                index = numbers[position]
+                made = _NOT_HANDED_OVER
+                if ours.is_usable(index):
+                    made = self._driver.create_pipeline(
+                        ours.key_of(index), used, fail_on_compile_required=fail_on_compile_required
+                    )
+                    waits[position] = made.lock_wait_ns
+                    wait.ns += made.lock_wait_ns
                 batch.results[position] = made.result
-                waits[position] = made.lock_wait_ns
-                wait.ns += made.lock_wait_ns
-                if self._options.features.creation_feedback:
+                if feedback:
                     batch.feedback_flags[position] = made.feedback_flags
                     batch.durations_ns[position] = made.duration_ns
-                if made.result == SUCCESS and (keep or ours.image.is_library[index]):
+                if made.result == SUCCESS and (keep or ours.is_library(index)):
                     handle = self._keep(ours, index, mine=not keep)
-                    if keep:
-                        batch.handles[position] = handle
+                    batch.handles[position] = handle if keep else 0
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
@@ -278,10 +284,9 @@ class SimulatedDevice:
             if not self._options.features.pipeline_binaries:
                 raise DeviceError(f"{what}: the device has no pipeline binaries")
             ours = self._ours(prepared, what)
-            ours.check(indices, what)
             return [
-                None if int(index) in ours.unusable else self._driver.binary_key(ours.key_of(int(index)))
-                for index in indices
+                self._driver.binary_key(ours.key_of(index)) if index not in ours.unusable else None
+                for index in ours.check(indices, what)
             ]
 
     def close(self) -> None:
@@ -391,20 +396,11 @@ class SimulatedDevice:
             raise DeviceError(f"{what}: the prepared pipelines are closed, or another device's")
         return prepared
 
-    def _create_one(
-        self, prepared: SimulatedPipelines, index: int, cache: SimulatedCache | None, fail: bool
-    ) -> Creation:
-        linked = prepared.image.libraries_of(index)
-        if index in prepared.unusable or not prepared.has_libraries(linked):
-            # It does not reach the driver: there is nothing valid to hand to it.
-            return Creation(ERROR_UNKNOWN, 0, 0, 0)
-        return self._driver.create_pipeline(prepared.key_of(index), cache, fail_on_compile_required=fail)
-
     def _keep(self, prepared: SimulatedPipelines, index: int, *, mine: bool) -> int:
         handle = next(_next_handle)
         with self._mutex:
             self._pipelines[handle] = index
-            if prepared.image.is_library[index]:
+            if prepared.is_library(index):
                 replaced = prepared.set_library(index, handle, owned=mine)
                 if replaced is not None:
                     self._pipelines.pop(replaced, None)

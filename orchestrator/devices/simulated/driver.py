@@ -135,7 +135,9 @@ class SimulatedDriver:
     def binary_key(self, key: int) -> bytes:
         """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
         shared = self._same_binary.get(key, key)
-        return hashlib.sha256(b"pipeline binary" + shared.to_bytes(8, "little")).digest()
+        return hashlib.blake2b(
+            shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary"
+        ).digest()
 
     def create_cache(
         self, initial_data_size: int, initial_data: bytes | None, *, synchronized: bool

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -33,6 +33,10 @@ class SimulatedPipelines:
             forget: Tells the device that this is closed, with the handles of the libraries to destroy.
         """
         self._image = image
+        # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
+        self._keys: list[int] = image.keys.tolist()
+        self._is_library: list[bool] = image.is_library.tolist()
+        self._links = len(image.library_slot_pipeline) > 0
         self._unusable = unusable
         self._forget = forget
         self._mutex = threading.Lock()
@@ -53,28 +57,42 @@ class SimulatedPipelines:
 
     def key_of(self, index: int) -> int:
         """Key of a pipeline in its set."""
-        return int(self._image.keys[index])
+        return self._keys[index]
 
-    def check(self, indices: npt.NDArray[np.int32], what: str) -> None:
-        """See that indices name pipelines, each once.
+    def is_library(self, index: int) -> bool:
+        """Whether others may link a pipeline."""
+        return self._is_library[index]
+
+    def is_usable(self, index: int) -> bool:
+        """Whether a pipeline can be handed to the driver now: nothing is wrong with it and what it links exists."""
+        if index in self._unusable:
+            return False
+        if not self._links:
+            return True
+        with self._mutex:
+            return all(library in self._libraries for library in self._image.libraries_of(index))
+
+    def check(self, indices: npt.NDArray[np.int32], what: str) -> list[int]:
+        """The indices as numbers, which name pipelines, each once.
 
         Raises:
             DeviceError: They do not.
         """
-        given = {int(index) for index in indices}
-        if len(given) != len(indices) or not all(0 <= index < len(self._image) for index in given):
-            raise DeviceError(f"{what}: an index is out of range or stands twice among {len(indices)}")
+        given: list[int] = indices.tolist()
+        if given and (len(set(given)) != len(given) or min(given) < 0 or max(given) >= len(self._keys)):
+            raise DeviceError(f"{what}: an index is out of range or stands twice among {len(given)}")
+        return given
 
     @contextmanager
-    def using(self, indices: npt.NDArray[np.int32], what: str) -> Iterator[None]:
-        """Hold pipelines for one call.
+    def using(self, indices: npt.NDArray[np.int32], what: str) -> Iterator[list[int]]:
+        """Hold pipelines for one call; gives their indices as numbers.
 
         Raises:
             DeviceError: An index is out of range or stands twice, or this is closed.
             ExternalSynchronizationError: Another call creates one of them now.
         """
-        self.check(indices, what)
-        given = {int(index) for index in indices}
+        numbers = self.check(indices, what)
+        given = set(numbers)
         with self._mutex:
             if self._closed:
                 raise DeviceError(f"{what}: the prepared pipelines are closed")
@@ -84,15 +102,10 @@ class SimulatedPipelines:
                 )
             self._in_use |= given
         try:
-            yield
+            yield numbers
         finally:
             with self._mutex:
                 self._in_use -= given
-
-    def has_libraries(self, indices: Iterable[int]) -> bool:
-        """Whether these library pipelines exist."""
-        with self._mutex:
-            return all(index in self._libraries for index in indices)
 
     def set_library(self, index: int, handle: int, *, owned: bool) -> int | None:
         """Link this pipeline from now on wherever the library of an index is linked.
