@@ -117,6 +117,7 @@ def _text(node: _Operation | str, *, outermost: bool = True) -> str:
 @lru_cache(maxsize=4096)
 def _parse(expression: str) -> _Operation | str:
     tokens: list[str] = []
+    expression = expression.rstrip()
     position = 0
     while position < len(expression):
         match = _TOKEN.match(expression, position)

@@ -30,7 +30,7 @@ from orchestrator.registry.tables import (
 
 Requirements = Mapping[str, str | None]
 
-_SINGLE = re.compile(r"\w+")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class RegistryError(Exception):
@@ -232,9 +232,11 @@ class _Builder:
         else:
             category = "union" if self._vk.structs[name].union else "struct"
         array = self._elements(member) if member.fixedSizeArray else 0
-        length = member.length or ("null-terminated" if member.nullTerminated else "")
-        if array and not (_SINGLE.fullmatch(length) and not length.isdigit()) and length != "null-terminated":
+        length = member.length or ""
+        if array and (length in member.fixedSizeArray or not _NAME.fullmatch(length)):
             length = ""  # the registry repeats the size of the array
+        if not length and member.nullTerminated:
+            length = "null-terminated"
         return Member(
             name=member.name,
             type=name,
