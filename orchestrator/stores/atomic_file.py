@@ -199,6 +199,9 @@ def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPE
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
         raise ReadError(path, likely_cause(error)) from error
+    except ValueError as error:
+        # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
+        raise ReadError(path, f"it is no path: {error}") from error
     try:
         return _read_open(path, descriptor, cap, operations)
     except OSError as error:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 
 from attrs import frozen
@@ -69,12 +70,12 @@ def inspect_cache_file(
     """Find out what a file is, without a device. Never raises. Thread-safe.
 
     Args:
-        path: The file.
+        path: The file. A symbolic link is followed: unlike a file of the store, it was named by a person.
         cap: Bytes that it may have.
         operations: The calls to use.
     """
     try:
-        content = read_capped(path, cap, operations)
+        content = read_capped(_followed(path), cap, operations)
     except ReadError as error:
         return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, _read_status(error), error.reason)
     try:
@@ -102,6 +103,14 @@ def inspect_cache_file(
         vulkan_header=_vulkan_header(data),
         data_hash_matches=content_hash128(data) == prefix.data_hash,
     )
+
+
+def _followed(path: Path) -> Path:
+    # os.path.realpath, not Path.resolve, which raises on a loop of links; then it stays one, and is not read.
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise ReadError(path, f"it is no path: {error}") from error
 
 
 def _read_status(error: ReadError) -> LoadStatus:

@@ -1,0 +1,68 @@
+# Purpose: what the tests of the stores have in common: an identity, driver's data that fits it, fault sweeps.
+"""Samples for the tests of the stores."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import evolve
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
+from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+
+NAVI21 = DeviceIdentity(
+    vendor_id=0x1002,
+    device_id=0x73BF,
+    driver_version=0x06400007,
+    driver_id=3,
+    driver_abi=64,
+    pipeline_cache_uuid=bytes(range(1, 17)),
+    api_version=(1 << 22) | (4 << 12),
+    device_name="AMD Radeon RX 6800 (RADV NAVI21)",
+    driver_name="radv",
+    driver_info="Mesa",
+)
+NAVI31 = evolve(
+    NAVI21,
+    device_id=0x744C,
+    pipeline_cache_uuid=bytes(range(2, 18)),
+    device_name="AMD Radeon RX 7900 (RADV NAVI31)",
+)
+
+
+def driver_data(identity: DeviceIdentity = NAVI21, payload: bytes = b"compiled code " * 20) -> bytes:
+    """Data as the driver of an identity would give it."""
+    return (
+        struct.pack("<IIII16s", 32, 1, identity.vendor_id, identity.device_id, identity.pipeline_cache_uuid)
+        + payload
+    )
+
+
+def file_content(identity: DeviceIdentity = NAVI21, data: bytes | None = None) -> bytes:
+    """A good cache file."""
+    data = driver_data(identity) if data is None else data
+    return PipelineCachePrefixHeader.describe(identity, data).pack() + data
+
+
+def sweep(clean_calls: int) -> Iterator[FaultyFileOperations]:
+    """Operations with every fault at every call; the last of each fault is past the end and must not fire."""
+    for fault in Fault:
+        for at in range(clean_calls + 1):
+            yield FaultyFileOperations(fault, at)
+
+
+def assert_no_open_descriptors(operations: FaultyFileOperations) -> None:
+    """Every descriptor that was opened was closed."""
+    opened = [
+        call for call in operations.calls if call.name in {"open_new", "open_existing"} and call.fault is None
+    ]
+    closed = [call for call in operations.calls if call.name == "close"]
+    assert len(opened) == len(closed)
+
+
+def temporaries(directory: Path) -> list[str]:
+    """Temporary files that were left."""
+    return [path.name for path in directory.rglob("*.tmp")]

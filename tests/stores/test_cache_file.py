@@ -1,0 +1,297 @@
+"""Cache files: where they are, what is saved, and what is refused."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
+    LoadResult,
+    cache_path,
+    read_cache_file,
+    save_cache_file,
+)
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader
+from tests.stores.samples import (
+    NAVI21,
+    NAVI31,
+    assert_no_open_descriptors,
+    driver_data,
+    file_content,
+    sweep,
+    temporaries,
+)
+
+
+def offer(path: Path, content: bytes, identity: DeviceIdentity = NAVI21) -> LoadResult:
+    path.write_bytes(content)
+    return read_cache_file(path, identity)
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    path = cache_path(tmp_path / "caches", NAVI21)
+    data = driver_data()
+    report = save_cache_file(path, NAVI21, data)
+    assert (report.path, report.saved_bytes, report.skipped) == (path, PREFIX_HEADER_SIZE + len(data), None)
+    assert path.stat().st_size == report.saved_bytes
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    result = read_cache_file(path, NAVI21)
+    assert result == LoadResult(LoadStatus.LOADED, path, data=data)
+
+
+def test_the_name_says_which_device_driver_and_abi() -> None:
+    path = cache_path(Path("d"), NAVI21)
+    assert path.parent == Path("d")
+    assert path.name.startswith("radv-amd-radeon-rx-6800-radv-navi21-64bit-")
+    assert path.name.endswith(CACHE_FILE_SUFFIX)
+
+
+def test_one_file_per_device_identity_and_abi() -> None:
+    others = [
+        NAVI21,
+        evolve(NAVI21, vendor_id=1),
+        evolve(NAVI21, device_id=1),
+        evolve(NAVI21, driver_id=1),
+        evolve(NAVI21, driver_abi=32),
+        evolve(NAVI21, pipeline_cache_uuid=bytes(16)),
+    ]
+    assert len({cache_path(Path(), one) for one in others}) == len(others)
+    # A driver update must find the old file, to say what it is and to replace it.
+    assert cache_path(Path(), evolve(NAVI21, driver_version=1)) == cache_path(Path(), NAVI21)
+
+
+@pytest.mark.parametrize("name", ["", "../../etc/passwd", "a/b\\c:d\0e", "é" * 500, "x" * 500, ".."])
+def test_any_name_of_a_device_is_a_safe_file_name(name: str) -> None:
+    path = cache_path(Path("d"), evolve(NAVI21, device_name=name, driver_name=name))
+    assert path.parent == Path("d")
+    assert len(path.name) < 140
+    assert path.name.isascii()
+    assert not set(path.name) & set("/\\: \0")
+    assert not path.name.startswith((".", "-"))
+
+
+@pytest.mark.parametrize(
+    ("identity", "status", "field"),
+    [
+        (evolve(NAVI21, vendor_id=0x10DE), LoadStatus.OTHER_DEVICE, "vendorID"),
+        (evolve(NAVI21, device_id=0x744C), LoadStatus.OTHER_DEVICE, "deviceID"),
+        (evolve(NAVI21, driver_abi=32), LoadStatus.OTHER_ABI, "driver ABI"),
+        (evolve(NAVI21, driver_id=1), LoadStatus.OTHER_DRIVER, "driverID"),
+        (evolve(NAVI21, driver_version=1), LoadStatus.OTHER_DRIVER, "driverVersion"),
+        (evolve(NAVI21, pipeline_cache_uuid=bytes(16)), LoadStatus.OTHER_DRIVER, "pipelineCacheUUID"),
+    ],
+)
+def test_another_identity_is_refused_by_field(
+    tmp_path: Path, identity: DeviceIdentity, status: LoadStatus, field: str
+) -> None:
+    result = offer(tmp_path / "file", file_content(), identity)
+    assert (result.status, result.field, result.data) == (status, field, b"")
+    assert result.detail.startswith(f"{field}: expected ")
+
+
+def test_all_fields_that_differ_are_in_the_detail(tmp_path: Path) -> None:
+    result = offer(tmp_path / "file", file_content(), NAVI31)
+    assert (result.status, result.field) == (LoadStatus.OTHER_DEVICE, "deviceID")
+    assert result.detail == (
+        "deviceID: expected 0x744c, found 0x73bf; "
+        f"pipelineCacheUUID: expected {NAVI31.pipeline_cache_uuid.hex()}, found {NAVI21.pipeline_cache_uuid.hex()}"
+    )
+
+
+def test_only_the_driver_version_is_relaxed_and_only_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(file_content())
+    updated = evolve(NAVI21, driver_version=1)
+    assert read_cache_file(path, updated).status is LoadStatus.OTHER_DRIVER
+    result = read_cache_file(path, updated, relax_driver_version=True)
+    assert (result.status, result.data) == (LoadStatus.LOADED, driver_data())
+    assert result.detail == "driverVersion: expected 0x1, found 0x6400007; accepted by policy"
+    other = evolve(updated, pipeline_cache_uuid=bytes(16))
+    assert read_cache_file(path, other, relax_driver_version=True).field == "pipelineCacheUUID"
+
+
+def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
+    content = file_content(data=driver_data(payload=b"\x00\xff" * 20))
+    path = tmp_path / "file"
+    refused = 0
+    for bit in range(len(content) * 8):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        result = offer(path, bytes(flipped))
+        if bit < 8 * 8:
+            expected = LoadStatus.BAD_MAGIC
+        elif bit < 12 * 8:
+            expected = LoadStatus.UNSUPPORTED_VERSION
+        elif bit < PREFIX_HEADER_SIZE * 8:
+            expected = LoadStatus.HEADER_DAMAGED
+        else:
+            expected = LoadStatus.HASH_MISMATCH
+        assert (result.status, result.data) == (expected, b""), bit
+        refused += 1
+    assert refused == len(content) * 8
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    content = file_content()
+    for length in range(len(content)):
+        result = offer(tmp_path / "file", content[:length])
+        assert result.status is (LoadStatus.TRUNCATED if length else LoadStatus.EMPTY), length
+        assert result.data == b""
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"\n", b"\0" * 4096, file_content()])
+def test_every_extension_is_refused(tmp_path: Path, tail: bytes) -> None:
+    result = offer(tmp_path / "file", file_content() + tail)
+    assert (result.status, result.field) == (LoadStatus.EXTENDED, "dataSize")
+    assert (
+        f"has {len(file_content() + tail)} bytes and its header says {len(file_content())}" in result.detail
+    )
+
+
+def test_every_zero_tail_is_refused(tmp_path: Path) -> None:
+    # A file system that lost power may keep a file's size and not its last blocks.
+    content = file_content()
+    for kept in range(len(content)):
+        zeroed = content[:kept] + bytes(len(content) - kept)
+        assert zeroed != content
+        result = offer(tmp_path / "file", zeroed)
+        assert result.status in {
+            LoadStatus.BAD_MAGIC,
+            LoadStatus.UNSUPPORTED_VERSION,
+            LoadStatus.HEADER_DAMAGED,
+            LoadStatus.HASH_MISMATCH,
+        }, kept
+
+
+def test_random_damage_is_refused(tmp_path: Path) -> None:
+    content = file_content(data=driver_data(payload=random.Random(1).randbytes(5000)))
+    chance = random.Random(2)
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(chance.randrange(1, 9)):
+            damaged[chance.randrange(len(damaged))] ^= chance.randrange(1, 256)
+        if damaged != content:
+            assert offer(tmp_path / "file", bytes(damaged)).status is not LoadStatus.LOADED
+
+
+def sealed(data: bytes, identity: DeviceIdentity = NAVI21) -> bytes:
+    """A file whose own header is all right, whatever the data is."""
+    return PipelineCachePrefixHeader.describe(identity, data).pack() + data
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (driver_data(evolve(NAVI21, vendor_id=7)), "vendorID"),
+        (driver_data(evolve(NAVI21, device_id=7)), "deviceID"),
+        (driver_data(evolve(NAVI21, pipeline_cache_uuid=bytes(16))), "pipelineCacheUUID"),
+        (struct.pack("<I", 999999) + driver_data()[4:], "headerSize"),
+        (driver_data()[:4] + struct.pack("<I", 2) + driver_data()[8:], "headerVersion"),
+        (b"short", "headerSize"),
+    ],
+)
+def test_proven_data_whose_vulkan_header_disagrees_is_refused(
+    tmp_path: Path, data: bytes, field: str
+) -> None:
+    result = offer(tmp_path / "file", sealed(data))
+    assert (result.status, result.field) == (LoadStatus.VULKAN_HEADER_MISMATCH, field)
+
+
+def test_a_header_without_data_is_empty(tmp_path: Path) -> None:
+    result = offer(tmp_path / "file", sealed(b""))
+    assert (result.status, result.field) == (LoadStatus.EMPTY, "dataSize")
+
+
+def test_what_cannot_be_read_has_a_status(tmp_path: Path) -> None:
+    missing = read_cache_file(tmp_path / "missing", NAVI21)
+    assert missing.status is LoadStatus.MISSING
+    assert read_cache_file(tmp_path, NAVI21).status is LoadStatus.UNREADABLE
+    assert read_cache_file(tmp_path / ("x" * 5000), NAVI21).status is LoadStatus.UNREADABLE
+    assert read_cache_file(Path("no\0name"), NAVI21).status is LoadStatus.UNREADABLE
+    path = tmp_path / "file"
+    path.write_bytes(file_content())
+    assert read_cache_file(path / "below", NAVI21).status is LoadStatus.UNREADABLE
+    exact = path.stat().st_size
+    assert read_cache_file(path, NAVI21, cap=exact).status is LoadStatus.LOADED
+    assert read_cache_file(path, NAVI21, cap=exact - 1).status is LoadStatus.TOO_LARGE
+
+
+def test_every_fault_while_loading_is_a_status(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(file_content())
+    clean = FaultyFileOperations()
+    read_cache_file(path, NAVI21, operations=clean)
+    for operations in sweep(len(clean.calls)):
+        result = read_cache_file(path, NAVI21, operations=operations)
+        if not operations.fired:
+            assert result.status is LoadStatus.LOADED
+        assert result.status in {LoadStatus.LOADED, LoadStatus.UNREADABLE}
+        assert result.data == (driver_data() if result.status is LoadStatus.LOADED else b"")
+        assert_no_open_descriptors(operations)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "holds nothing: it gave no data"),
+        (driver_data(payload=b""), "holds nothing: its data is a header of 32 bytes"),
+        (driver_data()[:31], "would be refused when loaded: the driver's data has 31 bytes"),
+        (bytes(100), "would be refused when loaded: headerVersion"),
+        (driver_data(NAVI31), "would be refused when loaded: the driver's header differs in deviceID"),
+        (driver_data(payload=bytes(2000)), "the file would have 2160 bytes, more than the 2000"),
+    ],
+)
+def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, reason: str) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(file_content())
+    operations = FaultyFileOperations()
+    report = save_cache_file(path, NAVI21, data, cap=2000, operations=operations)
+    assert report.skipped is not None
+    assert reason in report.skipped
+    assert report.saved_bytes == 0
+    assert operations.calls == []
+    assert path.read_bytes() == file_content()
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_every_fault_while_saving_leaves_a_file_that_loads(tmp_path: Path, old: bool) -> None:
+    before, after = driver_data(payload=b"before" * 9), driver_data(payload=b"after" * 99)
+    clean = FaultyFileOperations()
+    save_cache_file(tmp_path / "counted" / "file", NAVI21, after, operations=clean)
+    cases = 0
+    for operations in sweep(len(clean.calls)):
+        path = tmp_path / str(cases) / "file"
+        if old:
+            save_cache_file(path, NAVI21, before)
+        failed = None
+        try:
+            save_cache_file(path, NAVI21, after, operations=operations)
+        except SaveError as error:
+            failed = error
+        result = read_cache_file(path, NAVI21)
+        if failed is None or failed.replaced:
+            assert (result.status, result.data) == (LoadStatus.LOADED, after)
+        elif old:
+            assert (result.status, result.data) == (LoadStatus.LOADED, before)
+        else:
+            assert result.status is LoadStatus.MISSING
+        if failed is None:
+            assert not operations.fired or operations.fault is Fault.SHORT_WRITE
+        if failed is None or failed.leftover is None:
+            assert temporaries(tmp_path) == []
+        else:
+            assert temporaries(tmp_path) == [failed.leftover.name]
+            failed.leftover.unlink()
+        assert_no_open_descriptors(operations)
+        cases += 1
+    assert cases == len(Fault) * (len(clean.calls) + 1)

@@ -1,0 +1,181 @@
+"""Headers of cache files."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.errors import CacheHeaderError
+from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import (
+    MAGIC,
+    PREFIX_HEADER_SIZE,
+    PipelineCacheHeader,
+    PipelineCachePrefixHeader,
+)
+from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
+
+u32 = st.integers(0, 2**32 - 1)
+
+
+def status_of(content: bytes) -> LoadStatus:
+    with pytest.raises(CacheHeaderError) as caught:
+        PipelineCachePrefixHeader.unpack(content)
+    return caught.value.status
+
+
+def resealed(header: bytes) -> bytes:
+    """A header with its hash made to agree again."""
+    return header[:112] + content_hash128(header[:112])
+
+
+def test_fields_lie_where_the_table_says() -> None:
+    data = driver_data()
+    packed = PipelineCachePrefixHeader.describe(NAVI21, data).pack()
+    assert len(packed) == PREFIX_HEADER_SIZE == 128
+    assert packed[:8] == MAGIC
+    assert struct.unpack_from("<IIQ", packed, 8) == (1, 128, len(data))
+    assert packed[24:40] == content_hash128(data)
+    assert struct.unpack_from("<IIIIII", packed, 40) == (0x1002, 0x73BF, 0x06400007, 64, 3, 0)
+    assert packed[64:80] == NAVI21.pipeline_cache_uuid
+    assert packed[80:112] == bytes(32)
+    assert packed[112:] == content_hash128(packed[:112])
+
+
+hashes = st.binary(min_size=16, max_size=16)
+headers = st.builds(
+    PipelineCachePrefixHeader, st.integers(0, 2**64 - 1), hashes, u32, u32, u32, u32, u32, hashes
+)
+
+
+@given(headers)
+def test_every_header_reads_back_as_it_was(header: PipelineCachePrefixHeader) -> None:
+    assert PipelineCachePrefixHeader.unpack(header.pack()) == header
+
+
+def test_every_flipped_bit_of_the_header_is_refused_as_damage() -> None:
+    packed = PipelineCachePrefixHeader.describe(NAVI21, driver_data()).pack()
+    for bit in range(len(packed) * 8):
+        flipped = bytearray(packed)
+        flipped[bit // 8] ^= 1 << bit % 8
+        expected = (
+            LoadStatus.BAD_MAGIC
+            if bit < 64
+            else LoadStatus.UNSUPPORTED_VERSION
+            if bit < 96
+            else LoadStatus.HEADER_DAMAGED
+        )
+        assert status_of(bytes(flipped)) is expected, bit
+
+
+def test_every_length_shorter_than_a_header_is_refused() -> None:
+    packed = PipelineCachePrefixHeader.describe(NAVI21, driver_data()).pack()
+    assert status_of(b"") is LoadStatus.EMPTY
+    for length in range(1, PREFIX_HEADER_SIZE):
+        assert status_of(packed[:length]) is LoadStatus.TRUNCATED
+        # A file that was created at its size and never filled.
+        assert status_of(bytes(length)) is LoadStatus.BAD_MAGIC
+
+
+@pytest.mark.parametrize(
+    ("offset", "field"), [(12, "headerSize"), (60, "reserved"), (80, "reserved"), (111, "reserved")]
+)
+def test_a_sealed_header_with_what_this_version_does_not_write_is_refused(offset: int, field: str) -> None:
+    packed = bytearray(PipelineCachePrefixHeader.describe(NAVI21, driver_data()).pack())
+    packed[offset] ^= 1
+    with pytest.raises(CacheHeaderError) as caught:
+        PipelineCachePrefixHeader.unpack(resealed(bytes(packed)))
+    assert (caught.value.status, caught.value.field) == (LoadStatus.HEADER_DAMAGED, field)
+
+
+def test_another_version_may_have_another_size() -> None:
+    assert status_of(MAGIC + struct.pack("<I", 2)) is LoadStatus.UNSUPPORTED_VERSION
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_give_a_typed_error(content: bytes) -> None:
+    assert status_of(content) in {LoadStatus.EMPTY, LoadStatus.BAD_MAGIC, LoadStatus.TRUNCATED}
+    assert status_of(MAGIC + content) in {
+        LoadStatus.TRUNCATED,
+        LoadStatus.UNSUPPORTED_VERSION,
+        LoadStatus.HEADER_DAMAGED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "status", "text"),
+    [
+        (
+            evolve(NAVI21, vendor_id=0x10DE),
+            LoadStatus.OTHER_DEVICE,
+            "vendorID: expected 0x10de, found 0x1002",
+        ),
+        (evolve(NAVI21, device_id=1), LoadStatus.OTHER_DEVICE, "deviceID: expected 0x1, found 0x73bf"),
+        (evolve(NAVI21, driver_abi=32), LoadStatus.OTHER_ABI, "driver ABI: expected 32 bits, found 64 bits"),
+        (evolve(NAVI21, driver_id=2), LoadStatus.OTHER_DRIVER, "driverID: expected 2, found 3"),
+        (
+            evolve(NAVI21, driver_version=0x06400008),
+            LoadStatus.OTHER_DRIVER,
+            "driverVersion: expected 0x6400008, found 0x6400007",
+        ),
+        (
+            evolve(NAVI21, pipeline_cache_uuid=bytes(16)),
+            LoadStatus.OTHER_DRIVER,
+            f"pipelineCacheUUID: expected {'00' * 16}, found {bytes(range(1, 17)).hex()}",
+        ),
+    ],
+)
+def test_a_difference_names_the_field(other: DeviceIdentity, status: LoadStatus, text: str) -> None:
+    header = PipelineCachePrefixHeader.describe(NAVI21, driver_data())
+    assert header.differences(NAVI21) == ()
+    (difference,) = header.differences(other)
+    assert (difference.status, str(difference)) == (status, text)
+
+
+def test_what_people_read_is_no_difference() -> None:
+    header = PipelineCachePrefixHeader.describe(NAVI21, driver_data())
+    renamed = evolve(NAVI21, device_name="x", driver_name="y", driver_info="z", api_version=0)
+    assert header.differences(renamed) == ()
+
+
+def test_vulkan_header_is_parsed() -> None:
+    header = PipelineCacheHeader.unpack(driver_data())
+    assert header == PipelineCacheHeader(32, 0x1002, 0x73BF, NAVI21.pipeline_cache_uuid)
+    assert header.difference(NAVI21) is None
+    difference = header.difference(NAVI31)
+    assert difference is not None
+    assert difference.field == "deviceID"
+
+
+@pytest.mark.parametrize(
+    ("data", "field"),
+    [
+        (b"", "headerSize"),
+        (driver_data()[:31], "headerSize"),
+        (struct.pack("<IIII16s", 31, 1, 0, 0, bytes(16)), "headerSize"),
+        (struct.pack("<IIII16s", 33, 1, 0, 0, bytes(16)), "headerSize"),
+        (struct.pack("<IIII16s", 32, 2, 0, 0, bytes(16)), "headerVersion"),
+        (bytes(64), "headerVersion"),
+    ],
+)
+def test_what_is_no_vulkan_header_is_refused(data: bytes, field: str) -> None:
+    with pytest.raises(CacheHeaderError) as caught:
+        PipelineCacheHeader.unpack(data)
+    assert (caught.value.status, caught.value.field) == (LoadStatus.VULKAN_HEADER_MISMATCH, field)
+
+
+def test_a_longer_vulkan_header_is_allowed() -> None:
+    data = struct.pack("<IIII16s", 40, 1, 1, 2, bytes(16)) + bytes(8)
+    assert PipelineCacheHeader.unpack(data).header_size == 40
+
+
+def test_headers_are_read_from_a_view_of_a_file() -> None:
+    content = memoryview(file_content())
+    assert PipelineCachePrefixHeader.unpack(content).data_size == len(content) - PREFIX_HEADER_SIZE
+    assert PipelineCacheHeader.unpack(content[PREFIX_HEADER_SIZE:]).device_id == 0x73BF
