@@ -89,7 +89,7 @@ def open_library(environment: Mapping[str, str]) -> Library:
         try:
             opened = ffi.dlopen(name)
             return Library(name, opened.vkGetInstanceProcAddr, opened)
-        except (OSError, AttributeError) as error:  # AttributeError: a library without the command
+        except (OSError, ffi.error) as error:  # ffi.error: a library without the command
             causes.append(f"{name}: {error}")
     advice = (
         f"correct or unset {LIBRARY_VARIABLE}"
