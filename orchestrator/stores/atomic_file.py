@@ -27,6 +27,9 @@ from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperat
 TEMPORARY_SUFFIX = ".tmp"
 """How the name of every temporary ends; it starts with a dot and the name of its target."""
 
+# What is asked for where the end of a file should be: nothing comes, unless it grows.
+_PROBE_SIZE = 1 << 16
+
 
 def write_atomically(
     path: Path,
@@ -193,6 +196,30 @@ def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPE
         TooLargeError: It is larger than the cap, or grew beyond it while it was read.
         ReadError: The system would not, or it is no regular file.
     """
+    return read_capped_parts(path, 0, cap, operations)[1]
+
+
+def read_capped_parts(
+    path: Path, head_size: int, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[bytes, bytes]:
+    """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
+
+    Of 67 MB, the copy would take as long as the read, and twice the memory.
+
+    Args:
+        path: The file; a regular one, and no symbolic link.
+        head_size: Bytes of the head.
+        cap: Bytes at most, of head and rest.
+        operations: The calls to use.
+
+    Returns:
+        The head, shorter only where the file is, and the rest.
+
+    Raises:
+        MissingFileError: There is none.
+        TooLargeError: It is larger than the cap, or grew beyond it while it was read.
+        ReadError: The system would not, or it is no regular file.
+    """
     try:
         descriptor = operations.open_existing(path)
     except FileNotFoundError as error:
@@ -203,26 +230,34 @@ def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPE
         # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
         raise ReadError(path, f"it is no path: {error}") from error
     try:
-        return _read_open(path, descriptor, cap, operations)
+        status = operations.fstat(descriptor)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        if status.size > cap:
+            raise TooLargeError(path, f"it has {status.size} bytes, more than the {cap} that are allowed")
+        head = _read_up_to(descriptor, head_size, head_size, operations)
+        # One byte more than the cap allows: what grows while it is read is seen.
+        limit = cap - len(head) + 1
+        rest = _read_up_to(descriptor, limit, status.size - len(head), operations)
     except OSError as error:
         raise ReadError(path, likely_cause(error)) from error
     finally:
         # A close of a file that was only read has nothing to lose, so its failure says nothing of the content.
         _close_after_failure(descriptor, operations)
+    if len(head) + len(rest) > cap:
+        raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
+    return head, rest
 
 
-def _read_open(path: Path, descriptor: int, cap: int, operations: FileOperations) -> bytes:
-    status = operations.fstat(descriptor)
-    if not status.is_regular:
-        raise ReadError(path, "it is not a regular file")
-    if status.size > cap:
-        raise TooLargeError(path, f"it has {status.size} bytes, more than the {cap} that are allowed")
+def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:
+    """Read to the end of the file, or `limit` bytes; `expected` is what the first read asks for at once."""
     chunks: list[bytes] = []
     total = 0
-    # One byte more than expected: what grows while it is read is seen, and the end of the file is reached.
-    while chunk := operations.read(descriptor, max(status.size - total, 0) + 1):
+    while total < limit:
+        size = max(expected - total, _PROBE_SIZE)
+        chunk = operations.read(descriptor, min(size, limit - total))
+        if not chunk:
+            break
         chunks.append(chunk)
         total += len(chunk)
-        if total > cap:
-            raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
     return b"".join(chunks)

@@ -25,7 +25,7 @@ from attrs import evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
 from orchestrator.errors import DriverError
-from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
+from orchestrator.stores.atomic_file import ensure_directory, read_capped_parts, write_atomically
 from orchestrator.stores.errors import (
     CacheHeaderError,
     MissingFileError,
@@ -125,11 +125,12 @@ def _slug(text: str) -> str:
     return _NOT_IN_NAMES.sub("-", text.lower())[:_SLUG_LENGTH].strip("-")
 
 
-def prove_content(content: bytes | memoryview) -> PipelineCachePrefixHeader:
+def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
     """Check all of a cache file that can be checked without a device.
 
     Args:
-        content: The file, whole.
+        head: The first 128 bytes of the file.
+        data: The rest.
 
     Returns:
         Its header; the driver's data behind it is whole, and starts with a Vulkan header that agrees.
@@ -137,29 +138,28 @@ def prove_content(content: bytes | memoryview) -> PipelineCachePrefixHeader:
     Raises:
         CacheHeaderError: It is none, or damaged; the status says how.
     """
-    header = PipelineCachePrefixHeader.unpack(content)
-    _check_length(content, header)
-    _check_data(content, header)
+    header = PipelineCachePrefixHeader.unpack(head)
+    _check_length(header, data)
+    _check_data(header, data)
     return header
 
 
-def _check_length(content: bytes | memoryview, header: PipelineCachePrefixHeader) -> None:
-    expected = PREFIX_HEADER_SIZE + header.data_size
-    if len(content) == expected:
-        if header.data_size:
+def _check_length(header: PipelineCachePrefixHeader, data: bytes) -> None:
+    if len(data) == header.data_size:
+        if data:
             return
         raise CacheHeaderError(LoadStatus.EMPTY, "dataSize", "the file holds a header and no data")
-    cut = len(content) < expected
+    cut = len(data) < header.data_size
     raise CacheHeaderError(
         LoadStatus.TRUNCATED if cut else LoadStatus.EXTENDED,
         "dataSize",
-        f"the file has {len(content)} bytes and its header says {expected}: "
+        f"the file has {PREFIX_HEADER_SIZE + len(data)} bytes and its header says "
+        f"{PREFIX_HEADER_SIZE + header.data_size}: "
         + ("a write or a copy was cut off" if cut else "something was appended"),
     )
 
 
-def _check_data(content: bytes | memoryview, header: PipelineCachePrefixHeader) -> None:
-    data = memoryview(content)[PREFIX_HEADER_SIZE:]
+def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
     found = content_hash128(data)
     if found != header.data_hash:
         raise CacheHeaderError(
@@ -203,7 +203,7 @@ def read_cache_file(
         LOADED with the driver's data, or what is wrong.
     """
     try:
-        content = read_capped(path, cap, operations)
+        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, cap, operations)
     except MissingFileError as error:
         return LoadResult(LoadStatus.MISSING, path, detail=error.reason)
     except TooLargeError as error:
@@ -211,17 +211,17 @@ def read_cache_file(
     except ReadError as error:
         return LoadResult(LoadStatus.UNREADABLE, path, detail=error.reason)
     try:
-        header = PipelineCachePrefixHeader.unpack(content)
-        _check_length(content, header)
+        header = PipelineCachePrefixHeader.unpack(head)
+        _check_length(header, data)
         differences = header.differences(identity)
         refused = [one for one in differences if not (relax_driver_version and one.field == "driverVersion")]
         if refused:
             return _refusal(path, refused)
-        _check_data(content, header)
+        _check_data(header, data)
     except CacheHeaderError as error:
         return LoadResult(error.status, path, error.field, error.reason)
     accepted = "".join(f"{one}; accepted by policy" for one in differences)
-    return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=content[PREFIX_HEADER_SIZE:])
+    return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data)
 
 
 def _refusal(path: Path, differences: list[FieldDifference]) -> LoadResult:

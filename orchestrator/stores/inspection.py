@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from orchestrator.stores.atomic_file import read_capped
+from orchestrator.stores.atomic_file import read_capped_parts
 from orchestrator.stores.cache_file import DEFAULT_CAP, prove_content
 from orchestrator.stores.errors import CacheHeaderError, MissingFileError, ReadError, TooLargeError
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
@@ -75,28 +75,28 @@ def inspect_cache_file(
         operations: The calls to use.
     """
     try:
-        content = read_capped(_followed(path), cap, operations)
+        head, data = read_capped_parts(_followed(path), PREFIX_HEADER_SIZE, cap, operations)
     except ReadError as error:
         return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, _read_status(error), error.reason)
+    size = len(head) + len(data)
     try:
-        prefix = PipelineCachePrefixHeader.unpack(content)
+        prefix = PipelineCachePrefixHeader.unpack(head)
     except CacheHeaderError as error:
         if error.status is LoadStatus.BAD_MAGIC:
-            return _inspect_foreign(path, content, error)
+            return _inspect_foreign(path, head + data, error)
         kind = (
             CacheFileKind.NOT_A_CACHE_FILE if error.status is LoadStatus.EMPTY else CacheFileKind.CACHE_FILE
         )
-        return CacheFileInspection(path, kind, len(content), error.status, error.reason)
-    data = memoryview(content)[PREFIX_HEADER_SIZE:]
+        return CacheFileInspection(path, kind, size, error.status, error.reason)
     status, reason = LoadStatus.LOADED, ""
     try:
-        prove_content(content)
+        prove_content(head, data)
     except CacheHeaderError as error:
         status, reason = error.status, error.reason
     return CacheFileInspection(
         path,
         CacheFileKind.CACHE_FILE,
-        len(content),
+        size,
         status,
         reason,
         prefix_header=prefix,
@@ -140,7 +140,7 @@ def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> Cac
     )
 
 
-def _vulkan_header(data: bytes | memoryview) -> PipelineCacheHeader | None:
+def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
     try:
         return PipelineCacheHeader.unpack(data)
     except CacheHeaderError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
+from orchestrator.stores.atomic_file import ensure_directory, read_capped, read_capped_parts, write_atomically
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError
 from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
 from orchestrator.stores.file_operations import FileStatus, PosixFileOperations
@@ -207,6 +207,23 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "missing")
     with pytest.raises(ReadError, match="symbolic link"):
         read_capped(tmp_path / "link", 10)
+
+
+def test_the_head_is_read_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped_parts(tmp_path / "file", 4, 100) == (NEW[:4], NEW[4:])
+    assert read_capped_parts(tmp_path / "file", len(NEW), 100) == (NEW, b"")
+    assert read_capped_parts(tmp_path / "file", 1000, 100) == (NEW, b"")
+    assert read_capped_parts(tmp_path / "file", 0, 100) == (b"", NEW)
+
+
+def test_short_reads_are_continued(tmp_path: Path) -> None:
+    class ByteWise(PosixFileOperations):
+        def read(self, descriptor: int, size: int) -> bytes:
+            return super().read(descriptor, min(size, 3))
+
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped_parts(tmp_path / "file", 8, 21, ByteWise()) == (NEW[:8], NEW[8:])
 
 
 @define
