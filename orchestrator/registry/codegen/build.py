@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any
 
+from msgspec.structs import replace
+
 from orchestrator.registry.codegen import layout
 from orchestrator.registry.codegen.roots import ENUM_ROOTS, STRUCT_ROOTS
 from orchestrator.registry.expressions import all_of, any_of, normal_form
@@ -176,7 +178,7 @@ class _Builder:
         result = self._layouts[name]
         known = set(reached)
         extends = tuple(sorted({self._name(each) for each in source.extends} & known))
-        return _replace_extends(result, extends)
+        return replace(result, extends=extends)
 
     def _field(self, struct: str, member: Any) -> tuple[layout.Scalar | None, int, int]:
         """Scalar type (None for a structure), size and alignment of a member."""
@@ -387,16 +389,3 @@ def _requirement(own: Requirements, aliases: Iterable[str], of_aliases: Mapping[
 
 def _provider_order(provider: tuple[str, str]) -> tuple[bool, tuple[str, str]]:
     return not provider[0].startswith("VK_VERSION_"), provider
-
-
-def _replace_extends(struct: Struct, extends: tuple[str, ...]) -> Struct:
-    return Struct(
-        struct.name,
-        struct.size,
-        struct.alignment,
-        struct.union,
-        struct.members,
-        struct.s_type,
-        extends,
-        struct.requires,
-    )
