@@ -3,7 +3,8 @@
 #
 # Guarantees: called after all workers have ended, in one thread, so that no cache is in use; the primary is
 # never among the sources (VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the
-# sources that were refused: they are merged one by one, and the report says which failed.
+# sources that were refused: they are merged one by one, and the report says which failed. A size that the
+# driver will not tell is a warning.
 """Merge of the worker caches, and `MergeReport`."""
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def merge_into(device: Device, primary: PipelineCache, sources: Sequence[Pipelin
     Raises:
         ExternalSynchronizationError: A cache is in use elsewhere: a caller uses the primary during a run.
     """
-    source_bytes = tuple(device.pipeline_cache_size(source) for source in sources)
-    before = device.pipeline_cache_size(primary)
     warnings: list[str] = []
+    source_bytes = tuple(size_of(device, source, warnings) for source in sources)
+    before = size_of(device, primary, warnings)
     started = time.perf_counter_ns()
     if sources:
         try:
@@ -94,7 +95,7 @@ def merge_into(device: Device, primary: PipelineCache, sources: Sequence[Pipelin
             warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
             warnings.extend(_merge_one_by_one(device, primary, sources))
     merge_ns = time.perf_counter_ns() - started
-    after = device.pipeline_cache_size(primary)
+    after = size_of(device, primary, warnings)
     largest = max(source_bytes, default=0)
     if largest > HEADER_BYTES and after < largest and after <= before:
         warnings.append(
@@ -102,6 +103,15 @@ def merge_into(device: Device, primary: PipelineCache, sources: Sequence[Pipelin
             f"{before} before; this driver does not merge, so use mode shared"
         )
     return Merged(source_bytes, before, after, merge_ns, tuple(warnings))
+
+
+def size_of(device: Device, cache: PipelineCache, warnings: list[str]) -> int:
+    """Size of a cache, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure."""
+    try:
+        return device.pipeline_cache_size(cache)
+    except DriverError as refused:
+        warnings.append(f"the size of {cache.name} is not known and counts as 0: {refused}")
+        return 0
 
 
 def _merge_one_by_one(device: Device, primary: PipelineCache, sources: Sequence[PipelineCache]) -> list[str]:

@@ -39,6 +39,7 @@ from orchestrator.run.merge import (
     duplicates,
     merge_into,
     pruned_bytes,
+    size_of,
 )
 from orchestrator.run.outcomes import (
     Barrier,
@@ -152,6 +153,7 @@ async def _work(
         Worker(number, run.device, run.prepared, run.cache_of(number), exchange, run.table)
         for number in range(run.worker_count)
     ]
+    errors: list[Exception] = []
     try:
         async with trio.open_nursery() as beside:
             run.started_ns = time.perf_counter_ns()
@@ -164,20 +166,22 @@ async def _work(
                     beside.start_soon(_tell, run, exchange, on_progress)
             run.barrier_ns = time.perf_counter_ns()
             beside.cancel_scope.cancel()
-    except BaseExceptionGroup as group:
-        # One error in one worker is that error, not a group of groups of it.
-        error = _only(group)
-        if error is None:
-            raise
-        raise error from error.__cause__
+    except ExceptionGroup as group:
+        errors = _leaves(group)
+    if errors:
+        # A bug shows in every worker at once: the first error is the one to raise, as itself.
+        for other in errors[1:]:
+            errors[0].add_note(f"beside it, another worker raised {other!r}")
+        raise errors[0]
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """The one exception of nested groups, or None where there are several."""
-    if len(group.exceptions) != 1:
-        return None
-    (only,) = group.exceptions
-    return _only(only) if isinstance(only, BaseExceptionGroup) else only
+def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions of nested groups."""
+    return [
+        leaf
+        for each in group.exceptions
+        for leaf in (_leaves(each) if isinstance(each, ExceptionGroup) else [each])
+    ]
 
 
 async def _watch(stop: trio.Event, exchange: Exchange) -> None:
@@ -265,7 +269,7 @@ class _Run:
         started = time.perf_counter_ns()
         if self.primary is None:
             self.primary = self.own_primary = self._create_cache(primary_data, "primary", flagged=False)
-        self.primary_bytes_before = self.device.pipeline_cache_size(self.primary)
+        self.primary_bytes_before = size_of(self.device, self.primary, self.notes)
         if self.mode is not CacheMode.SHARED:
             self._open_worker_caches(self.primary)
         self.open_ns = time.perf_counter_ns() - started
@@ -280,7 +284,7 @@ class _Run:
             )
         data = b""
         if self.seed and self.primary_bytes_before > HEADER_BYTES:
-            data = self.device.pipeline_cache_data(primary).data
+            data = self._read(primary) or b""
         self.seed_bytes = len(data)
         for number in range(self.worker_count):
             self.worker_caches.append(self._create_cache(data, f"worker {number}", flagged=flagged))
@@ -293,6 +297,13 @@ class _Run:
                 raise
             self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
             return self.device.create_pipeline_cache(externally_synchronized=flagged, name=name)
+
+    def _read(self, cache: PipelineCache) -> bytes | None:
+        try:
+            return self.device.pipeline_cache_data(cache).data
+        except DriverError as refused:
+            self.notes.append(f"{cache.name} could not be read back: {refused}")
+            return None
 
     def cache_of(self, number: int) -> PipelineCache | None:
         """The cache that a worker uses."""
@@ -309,7 +320,7 @@ class _Run:
                 self._count_duplicates(ask_pipeline_keys)
                 if self.own_primary is not None:
                     started = time.perf_counter_ns()
-                    self.cache_data = self.device.pipeline_cache_data(self.own_primary).data
+                    self.cache_data = self._read(self.own_primary)
                     self.read_back_ns = time.perf_counter_ns() - started
         except BaseException:
             reported = False

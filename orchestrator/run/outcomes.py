@@ -228,7 +228,8 @@ class RunReport:
         timing: Totals.
         stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN.
         notes: What a reader of the figures must know, such as a fallback.
-        cache_data: The primary's data where the run made the primary itself, else None.
+        cache_data: The primary's data where the run made the primary itself; None where it did not, or where the
+            driver would not give it (see `notes`).
         handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64, else None.
     """
 

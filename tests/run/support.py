@@ -1,0 +1,97 @@
+"""What the tests of runs share: a device with a set, and a driver whose calls can fail as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve
+
+from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.simulated import (
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_image,
+)
+from orchestrator.errors import DriverError
+from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
+
+MODES_WITH_CACHE = (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL)
+
+
+class RefusingDevice(SimulatedDevice):
+    """Calls with certain pipelines in them fail as a whole, by DriverError."""
+
+    def __init__(self, refused: Mapping[int, int], options: SimulatedOptions | None = None) -> None:
+        """Refuse pipelines by index, each with a VkResult."""
+        super().__init__(options)
+        self.refused = refused
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """Fail, or create."""
+        for index in indices.tolist():
+            if index in self.refused:
+                raise DriverError("vkCreateGraphicsPipelines", self.refused[index], "VK_ERROR")
+        return super().create_pipelines(
+            prepared, indices, cache, keep=keep, fail_on_compile_required=fail_on_compile_required
+        )
+
+
+def prepared_set(
+    device: SimulatedDevice, count: int = 300, libraries: Mapping[int, Sequence[int]] | None = None
+) -> PreparedPipelines:
+    """Pipelines with the keys 0..count-1: mostly graphics, then compute, then ray tracing."""
+    kinds = [PipelineKind.GRAPHICS] * count
+    kinds[count // 2 :] = [PipelineKind.COMPUTE] * (count - count // 2)
+    kinds[count * 9 // 10 :] = [PipelineKind.RAY_TRACING] * (count - count * 9 // 10)
+    return device.prepare(simulated_image(range(count), kinds=kinds, libraries=libraries))
+
+
+def without(**features: Any) -> SimulatedOptions:
+    """Options of a device that lacks features."""
+    return SimulatedOptions(features=evolve(simulated_features(), **features))
+
+
+async def hits_of(data: bytes, count: int = 300) -> int:
+    """How many pipelines of the set a fresh device finds in a cache's data."""
+    device = SimulatedDevice()
+    report = await run_pipelines(
+        device, prepared_set(device, count), workers=1, mode=CacheMode.SHARED, primary_data=data
+    )
+    device.close()
+    return report.cache_hits
+
+
+def check_sums(report: RunReport) -> None:
+    """What holds for every report."""
+    counts = report.counts()
+    assert sum(counts.values()) == len(report)
+    by_kind = [report.counts(kind) for kind in PipelineKind]
+    assert {status: sum(each[status] for each in by_kind) for status in OutcomeStatus} == counts
+    assert len(report.failed) == counts[OutcomeStatus.FAILED]
+    assert len(report.skipped) == counts[OutcomeStatus.SKIPPED]
+    timing, calls = report.timing, report.calls
+    assert timing.driver_ns == sum(call.driver_ns for call in calls)
+    assert timing.cpu_ns == sum(call.cpu_ns for call in calls)
+    assert timing.blocked_ns == sum(call.blocked_ns for call in calls)
+    assert timing.run_delay_ns == sum(call.run_delay_ns for call in calls)
+    assert timing.overhead_ns == timing.wall_ns * report.workers - timing.driver_ns
+    assert len(report.barrier.arrivals_ns) == report.workers
+    assert all(0 <= wait <= timing.wall_ns for wait in report.barrier.waits_ns)
+    for call in calls:
+        assert 0 <= call.worker < report.workers
+        assert call.start_ns + call.wall_ns <= report.barrier.end_ns
+    tried = sorted({int(index) for call in calls for index in call.indices})
+    assert tried == np.flatnonzero(report.worker >= 0).tolist()

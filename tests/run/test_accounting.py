@@ -1,0 +1,77 @@
+"""Accounting: blocked time, driver time without feedback, the meter."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import CreationBatch
+from orchestrator.run import CreationCall
+from orchestrator.run.accounting import Reading, ThreadMeter, creation_call, driver_time_ns
+
+
+def batch(flags: list[int], durations: list[int]) -> CreationBatch:
+    count = len(flags)
+    return CreationBatch(
+        np.zeros(count, np.int32),
+        np.array(flags, np.uint32),
+        np.array(durations, np.uint64),
+        np.zeros(count, np.uint64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("driver", "cpu", "delay", "blocked"), [(100, 60, 10, 30), (100, 100, 0, 0), (100, 90, 20, 0)]
+)
+def test_blocked_time(driver: int, cpu: int, delay: int, blocked: int) -> None:
+    call = CreationCall(0, 0, driver, cpu, driver, delay, np.arange(1, dtype=np.int32))
+    assert call.blocked_ns == blocked
+
+
+def test_driver_time_is_the_feedback_where_it_is_valid() -> None:
+    assert driver_time_ns(batch([1, 0, 3], [5, 6, 7]), 1000).tolist() == [5, 0, 7]
+
+
+def test_driver_time_without_feedback_is_shared_out_exactly() -> None:
+    assert driver_time_ns(batch([0, 0, 0], [0, 0, 0]), 1001).tolist() == [334, 334, 333]
+    assert driver_time_ns(batch([], []), 1001).tolist() == []
+
+
+def test_a_call_is_the_difference_of_two_readings() -> None:
+    indices = np.arange(2, dtype=np.int32)
+    call = creation_call(3, Reading(100, 10, 5), Reading(160, 40, 9), 50, indices)
+    assert (call.worker, call.start_ns, call.wall_ns, call.cpu_ns, call.run_delay_ns) == (3, 100, 60, 30, 4)
+    lost = creation_call(3, Reading(100, 10, 5), Reading(160, 40, 0), 50, indices)
+    assert lost.run_delay_ns == 0
+
+
+def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
+    with ThreadMeter() as meter:
+        before = meter.begin()
+        sum(range(10_000))
+        after = meter.end()
+        assert after.wall_ns > before.wall_ns
+        assert after.cpu_ns >= before.cpu_ns
+        assert after.run_delay_ns >= before.run_delay_ns
+    assert not meter.has_run_delay
+
+
+def test_the_meter_works_where_the_kernel_keeps_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.run.accounting._SCHEDSTAT", "/nonexistent/schedstat")
+    with ThreadMeter() as meter:
+        assert not meter.has_run_delay
+        assert meter.begin().run_delay_ns == meter.end().run_delay_ns == 0
+
+
+def test_the_meter_gives_up_on_statistics_that_make_no_sense(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    from pathlib import Path
+
+    path = Path(str(tmp_path)) / "schedstat"
+    path.write_text("0\n")
+    monkeypatch.setattr("orchestrator.run.accounting._SCHEDSTAT", str(path))
+    with ThreadMeter() as meter:
+        assert meter.has_run_delay
+        assert meter.begin().run_delay_ns == 0
+        assert not meter.has_run_delay

@@ -1,0 +1,183 @@
+"""F7, cancellation: at every step, in a call, while waiting; nothing in use, nothing leaked, nothing lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import trio
+import trio.testing
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run import OutcomeStatus, Progress, RunReport, run_pipelines
+from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
+
+MOST_STEPS = 400
+
+
+class CancelAtStep(trio.abc.Instrument):
+    """Cancels a scope after so many steps of any task."""
+
+    def __init__(self, scope: trio.CancelScope, steps: int) -> None:
+        self.scope = scope
+        self.left = steps
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        """Count a step."""
+        self.left -= 1
+        if self.left == 0:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("mode", list(CacheMode))
+async def test_cancelled_at_every_step(mode: CacheMode, autojump_clock: trio.testing.MockClock) -> None:
+    cancelled = completed = 0
+    for steps in range(1, MOST_STEPS):
+        device = SimulatedDevice()
+        primary = None if mode is CacheMode.NONE else device.create_pipeline_cache()
+        caches = device.live_caches
+        # Each pipeline links the first, so that workers also are cancelled while they wait.
+        image = simulated_image(range(30), libraries={index: [0] for index in range(1, 30)})
+        prepared = device.prepare(image)
+        report: RunReport | None = None
+        seen: list[Progress] = []
+        with trio.CancelScope() as scope:
+            instrument = CancelAtStep(scope, steps)
+            trio.lowlevel.add_instrument(instrument)
+            try:
+                report = await run_pipelines(
+                    device,
+                    prepared,
+                    workers=2,
+                    mode=mode,
+                    primary=primary,
+                    keep=True,
+                    stop=trio.Event(),
+                    on_progress=seen.append,
+                )
+            finally:
+                trio.lowlevel.remove_instrument(instrument)
+        created = set(device.compile_counts)
+        assert device.live_caches == caches
+        if primary is not None:
+            # Nothing that was compiled is lost, and the primary is free again.
+            data = device.pipeline_cache_data(primary).data
+            fresh = SimulatedDevice()
+            kept = await run_pipelines(
+                fresh, fresh.prepare(image), workers=1, mode=CacheMode.SHARED, primary_data=data
+            )
+            assert kept.cache_hits == len(created)
+            device.destroy_pipeline_cache(primary)
+        if report is not None:
+            assert report.handles is not None
+            device.destroy_pipelines(report.handles)
+        prepared.close()
+        assert device.live_pipelines == 0
+        if report is None:
+            cancelled += 1
+            continue
+        check_sums(report)
+        assert report.compiled == 30
+        completed += 1
+        if completed == 3:
+            break
+    assert cancelled >= 10
+    assert completed == 3, "the run never got through"
+
+
+class Gate:
+    """Holds the driver inside the compilation of one pipeline."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.entered = trio.Event()
+        self.open = threading.Event()
+
+    def __call__(self, key: int) -> None:
+        """Be called by the driver."""
+        if key == self.key:
+            trio.from_thread.run_sync(self.entered.set)
+            assert self.open.wait(60)
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+async def test_a_call_in_flight_is_waited_for(mode: CacheMode) -> None:
+    gate = Gate(key=40)
+    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    primary = device.create_pipeline_cache()
+    prepared = prepared_set(device, 100)
+    ended = False
+
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+
+        async def run() -> None:
+            nonlocal ended
+            with scope:
+                await run_pipelines(device, prepared, workers=2, mode=mode, primary=primary)
+            ended = True
+
+        nursery.start_soon(run)
+        await gate.entered.wait()
+        scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not ended
+        assert device.live_caches == (1 if mode is CacheMode.SHARED else 3)
+        assert 40 not in device.compile_counts
+        gate.open.set()
+    assert scope.cancelled_caught
+    assert device.live_caches == 1
+    assert device.compile_counts[40] == 1
+    assert len(device.compile_counts) < 100
+    data = device.pipeline_cache_data(primary).data
+    assert await hits_of(data, 100) == len(device.compile_counts)
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+async def test_stopping_gives_a_report(mode: CacheMode) -> None:
+    gate = Gate(key=40)
+    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    prepared = prepared_set(device, 100)
+    stop = trio.Event()
+    reports: list[RunReport] = []
+
+    async def run() -> None:
+        reports.append(await run_pipelines(device, prepared, workers=1, mode=mode, stop=stop))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await gate.entered.wait()
+        stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    (report,) = reports
+    check_sums(report)
+    assert report.stopped
+    counts = report.counts()
+    assert counts[OutcomeStatus.NOT_RUN] == 100 - len(device.compile_counts) > 0
+    assert counts[OutcomeStatus.COMPILED] == len(device.compile_counts) > 40
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data, 100) == report.compiled
+
+
+async def test_stopping_wakes_workers_that_wait() -> None:
+    gate = Gate(key=0)
+    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    prepared = device.prepare(simulated_image(range(9), libraries={index: [0] for index in range(1, 9)}))
+    stop = trio.Event()
+    reports: list[RunReport] = []
+
+    async def run() -> None:
+        reports.append(await run_pipelines(device, prepared, workers=3, stop=stop))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        await gate.entered.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+        gate.open.set()
+    counts = reports[0].counts()
+    assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.NOT_RUN]) == (1, 8)
+    assert device.live_caches == 0
