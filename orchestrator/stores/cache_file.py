@@ -9,7 +9,8 @@
 #   update finds the old file, says that it is another driver's, and the next save replaces it.
 # - Reading never raises; what is wrong is a LoadStatus, the field, and a sentence. Nothing reaches a driver
 #   that was not proven to be, byte for byte, what the same driver gave.
-# - Nothing that is worthless replaces something that may be good: no empty data, no bare header.
+# - Nothing that is worthless replaces something that may be good: no empty data, no bare header, no header
+#   with a count of zero.
 # - A driver that fails on proven data gets an empty cache instead, and the file goes into the quarantine.
 #
 # Assumptions: the directory is the user's own (created 0700). A hash finds accidents, not attackers.
@@ -273,11 +274,18 @@ def _not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | 
     difference = inner.difference(identity)
     if difference is not None:
         return f"the data would be refused when loaded: the driver's header differs in {difference}"
-    if len(data) == inner.header_size:
-        return f"the driver's cache holds nothing: its data is a header of {len(data)} bytes"
+    if _only_zeros(data, inner.header_size):
+        # An empty cache of RADV is 36 bytes: the header and a count of zero. A stub's is the header alone.
+        zeros = " and zeros" if len(data) > inner.header_size else ""
+        return f"the driver's cache holds nothing: its {len(data)} bytes are a header{zeros}"
     if PREFIX_HEADER_SIZE + len(data) > cap:
         return f"the file would have {PREFIX_HEADER_SIZE + len(data)} bytes, more than the {cap} that are allowed"
     return None
+
+
+def _only_zeros(data: bytes, start: int) -> bool:
+    # Compiled code is told from zeros by its first bytes, nearly always; the rest is counted only after that.
+    return not any(data[start : start + 64]) and data.count(0, start) == len(data) - start
 
 
 def load_into_cache(

@@ -244,11 +244,13 @@ def test_every_fault_while_loading_is_a_status(tmp_path: Path) -> None:
     ("data", "reason"),
     [
         (b"", "holds nothing: it gave no data"),
-        (driver_data(payload=b""), "holds nothing: its data is a header of 32 bytes"),
+        (driver_data(payload=b""), "holds nothing: its 32 bytes are a header"),
+        (driver_data(payload=bytes(4)), "holds nothing: its 36 bytes are a header and zeros"),
+        (driver_data(payload=bytes(1000)), "holds nothing: its 1032 bytes are a header and zeros"),
         (driver_data()[:31], "would be refused when loaded: the driver's data has 31 bytes"),
         (bytes(100), "would be refused when loaded: headerVersion"),
         (driver_data(NAVI31), "would be refused when loaded: the driver's header differs in deviceID"),
-        (driver_data(payload=bytes(2000)), "the file would have 2160 bytes, more than the 2000"),
+        (driver_data(payload=b"." * 2000), "the file would have 2160 bytes, more than the 2000"),
     ],
 )
 def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, reason: str) -> None:
@@ -261,6 +263,11 @@ def test_what_is_worth_nothing_replaces_nothing(tmp_path: Path, data: bytes, rea
     assert report.saved_bytes == 0
     assert operations.calls == []
     assert path.read_bytes() == file_content()
+
+
+def test_data_that_starts_with_zeros_is_saved(tmp_path: Path) -> None:
+    report = save_cache_file(tmp_path / "file", NAVI21, driver_data(payload=bytes(500) + b"."))
+    assert (report.skipped, report.saved_bytes) == (None, PREFIX_HEADER_SIZE + 32 + 501)
 
 
 @pytest.mark.parametrize("old", [True, False])

@@ -206,7 +206,7 @@ def test_small_data_that_was_dropped_is_seen_behind_the_header(tmp_path: Path) -
     device = device_with(DriverBugs(initial_data_dropped=True))
     path = cache_path(tmp_path, device.identity)
     header = device.pipeline_cache_data(device.create_pipeline_cache()).data
-    save_cache_file(path, device.identity, header + bytes(100))
+    save_cache_file(path, device.identity, header + b"." * 100)
     assert load_into_cache(device, path)[1].status is LoadStatus.DROPPED_BY_DRIVER
 
 
@@ -217,7 +217,7 @@ def test_a_stub_driver_saves_nothing(tmp_path: Path) -> None:
     path = cache_path(tmp_path / "caches", device.identity)
     report = save_cache_file(path, device.identity, device.pipeline_cache_data(cache).data)
     assert report.saved_bytes == 0
-    assert report.skipped == "the driver's cache holds nothing: its data is a header of 32 bytes"
+    assert report.skipped == "the driver's cache holds nothing: its 32 bytes are a header"
     assert not path.parent.exists()
 
 
