@@ -94,6 +94,19 @@ class DeviceFeatures:
     driver_caches: str
 
 
+@frozen
+class RecordedFeatures:
+    """Device features that a capture recorded for its application and that change the code of its pipelines.
+
+    Attributes:
+        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
+        features: Features of recorded structures that were enabled, as (structure, member).
+    """
+
+    robust_buffer_access: bool = False
+    features: frozenset[tuple[str, str]] = frozenset()
+
+
 class DeviceCapabilities(Protocol):
     """Answers what a captured pipeline may need of a device. Names are the registry's own."""
 

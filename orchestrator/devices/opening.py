@@ -1,0 +1,65 @@
+# Purpose: the one place that opens a device by what a user calls it. Nothing else above devices/vulkan imports it;
+# the binding is imported only when a Vulkan device is asked for, so that the package works without libvulkan.
+"""Opens devices by selector."""
+
+from __future__ import annotations
+
+from orchestrator.devices.device import Device, DeviceIdentity, RecordedFeatures
+
+SIMULATED = "simulated"
+
+
+def open_device(
+    selector: str = "",
+    *,
+    recorded: RecordedFeatures | None = None,
+    driver_caches: bool = False,
+    count_host_memory: bool = False,
+) -> Device:
+    """Open a device.
+
+    Args:
+        selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
+            index that `list_devices` shows, a part of a device's or driver's name, ``simulated``, or "" for
+            the first device.
+        recorded: Features that an archive recorded for its application; robustness and what else changes
+            code follow it. None: all of them off.
+        driver_caches: Leave the driver's own caches on.
+        count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
+            costs a call into Python per allocation.
+
+    Returns:
+        The device; the caller closes it.
+
+    Raises:
+        NoDeviceError: Nothing answers to the selector; the message says what does, or what to install.
+        DriverError: The driver refused.
+    """
+    if selector == SIMULATED:
+        from orchestrator.devices.simulated import SimulatedDevice
+
+        return SimulatedDevice()
+    from orchestrator.devices.vulkan.device import VulkanDevice
+
+    return VulkanDevice.open(
+        selector,
+        recorded=recorded or RecordedFeatures(),
+        driver_caches=driver_caches,
+        count_host_memory=count_host_memory,
+    )
+
+
+def list_devices(selector: str = "") -> list[DeviceIdentity]:
+    """Identities of the Vulkan devices that the loader finds, in its order, their index is the selector.
+
+    Args:
+        selector: A target that decides which drivers are asked (``radv:navi21``, ``lavapipe``), or "" for all.
+
+    Raises:
+        NoDeviceError: There is no Vulkan loader.
+    """
+    from orchestrator.devices.vulkan.instance import VulkanInstance
+    from orchestrator.devices.vulkan.selection import Selection
+
+    with VulkanInstance(Selection.parse(selector)) as instance:
+        return [each.identity for each in instance.physical_devices]

@@ -1,0 +1,178 @@
+# Purpose: an instance and the physical devices that it shows, with the identity of each.
+#
+# Guarantees: opening fails with NoDeviceError and a next step where there is no loader or no driver; close()
+# destroys the instance once nothing made from it is left (the caller's duty, as in Vulkan).
+"""Instances and physical devices."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Final, Self
+
+from attrs import frozen
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.loader import GlobalCommands, InstanceCommands, check, library
+from orchestrator.devices.vulkan.selection import Selection, enter
+from orchestrator.errors import NoDeviceError
+from orchestrator.registry import registry
+
+_API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
+_API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
+_ERROR_INITIALIZATION_FAILED: Final = -3
+_ERROR_INCOMPATIBLE_DRIVER: Final = -9
+_NOT_FOUND: Final = (
+    "the Vulkan loader found no device: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
+    "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no driver"
+)
+
+
+@frozen(eq=False)
+class PhysicalDevice:
+    """A physical device of an instance.
+
+    Attributes:
+        handle: VkPhysicalDevice.
+        identity: What caches made on it are valid for.
+        extensions: Names of its device extensions.
+    """
+
+    handle: Any
+    identity: DeviceIdentity
+    extensions: frozenset[str]
+
+
+class VulkanInstance:
+    """A VkInstance for one target. Not shared between threads while it opens or closes.
+
+    Attributes:
+        handle: VkInstance, None once closed.
+        commands: Instance-level commands.
+        extensions: Enabled instance extensions.
+        physical_devices: What the loader found, in its order.
+    """
+
+    def __init__(self, selection: Selection, *, driver_caches: bool = False) -> None:
+        """Create an instance.
+
+        Raises:
+            NoDeviceError: There is no loader, no driver of the selection, or no device.
+            DriverError: The loader or a driver refused.
+        """
+        enter(selection, driver_caches=driver_caches)
+        self.extensions: frozenset[str] = frozenset()
+        application = ffi.new("VkApplicationInfo *")
+        name = ffi.new("char[]", b"orchestrator")
+        application.sType = registry().struct("VkApplicationInfo").s_type
+        application.pApplicationName = application.pEngineName = name
+        application.apiVersion = _API_VERSION_1_4
+        create_info = ffi.new("VkInstanceCreateInfo *")
+        create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
+        create_info.pApplicationInfo = application
+        opened = library()
+        handle = ffi.new("VkInstance *")
+        result = GlobalCommands(opened).vkCreateInstance(create_info, ffi.NULL, handle)
+        if result == _ERROR_INCOMPATIBLE_DRIVER:
+            raise NoDeviceError(_NOT_FOUND)
+        check("vkCreateInstance", result)
+        self.handle = handle[0]
+        self.commands = InstanceCommands(opened, self.handle)
+        try:
+            self.physical_devices = tuple(_enumerate(self.commands, self.handle))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def find(self, selection: Selection) -> PhysicalDevice:
+        """The physical device that a selection means.
+
+        Raises:
+            NoDeviceError: None does; the message lists those there are.
+        """
+        devices = self.physical_devices
+        if not devices:
+            raise NoDeviceError(_NOT_FOUND)
+        if selection.index is not None:
+            if selection.index < len(devices):
+                return devices[selection.index]
+        elif not selection.name:
+            return devices[0]
+        for each in devices:
+            names = f"{each.identity.device_name} {each.identity.driver_name}".lower()
+            if selection.name and selection.name in names:
+                return each
+        found = "; ".join(f"{index}: {each.identity.device_name}" for index, each in enumerate(devices))
+        raise NoDeviceError(f"no device answers to {selection.text!r}; the loader found {found}")
+
+    def close(self) -> None:
+        """Destroy the instance. Idempotent."""
+        if self.handle is not None:
+            handle, self.handle = self.handle, None
+            self.commands.vkDestroyInstance(handle, ffi.NULL)
+
+
+def _enumerate(commands: InstanceCommands, instance: Any) -> list[PhysicalDevice]:
+    count = ffi.new("uint32_t *")
+    result = commands.vkEnumeratePhysicalDevices(instance, count, ffi.NULL)
+    if result == _ERROR_INITIALIZATION_FAILED:
+        raise NoDeviceError(_NOT_FOUND)
+    check("vkEnumeratePhysicalDevices", result)
+    handles = ffi.new("VkPhysicalDevice[]", count[0] or 1)
+    check("vkEnumeratePhysicalDevices", commands.vkEnumeratePhysicalDevices(instance, count, handles))
+    return [
+        PhysicalDevice(
+            handles[number],
+            identity=_identity(commands, handles[number]),
+            extensions=frozenset(_extensions(commands, handles[number])),
+        )
+        for number in range(count[0])
+    ]
+
+
+def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
+    core = ffi.new("VkPhysicalDeviceProperties *")
+    commands.vkGetPhysicalDeviceProperties(handle, core)
+    driver = ffi.new("VkPhysicalDeviceDriverProperties *")
+    driver.sType = registry().struct("VkPhysicalDeviceDriverProperties").s_type
+    if core.apiVersion >= _API_VERSION_1_1:
+        properties = ffi.new("VkPhysicalDeviceProperties2 *")
+        properties.sType = registry().struct("VkPhysicalDeviceProperties2").s_type
+        properties.pNext = driver
+        commands.vkGetPhysicalDeviceProperties2(handle, properties)
+    return DeviceIdentity(
+        vendor_id=core.vendorID,
+        device_id=core.deviceID,
+        driver_version=core.driverVersion,
+        driver_id=int(driver.driverID),
+        driver_abi=ffi.sizeof("void *") * 8,
+        pipeline_cache_uuid=bytes(core.pipelineCacheUUID),
+        api_version=core.apiVersion,
+        device_name=_text(core.deviceName),
+        driver_name=_text(driver.driverName),
+        driver_info=_text(driver.driverInfo),
+    )
+
+
+def _extensions(commands: InstanceCommands, handle: Any) -> list[str]:
+    count = ffi.new("uint32_t *")
+    enumerate_them = commands.vkEnumerateDeviceExtensionProperties
+    check("vkEnumerateDeviceExtensionProperties", enumerate_them(handle, ffi.NULL, count, ffi.NULL))
+    entries = ffi.new("VkExtensionProperties[]", count[0] or 1)
+    check("vkEnumerateDeviceExtensionProperties", enumerate_them(handle, ffi.NULL, count, entries))
+    return [_text(entries[number].extensionName) for number in range(count[0])]
+
+
+def _text(array: Any) -> str:
+    return bytes(ffi.string(array)).decode(errors="replace")

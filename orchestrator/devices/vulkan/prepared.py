@@ -1,0 +1,264 @@
+# Purpose: an image bound to a Vulkan device: a copy of its buffer with real pointers and handles, its objects
+# created, its modules managed.
+#
+# Guarantees: close() destroys everything in reverse order of creation, once. What could not be created makes the
+# pipelines that need it unusable, with the cause, and nothing else.
+#
+# Thread-safety: fields of different pipelines are disjoint, so workers patch them without a lock, as long as no
+# pipeline is in two batches at a time (the seam's rule).
+"""An image bound to a Vulkan device."""
+
+from __future__ import annotations
+
+import struct as binary
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.loader import check
+from orchestrator.devices.vulkan.shader_modules import ShaderModules
+from orchestrator.errors import DriverError, OrchestratorError
+from orchestrator.registry import registry
+
+if TYPE_CHECKING:
+    from orchestrator.devices.vulkan.device import VulkanDevice
+
+_CREATE: Final = {
+    ObjectKind.SAMPLER_YCBCR_CONVERSION: (
+        "vkCreateSamplerYcbcrConversion",
+        "VkSamplerYcbcrConversionCreateInfo",
+    ),
+    ObjectKind.SAMPLER: ("vkCreateSampler", "VkSamplerCreateInfo"),
+    ObjectKind.DESCRIPTOR_SET_LAYOUT: ("vkCreateDescriptorSetLayout", "VkDescriptorSetLayoutCreateInfo"),
+    ObjectKind.PIPELINE_LAYOUT: ("vkCreatePipelineLayout", "VkPipelineLayoutCreateInfo"),
+    ObjectKind.RENDER_PASS: ("vkCreateRenderPass", "VkRenderPassCreateInfo"),
+    ObjectKind.RENDER_PASS_2: ("vkCreateRenderPass2", "VkRenderPassCreateInfo2"),
+}
+_DESTROY: Final = {
+    ObjectKind.SAMPLER_YCBCR_CONVERSION: "vkDestroySamplerYcbcrConversion",
+    ObjectKind.SAMPLER: "vkDestroySampler",
+    ObjectKind.DESCRIPTOR_SET_LAYOUT: "vkDestroyDescriptorSetLayout",
+    ObjectKind.PIPELINE_LAYOUT: "vkDestroyPipelineLayout",
+    ObjectKind.RENDER_PASS: "vkDestroyRenderPass",
+    ObjectKind.RENDER_PASS_2: "vkDestroyRenderPass",
+}
+_FAIL_ON_COMPILE_REQUIRED: Final = 0x100
+_FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
+
+
+class VulkanPreparedPipelines:
+    """Implements `PreparedPipelines`. Made by `VulkanDevice.prepare`.
+
+    Attributes:
+        address: Where the bound buffer lies in memory.
+        library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
+    """
+
+    def __init__(self, device: VulkanDevice, image: CreateInfoImage, module_limit: int) -> None:
+        self._device = device
+        self._image = image
+        self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
+        self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
+        self.address = int(self._words.ctypes.data)
+        self._words[image.pointer_slots >> 3] = image.pointer_targets.astype(np.uint64) + np.uint64(
+            self.address
+        )
+        if not device.features.creation_feedback:
+            self._unlink_feedback()
+        start = image.feedback_offset // 8
+        self._feedback = self._words[start : start + _FEEDBACK_WORDS * len(image)].reshape(
+            -1, _FEEDBACK_WORDS
+        )
+        self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
+        self.library_handles = np.zeros(len(image), np.uint64)
+        self._handles: list[int] = [0] * len(image.objects)
+        self._closed = False
+        self._modules = ShaderModules(
+            image.modules, self._create_module, self._destroy_module, limit=module_limit
+        )
+        self._unusable = self._create_everything()
+
+    @property
+    def image(self) -> CreateInfoImage:
+        """The image that was bound."""
+        return self._image
+
+    @property
+    def unusable(self) -> dict[int, str]:
+        """Pipelines that cannot be handed to the driver, by index, with the cause."""
+        return self._unusable
+
+    def close(self) -> None:
+        """Destroy libraries, modules and objects. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._device.destroy_pipelines(self.library_handles)
+        self._modules.close()
+        commands = self._device.commands
+        for entry, handle in reversed(list(zip(self._image.objects, self._handles, strict=True))):
+            if handle:
+                getattr(commands, _DESTROY[entry.kind])(self._device.handle, handle, self._device.allocator)
+        self._device.forget(self)
+
+    def create_infos(
+        self, kind: PipelineKind, indices: npt.NDArray[np.int32], *, fail_on_compile_required: bool
+    ) -> npt.NDArray[np.uint8]:
+        """Contiguous create infos of some pipelines of one kind, shape (n, stride), handles filled in."""
+        image = self._image
+        if image.library_slots.size:
+            for index in indices:
+                first, last = image.library_slot_start[index], image.library_slot_start[index + 1]
+                slots = image.library_slots[first:last] >> 3
+                self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
+        infos = self._infos[kind][indices - image.first_of(kind)]
+        if fail_on_compile_required:
+            flags = infos[:, _flags_offset(kind) :][:, :4].copy().view(np.uint32)
+            infos[:, _flags_offset(kind) : _flags_offset(kind) + 4] = (
+                flags | _FAIL_ON_COMPILE_REQUIRED
+            ).view(np.uint8)
+        slots_2 = image.flags2_slots[indices]
+        slots_2 = slots_2[slots_2 >= 0] >> 3
+        if slots_2.size:
+            mask = np.uint64(_FAIL_ON_COMPILE_REQUIRED)
+            cleared = self._words[slots_2] & ~mask
+            self._words[slots_2] = cleared | mask if fail_on_compile_required else cleared
+        self._feedback[indices] = 0
+        return infos
+
+    def take_feedback(
+        self, indices: npt.NDArray[np.int32]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+        """Creation feedback of pipelines after their call: flags, durations in ns."""
+        entries = self._feedback[indices]
+        return entries[:, 0].astype(np.uint32), entries[:, 1].copy()
+
+    def info_address(self, index: int) -> int:
+        """Address of one pipeline's create info in the bound buffer."""
+        return self.address + int(self._image.offsets[index])
+
+    def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
+        """Make the modules of pipelines and fill their fields; release what is returned after the call.
+
+        Raises:
+            OrchestratorError: One could not be read or made.
+        """
+        if self._modules.all_made:
+            return []
+        image = self._image
+        acquired: list[int] = []
+        try:
+            for index in indices:
+                for slot in range(image.module_slot_start[index], image.module_slot_start[index + 1]):
+                    module = int(image.module_slot_module[slot])
+                    self._words[image.module_slots[slot] >> 3] = self._modules.acquire(module)
+                    acquired.append(module)
+        except BaseException:
+            self.release_modules(acquired)
+            raise
+        return acquired
+
+    def release_modules(self, acquired: list[int]) -> None:
+        """End the use of modules that `acquire_modules` returned."""
+        for each in acquired:
+            self._modules.release(each)
+
+    def _infos_of(self, kind: PipelineKind) -> npt.NDArray[np.uint8]:
+        image = self._image
+        count, stride = image.counts[kind], image.strides[kind]
+        if not count:
+            return np.zeros((0, stride), np.uint8)
+        first = int(image.offsets[image.first_of(kind)])
+        return self._words.view(np.uint8)[first : first + count * stride].reshape(count, stride)
+
+    def _unlink_feedback(self) -> None:
+        following = self._image.feedback_next
+        bound = following.astype(np.uint64) + np.uint64(self.address)
+        self._words[self._image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
+
+    def _create_everything(self) -> dict[int, str]:
+        image = self._image
+        problems: dict[int, str] = {}
+        slot_start = np.searchsorted(image.object_slot_object, np.arange(len(image.objects) + 1))
+        for number, entry in enumerate(image.objects):
+            broken = next((problems[each] for each in entry.dependencies if each in problems), None)
+            if broken is not None:
+                problems[number] = broken
+                continue
+            try:
+                self._handles[number] = self._create_object(entry)
+            except DriverError as error:
+                problems[number] = f"{entry.kind.value} {entry.key:016x}: {error}"
+                continue
+            slots = image.object_slots[slot_start[number] : slot_start[number + 1]] >> 3
+            self._words[slots] = self._handles[number]
+        unusable = self._unusable_by(problems, image.object_start, image.object_index)
+        broken_modules = self._modules.make_all()
+        if self._modules.all_made:
+            handles = self._modules.handles()
+            table = np.array([handles.get(each, 0) for each in range(len(image.modules))], np.uint64)
+            if table.size:
+                self._words[image.module_slots >> 3] = table[image.module_slot_module]
+            unusable |= self._unusable_by(broken_modules, image.module_slot_start, image.module_slot_module)
+        return unusable
+
+    def _unusable_by(
+        self, problems: dict[int, str], start: npt.NDArray[np.int64], index: npt.NDArray[np.int32]
+    ) -> dict[int, str]:
+        """Pipelines that need what could not be made."""
+        if not problems:
+            return {}
+        positions = np.flatnonzero(np.isin(index, list(problems)))
+        pipelines = np.searchsorted(start, positions, side="right") - 1
+        return {
+            int(pipeline): problems[int(index[position])]
+            for pipeline, position in zip(pipelines, positions, strict=True)
+        }
+
+    def _create_object(self, entry: ImageObject) -> int:
+        command, struct = _CREATE[entry.kind]
+        info = ffi.cast(f"{struct} *", self.address + entry.offset)
+        handle = ffi.new("uint64_t *")
+        create = getattr(self._device.commands, command)
+        check(command, create(self._device.handle, info, self._device.allocator, handle))
+        return int(handle[0])
+
+    def _create_module(self, module: ImageModule) -> int:
+        code = module.load()
+        info = ffi.new("VkShaderModuleCreateInfo *")
+        info.sType = registry().struct("VkShaderModuleCreateInfo").s_type
+        info.flags = module.flags
+        info.codeSize = len(code)
+        words = ffi.from_buffer("uint32_t[]", code)
+        info.pCode = words
+        handle = ffi.new("uint64_t *")
+        create = self._device.commands.vkCreateShaderModule
+        try:
+            check("vkCreateShaderModule", create(self._device.handle, info, self._device.allocator, handle))
+        except DriverError as error:
+            raise ModuleRefusedError(module.key, error) from None
+        return int(handle[0])
+
+    def _destroy_module(self, handle: int) -> None:
+        self._device.commands.vkDestroyShaderModule(self._device.handle, handle, self._device.allocator)
+
+
+class ModuleRefusedError(OrchestratorError):
+    """The driver refused a shader module."""
+
+    def __init__(self, key: int, error: DriverError) -> None:
+        super().__init__(f"shader module {key:016x}: {error}")
+
+
+def _flags_offset(kind: PipelineKind) -> int:
+    """Offset of the 32-bit creation flags; the same in all three structures: after sType and pNext."""
+    del kind
+    return binary.calcsize("<I4xQ")
+
+
+def pointer_to(array: npt.NDArray[Any], ctype: str) -> Any:
+    """A cffi pointer to a numpy array's memory; the caller keeps the array alive during the call."""
+    return ffi.cast(ctype, array.ctypes.data)
