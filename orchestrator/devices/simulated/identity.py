@@ -104,8 +104,8 @@ class SimulatedCapabilities:
     """
 
     api_version: int = API_VERSION
-    missing_extensions: frozenset[str] = field(default=frozenset(), converter=frozenset)
-    missing_features: frozenset[tuple[str, str]] = field(default=frozenset(), converter=frozenset)
+    missing_extensions: frozenset[str] = frozenset()
+    missing_features: frozenset[tuple[str, str]] = frozenset()
     properties: Mapping[tuple[str, str], int | float | tuple[int, ...] | None] = field(factory=dict)
     formats: Mapping[int, tuple[int, int, int]] = field(factory=dict)
 

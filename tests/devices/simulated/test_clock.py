@@ -1,0 +1,94 @@
+# Purpose: clocks and costs: burns last as long as asked by the thread's own clock, virtual time is exact, and costs
+# depend on the key alone.
+"""Clocks and costs of the simulated driver."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.devices.simulated import CostModel, CpuClock, VirtualClock, lognormal_cost
+
+
+@pytest.mark.parametrize("duration_ns", [0, 1, 3_000, 100_000, 3_000_000])
+def test_a_burn_uses_at_least_the_time_asked_for(duration_ns: int) -> None:
+    clock = CpuClock()
+    start = time.thread_time_ns()
+    clock.spend(duration_ns)
+    assert time.thread_time_ns() - start >= duration_ns
+
+
+def test_a_burn_runs_without_the_interpreter_lock() -> None:
+    # If the lock were held, this thread could not see the other one burn: it would go on after the burn only.
+    clock = CpuClock()
+    begin, over = threading.Event(), threading.Event()
+
+    def burn() -> None:
+        begin.set()
+        clock.spend(50_000_000)
+        over.set()
+
+    thread = threading.Thread(target=burn)
+    thread.start()
+    assert begin.wait(30.0)
+    seen = 0
+    while not over.is_set():
+        seen += 1
+    thread.join(30.0)
+    assert seen > 0
+
+
+def test_the_clock_of_a_burn_is_the_wall() -> None:
+    clock = CpuClock()
+    before = clock.now_ns()
+    clock.spend(200_000)
+    assert clock.now_ns() - before >= 200_000
+
+
+def test_virtual_time_is_each_threads_own() -> None:
+    clock = VirtualClock()
+    clock.spend(100)
+    seen: list[int] = []
+
+    def other() -> None:
+        start = clock.now_ns()
+        clock.spend(7)
+        seen.append(clock.now_ns() - start)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == [7]
+    assert clock.now_ns() == 100
+    clock.advance(1_000)
+    assert clock.now_ns() == 1_100
+    assert clock.spent_ns == 107
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**32))
+def test_lognormal_costs_depend_on_key_and_seed_alone(key: int, seed: int) -> None:
+    first = lognormal_cost(1_000_000, 1.0, seed)
+    assert first(key) == lognormal_cost(1_000_000, 1.0, seed)(key)
+    assert first(key) >= 1
+
+
+def test_lognormal_costs_have_the_median_and_the_tail_asked_for() -> None:
+    draws = [lognormal_cost(1_000_000, 1.0, seed=3)(key) for key in range(4_000)]
+    # Median e^0, mean e^(1/2), of 4,000 draws that never change.
+    assert statistics.median(draws) == pytest.approx(1_000_000, rel=0.06)
+    assert statistics.mean(draws) == pytest.approx(1_648_721, rel=0.1)
+    assert draws != [lognormal_cost(1_000_000, 1.0, seed=4)(key) for key in range(4_000)]
+
+
+def test_mapped_costs_fall_back() -> None:
+    model = CostModel.mapped({1: 10}, default=20, hit_ns=3)
+    assert (model.compile_ns(1), model.compile_ns(2), model.hit_ns) == (10, 20, 3)
+
+
+def test_constant_costs() -> None:
+    assert CostModel.constant(9).compile_ns(77) == 9

@@ -1,0 +1,231 @@
+# Purpose: each locking strategy keeps threads apart as it says, and the waits that it causes are known exactly.
+# Threads are lined up by barriers and by the lock's own count of waiting threads; time is a VirtualClock that the
+# test advances, so the figures are exact and nothing sleeps.
+"""Locking strategies and their waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import CreationBatch, PipelineCache
+from orchestrator.devices.simulated import (
+    CostModel,
+    LockingStrategy,
+    SimulatedDevice,
+    SimulatedOptions,
+    VirtualClock,
+    simulated_image,
+)
+from orchestrator.devices.simulated.locking import LockWait, ReadWriteLock
+
+PATIENCE_S = 30.0
+SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the threads did not line up"
+        time.sleep(0)
+
+
+class Meeting:
+    """Holds compiles until so many are inside, or until the test says go."""
+
+    def __init__(self) -> None:
+        self.inside: list[int] = []
+        self.go = threading.Event()
+
+    def __call__(self, key: int) -> None:
+        self.inside.append(key)
+        assert self.go.wait(PATIENCE_S)
+
+
+def lock_of(device: SimulatedDevice, cache: PipelineCache) -> ReadWriteLock:
+    with device._using(cache, "look at its lock") as used:
+        return used.lock
+
+
+def start(
+    pool: ThreadPoolExecutor, device: SimulatedDevice, index: int, cache: PipelineCache
+) -> Future[tuple[CreationBatch, int, int]]:
+    # One image a thread: the pipelines of one image are created by one thread at a time.
+    prepared = device.prepare(simulated_image([1, 2]))
+
+    def create() -> tuple[CreationBatch, int, int]:
+        batch = device.create_pipelines(prepared, np.array([index], np.int32), cache)
+        call = device.last_call()
+        assert call is not None
+        assert call.pipeline_lock_wait_ns.tolist() == [call.lock_wait_ns]
+        return batch, call.lock_wait_ns, threading.get_ident()
+
+    return pool.submit(create)
+
+
+@pytest.mark.parametrize("strategy", SERIAL)
+def test_compiles_under_the_lock_wait_for_each_other(strategy: LockingStrategy) -> None:
+    clock, meeting = VirtualClock(), Meeting()
+    device = SimulatedDevice(
+        SimulatedOptions(clock=clock, locking=strategy, on_compile=meeting, cost=CostModel.constant(10))
+    )
+    cache = device.create_pipeline_cache()
+    lock = lock_of(device, cache)
+    with ThreadPoolExecutor(2) as pool:
+        first = start(pool, device, 0, cache)
+        until(lambda: meeting.inside == [1])
+        second = start(pool, device, 1, cache)
+        until(lambda: lock.waiting == 1)
+        assert meeting.inside == [1]
+        clock.advance(123_456)
+        meeting.go.set()
+        first_batch, first_wait, _ = first.result(PATIENCE_S)
+        second_batch, second_wait, second_thread = second.result(PATIENCE_S)
+    assert first_wait == 0
+    assert second_wait == 123_456
+    assert device.true_lock_wait_ns() == 123_456
+    assert device.true_lock_wait_ns(second_thread) == 123_456
+    assert device.true_lock_wait_ns(threading.get_ident()) == 0
+    # Feedback is what the call took inside the driver, the wait included.
+    assert second_batch.durations_ns.tolist() == [123_456 + 10]
+    assert first_batch.durations_ns.tolist() == [123_456 + 10]
+    device.close()
+
+
+@pytest.mark.parametrize("strategy", SERIAL)
+def test_nothing_is_compiled_twice_under_the_lock(strategy: LockingStrategy) -> None:
+    meeting = Meeting()
+    device = SimulatedDevice(SimulatedOptions(locking=strategy, on_compile=meeting))
+    cache = device.create_pipeline_cache()
+    lock = lock_of(device, cache)
+    with ThreadPoolExecutor(2) as pool:
+        first = start(pool, device, 0, cache)
+        until(lambda: meeting.inside == [1])
+        second = start(pool, device, 0, cache)
+        until(lambda: lock.waiting == 1)
+        meeting.go.set()
+        flags = sorted(int(each.result(PATIENCE_S)[0].feedback_flags[0]) for each in (first, second))
+    assert device.compile_counts == {1: 1}
+    assert flags == [1, 3]
+    device.close()
+
+
+@pytest.mark.parametrize("strategy", [LockingStrategy.SINGLE_LEVEL, LockingStrategy.NONE])
+def test_two_threads_may_both_compile_where_the_lock_is_not_held(strategy: LockingStrategy) -> None:
+    both = threading.Barrier(2)
+
+    def meet(_key: int) -> None:
+        both.wait(PATIENCE_S)
+
+    device = SimulatedDevice(SimulatedOptions(locking=strategy, on_compile=meet))
+    cache = device.create_pipeline_cache()
+    empty = device.pipeline_cache_size(cache)
+    with ThreadPoolExecutor(2) as pool:
+        done = [start(pool, device, 0, cache) for _ in range(2)]
+        flags = [int(each.result(PATIENCE_S)[0].feedback_flags[0]) for each in done]
+    assert device.compile_counts == {1: 2}
+    assert flags == [1, 1]
+    assert device.true_lock_wait_ns() == 0
+    # The second insertion did nothing.
+    entry = device.pipeline_cache_size(cache) - empty
+    assert entry > 0
+    data = device.pipeline_cache_data(cache).data
+    assert len(data) == empty + entry
+    assert data.count(device.driver.binary_key(1)[:16]) >= 1
+    device.close()
+
+
+def test_an_externally_synchronized_cache_takes_no_lock() -> None:
+    device = SimulatedDevice(SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE))
+    cache = device.create_pipeline_cache(externally_synchronized=True)
+    prepared = device.prepare(simulated_image([1]))
+    with lock_of(device, cache).write(LockWait()):
+        batch = device.create_pipelines(prepared, np.array([0], np.int32), cache)
+    assert batch.results.tolist() == [0]
+    device.close()
+
+
+# The lock itself.
+
+
+def test_a_free_lock_counts_no_wait() -> None:
+    lock, wait = ReadWriteLock(VirtualClock()), LockWait()
+    with lock.read(wait), lock.read(wait):
+        assert lock.waiting == 0
+    with lock.write(wait):
+        pass
+    assert wait.ns == 0
+
+
+@pytest.mark.parametrize("holder", ["read", "write"])
+@pytest.mark.parametrize("waiter", ["read", "write"])
+def test_only_readers_share(holder: str, waiter: str) -> None:
+    clock = VirtualClock()
+    lock, wait = ReadWriteLock(clock), LockWait()
+    entered = threading.Event()
+
+    def enter() -> None:
+        with getattr(lock, waiter)(wait):
+            entered.set()
+
+    thread = threading.Thread(target=enter)
+    with getattr(lock, holder)(LockWait()):
+        thread.start()
+        if holder == waiter == "read":
+            assert entered.wait(PATIENCE_S)
+        else:
+            until(lambda: lock.waiting == 1)
+            assert not entered.is_set()
+            clock.advance(1_000)
+    thread.join(PATIENCE_S)
+    assert entered.is_set()
+    assert wait.ns == (0 if holder == waiter == "read" else 1_000)
+
+
+def test_a_waiting_writer_goes_before_later_readers() -> None:
+    lock = ReadWriteLock(VirtualClock())
+    order: list[str] = []
+
+    def enter(kind: str) -> None:
+        with getattr(lock, kind)(LockWait()):
+            order.append(kind)
+
+    writer = threading.Thread(target=enter, args=("write",))
+    reader = threading.Thread(target=enter, args=("read",))
+    with lock.read(LockWait()):
+        writer.start()
+        until(lambda: lock.waiting == 1)
+        reader.start()
+        until(lambda: lock.waiting == 2)
+    writer.join(PATIENCE_S)
+    reader.join(PATIENCE_S)
+    assert order == ["write", "read"]
+
+
+@pytest.mark.parametrize("strategy", LockingStrategy)
+def test_many_threads_on_one_cache_leave_it_whole(strategy: LockingStrategy) -> None:
+    device = SimulatedDevice(SimulatedOptions(locking=strategy, migrate_every=3))
+    cache = device.create_pipeline_cache()
+    image = simulated_image(range(1, 41))
+    everything = np.arange(40, dtype=np.int32)
+
+    def work(shift: int) -> None:
+        prepared = device.prepare(image)
+        for index in np.roll(everything, shift):
+            device.create_pipelines(prepared, np.array([index], np.int32), cache)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(work, 10 * worker) for worker in range(4)]:
+            done.result(PATIENCE_S)
+    again = device.create_pipelines(device.prepare(image), everything, cache)
+    assert again.feedback_flags.tolist() == [3] * 40
+    # Nobody advanced the clock.
+    assert device.true_lock_wait_ns() == 0
+    if strategy in SERIAL:
+        assert set(device.compile_counts.values()) == {1}
+    device.close()
