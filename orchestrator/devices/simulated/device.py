@@ -215,6 +215,8 @@ class SimulatedDevice:
     ) -> CreationBatch:
         """Create a batch of pipelines; see `Device.create_pipelines`.
 
+        The first pipeline of a library is the prepared image's until that is closed, and its handle is 0 here.
+
         Raises:
             ExternalSynchronizationError: The cache, or one of the pipelines, is in use by another thread.
             DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice, or
@@ -251,9 +253,8 @@ class SimulatedDevice:
                 if feedback:
                     batch.feedback_flags[position] = made.feedback_flags
                     batch.durations_ns[position] = made.duration_ns
-                if made.result == SUCCESS and (keep or ours.is_library(index)):
-                    handle = self._keep(ours, index, mine=not keep)
-                    batch.handles[position] = handle if keep else 0
+                if made.result == SUCCESS:
+                    batch.handles[position] = self._settle(ours, index, keep=keep)
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
@@ -268,8 +269,6 @@ class SimulatedDevice:
                 raise DeviceError("destroy_pipelines: not a live pipeline of this device, or given twice")
             for handle in given:
                 del self._pipelines[handle]
-            for prepared in self._prepared:
-                prepared.drop_libraries(given)
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
@@ -396,15 +395,14 @@ class SimulatedDevice:
             raise DeviceError(f"{what}: the prepared pipelines are closed, or another device's")
         return prepared
 
-    def _keep(self, prepared: SimulatedPipelines, index: int, *, mine: bool) -> int:
+    def _settle(self, prepared: SimulatedPipelines, index: int, *, keep: bool) -> int:
+        """Give a new pipeline to its prepared image, to the caller, or to nobody; the caller's handle, or 0."""
         handle = next(_next_handle)
-        with self._mutex:
-            self._pipelines[handle] = index
-            if prepared.is_library(index):
-                replaced = prepared.set_library(index, handle, owned=mine)
-                if replaced is not None:
-                    self._pipelines.pop(replaced, None)
-        return handle
+        mine = prepared.take_library(index, handle)
+        if mine or keep:
+            with self._mutex:
+                self._pipelines[handle] = prepared.key_of(index)
+        return handle if keep and not mine else 0
 
     def _forget(self, prepared: SimulatedPipelines, libraries: Sequence[int]) -> None:
         with self._mutex:

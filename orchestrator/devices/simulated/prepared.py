@@ -42,8 +42,8 @@ class SimulatedPipelines:
         self._mutex = threading.Lock()
         self._in_use: set[int] = set()
         self._closed = False
-        # Library pipelines that exist, by index: handle, and whether it is ours to destroy.
-        self._libraries: dict[int, tuple[int, bool]] = {}
+        # Handles of the library pipelines that exist, by index.
+        self._libraries: dict[int, int] = {}
 
     @property
     def image(self) -> CreateInfoImage:
@@ -58,10 +58,6 @@ class SimulatedPipelines:
     def key_of(self, index: int) -> int:
         """Key of a pipeline in its set."""
         return self._keys[index]
-
-    def is_library(self, index: int) -> bool:
-        """Whether others may link a pipeline."""
-        return self._is_library[index]
 
     def is_usable(self, index: int) -> bool:
         """Whether a pipeline can be handed to the driver now: nothing is wrong with it and what it links exists."""
@@ -107,23 +103,10 @@ class SimulatedPipelines:
             with self._mutex:
                 self._in_use -= given
 
-    def set_library(self, index: int, handle: int, *, owned: bool) -> int | None:
-        """Link this pipeline from now on wherever the library of an index is linked.
-
-        Returns:
-            The handle that it replaces and that is to be destroyed, or None.
-        """
+    def take_library(self, index: int, handle: int) -> bool:
+        """Own a pipeline if it is the first of its library: what links it needs it until this is closed."""
         with self._mutex:
-            before = self._libraries.get(index)
-            self._libraries[index] = handle, owned
-            return before[0] if before is not None and before[1] else None
-
-    def drop_libraries(self, handles: Sequence[int]) -> None:
-        """Link pipelines that were destroyed no more."""
-        with self._mutex:
-            for index, (handle, _) in list(self._libraries.items()):
-                if handle in handles:
-                    del self._libraries[index]
+            return self._is_library[index] and self._libraries.setdefault(index, handle) == handle
 
     def close(self) -> None:
         """Destroy the libraries behind it. Idempotent.
@@ -139,6 +122,6 @@ class SimulatedPipelines:
                     "close: the prepared pipelines are in use by another thread"
                 )
             self._closed = True
-            owned = [handle for handle, mine in self._libraries.values() if mine]
+            owned = list(self._libraries.values())
             self._libraries.clear()
         self._forget(self, owned)
