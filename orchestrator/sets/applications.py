@@ -1,16 +1,254 @@
-# Purpose: the record that says which application a set belongs to, and the records that link others to it.
-# Guarantees: keys are those that the format's recorders compute, so a set packed here merges with captures.
-"""Application and link records."""
+# Purpose: which applications a set was recorded from, and what that means for compiling it: robust buffer and
+# image access change the code that a driver makes, so a pipeline is compiled as its application would have it.
+#
+# A set's application infos (tag 0) hold the features that each application enabled, as far as they change
+# shader code; its links (tag 8) say "application A used the record (tag, hash)". From these, groups:
+# - Applications that enable the same features are one group. A structure or member that is recorded as 0
+#   enables nothing, and is equal to one that is not recorded. The order of the chain does not matter.
+# - A pipeline that applications of several groups used is in each of them.
+# - A pipeline without a link is in the group of the only application or, where there are several, of the first
+#   in the order of the set.
+# - A set without applications is one group without robustness.
+# - Groups are in the order of their first application; a group without pipelines is left out, unless the set
+#   has no pipelines at all.
+# Links may be half of all records. Where all applications enable the same, they are not looked at.
+#
+# Records that we write are encoded here too; their keys are those that the format's recorders compute, so a set
+# packed here merges with captures.
+#
+# Guarantees: a damaged application info or link is reported and left out, never raised. Thread-safe.
+"""Applications of a set, and its pipelines grouped by the features that were recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
+from attrs import field, frozen
 
-from orchestrator.errors import ManifestError
+from orchestrator.errors import ManifestError, RecordError
+from orchestrator.sets.combined_records import record_offset
 from orchestrator.sets.hashes import application_hash, link_hash
+from orchestrator.sets.jobs import PIPELINE_TAGS
+from orchestrator.sets.modules import PAYLOAD_VERSIONS
+from orchestrator.sets.records import Damage, RecordSource, RecordTag
 from orchestrator.sets.structures import encode_chain, handle
+
+FeatureChain = tuple[tuple[int, dict[str, int]], ...]
+"""Feature structures of a pNext chain: sType, and the recorded members with their values."""
+
+_UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+_Hash = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-fA-F]{16}\Z")]
+_T = TypeVar("_T")
+
+
+class _ApplicationInfo(msgspec.Struct, rename="camel"):
+    application_name: str | None = None
+    engine_name: str | None = None
+    application_version: _UInt32 = 0
+    engine_version: _UInt32 = 0
+    api_version: _UInt32 = 0
+
+
+class _Features(msgspec.Struct):
+    robust_buffer_access: _UInt32 = msgspec.field(default=0, name="robustBufferAccess")
+    chain: list[dict[str, _UInt32]] = msgspec.field(default_factory=list, name="pNext")
+
+
+class _ApplicationDocument(msgspec.Struct, rename="camel"):
+    version: int
+    application_info: _ApplicationInfo
+    physical_device_features: _Features
+
+
+class _Link(msgspec.Struct):
+    application: _Hash
+    tag: int
+    hash: _Hash
+
+
+class _LinkDocument(msgspec.Struct):
+    version: int
+    link: _Link
+
+
+_application_decoder = msgspec.json.Decoder(_ApplicationDocument)
+_link_decoder = msgspec.json.Decoder(_LinkDocument)
+
+
+@frozen
+class Application:
+    """An application that a set was recorded from.
+
+    Attributes:
+        key: Its hash in the set: of what it calls itself and the features it enabled.
+        name: VkApplicationInfo::pApplicationName, None for null.
+        engine: VkApplicationInfo::pEngineName, None for null.
+        application_version: VkApplicationInfo::applicationVersion.
+        engine_version: VkApplicationInfo::engineVersion.
+        api_version: VkApplicationInfo::apiVersion.
+        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
+        features: The feature structures that it enabled, as far as they were recorded.
+    """
+
+    key: int
+    name: str | None
+    engine: str | None
+    application_version: int
+    engine_version: int
+    api_version: int
+    robust_buffer_access: bool
+    features: FeatureChain = field(hash=False)
+
+    @property
+    def hash(self) -> int:
+        """The hash recomputed; other than `key` where the record is not what it is named."""
+        return application_hash(
+            application_version=self.application_version,
+            engine_version=self.engine_version,
+            api_version=self.api_version,
+            application_name=self.name,
+            engine_name=self.engine,
+            robust_buffer_access=int(self.robust_buffer_access),
+            features=self.features,
+        )
+
+
+@frozen
+class Link:
+    """An application used a record.
+
+    Attributes:
+        application: Hash of the application.
+        tag: What the record holds, as a number.
+        key: Hash of the record.
+    """
+
+    application: int
+    tag: int
+    key: int
+
+
+@frozen
+class RecordedFeatures:
+    """Physical-device features that applications enabled, as far as they change shader code.
+
+    Attributes:
+        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
+        chain: The feature structures.
+    """
+
+    robust_buffer_access: bool = False
+    chain: FeatureChain = field(default=(), hash=False)
+
+
+@frozen
+class RobustnessGroup:
+    """Pipelines to compile with the same features.
+
+    Attributes:
+        features: What their applications enabled.
+        applications: Hashes of the applications, in the order of the set; none where the set has none.
+        pipelines: (tag, hash) of each, in the order of the set: graphics, compute, ray tracing.
+    """
+
+    features: RecordedFeatures
+    applications: tuple[int, ...]
+    pipelines: tuple[tuple[RecordTag, int], ...] = field(repr=False)
+
+
+def decode_application(key: int, payload: bytes, offset: int | None = None) -> Application:
+    """Decode the payload of an application info (tag 0).
+
+    Args:
+        key: The record's hash.
+        payload: The decompressed payload.
+        offset: Where the record is in its file, for messages.
+
+    Raises:
+        RecordError: It is damaged.
+    """
+    document = _decode(_application_decoder, RecordTag.APPLICATION_INFO, key, payload, offset)
+    _check_version(document.version, RecordTag.APPLICATION_INFO, key, offset)
+    chain = []
+    for members in document.physical_device_features.chain:
+        if "sType" not in members:
+            reason = "application info: a feature structure has no sType"
+            raise RecordError(RecordTag.APPLICATION_INFO, key, reason, offset)
+        chain.append((members["sType"], {name: each for name, each in members.items() if name != "sType"}))
+    info = document.application_info
+    return Application(
+        key=key,
+        name=info.application_name,
+        engine=info.engine_name,
+        application_version=info.application_version,
+        engine_version=info.engine_version,
+        api_version=info.api_version,
+        robust_buffer_access=document.physical_device_features.robust_buffer_access != 0,
+        features=tuple(chain),
+    )
+
+
+def decode_link(key: int, payload: bytes, offset: int | None = None) -> Link:
+    """Decode the payload of an application-blob link (tag 8).
+
+    Args:
+        key: The record's hash.
+        payload: The decompressed payload.
+        offset: Where the record is in its file, for messages.
+
+    Raises:
+        RecordError: It is damaged.
+    """
+    document = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, payload, offset)
+    _check_version(document.version, RecordTag.APPLICATION_BLOB_LINK, key, offset)
+    link = document.link
+    return Link(int(link.application, 16), link.tag, int(link.hash, 16))
+
+
+def read_applications(
+    source: RecordSource, report: Callable[[Damage], None] | None = None
+) -> tuple[Application, ...]:
+    """All applications of a set that can be read, in its order.
+
+    Args:
+        source: The set.
+        report: Takes what is damaged.
+    """
+    tag = RecordTag.APPLICATION_INFO
+    return tuple(_read_all(source, tag, decode_application, report))
+
+
+def robustness_groups(
+    source: RecordSource, report: Callable[[Damage], None] | None = None
+) -> tuple[RobustnessGroup, ...]:
+    """Group the pipelines of a set by the features that were recorded; the rules are at the top of the module.
+
+    Args:
+        source: The set.
+        report: Takes what is damaged.
+
+    Returns:
+        At least one group.
+    """
+    pipelines = tuple((tag, key) for tag in PIPELINE_TAGS for key in source.keys(tag))
+    applications = read_applications(source, report)
+    if not applications:
+        return (RobustnessGroup(RecordedFeatures(), (), pipelines),)
+    members: dict[object, list[Application]] = {}
+    for application in applications:
+        members.setdefault(_enabled(application), []).append(application)
+    if len(members) == 1:
+        return (_group(applications, pipelines),)
+    groups = list(members.values())
+    used = _pipelines_used(source, groups, report)
+    chosen: list[list[tuple[RecordTag, int]]] = [[] for _ in groups]
+    for pipeline in pipelines:
+        for index in sorted(used.get(pipeline, ())) or (0,):
+            chosen[index].append(pipeline)
+    result = tuple(_group(group, each) for group, each in zip(groups, chosen, strict=True) if each)
+    return result or (_group(groups[0], ()),)
 
 
 def encode_application(
@@ -62,6 +300,72 @@ def encode_link(application: int, tag: int, key: int, format_version: int) -> tu
     """Key and payload of the record that says that an application used another record."""
     link = {"application": handle(application), "tag": tag, "hash": handle(key)}
     return link_hash(application, tag, key), msgspec.json.encode({"version": format_version, "link": link})
+
+
+def _pipelines_used(
+    source: RecordSource, groups: list[list[Application]], report: Callable[[Damage], None] | None
+) -> dict[tuple[RecordTag, int], set[int]]:
+    """For each pipeline that has links, the groups whose applications used it."""
+    group_of = {application.key: index for index, group in enumerate(groups) for application in group}
+    used: dict[tuple[RecordTag, int], set[int]] = {}
+    for link in _read_all(source, RecordTag.APPLICATION_BLOB_LINK, decode_link, report):
+        if link.tag in PIPELINE_TAGS and link.application in group_of:
+            used.setdefault((RecordTag(link.tag), link.key), set()).add(group_of[link.application])
+    return used
+
+
+def _group(
+    applications: Iterable[Application], pipelines: Iterable[tuple[RecordTag, int]]
+) -> RobustnessGroup:
+    members = tuple(applications)
+    features = RecordedFeatures(members[0].robust_buffer_access, members[0].features)
+    return RobustnessGroup(features, tuple(each.key for each in members), tuple(pipelines))
+
+
+def _enabled(application: Application) -> object:
+    """What an application enables, comparable: zeros are left out, order does not matter."""
+    enabled = {
+        (s_type, name, value)
+        for s_type, members in application.features
+        for name, value in members.items()
+        if value
+    }
+    return application.robust_buffer_access, frozenset(enabled)
+
+
+def _read_all(
+    source: RecordSource,
+    tag: RecordTag,
+    decode: Callable[[int, bytes, int | None], _T],
+    report: Callable[[Damage], None] | None,
+) -> Iterable[_T]:
+    """Decode all records of a tag; report the damaged ones and go on."""
+    for key in source.keys(tag):
+        try:
+            payload = source.payload(tag, key)
+        except RecordError:
+            continue  # the source has it in its own damage
+        try:
+            yield decode(key, payload, None)
+        except RecordError as error:
+            if report is not None:
+                report(Damage(record_offset(source, tag, key), int(tag), key, error.reason))
+
+
+def _decode(
+    decoder: msgspec.json.Decoder[_T], tag: RecordTag, key: int, payload: bytes, offset: int | None
+) -> _T:
+    end = payload.find(b"\0")
+    try:
+        return decoder.decode(payload if end < 0 else payload[:end])
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise RecordError(tag, key, f"{tag.name.lower()}: {error}", offset) from error
+
+
+def _check_version(version: int, tag: RecordTag, key: int, offset: int | None) -> None:
+    if version not in PAYLOAD_VERSIONS:
+        reason = f"{tag.name.lower()}: version {version} of the JSON is not supported (5 and 6 are)"
+        raise RecordError(tag, key, reason, offset)
 
 
 def _hashed(structure: Mapping[str, object]) -> tuple[int, dict[str, int]]:

@@ -20,7 +20,7 @@ import stat
 import zlib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, runtime_checkable
 
 from attrs import frozen
 
@@ -139,6 +139,11 @@ class Archive:
         """Number of records, each (tag, hash) once."""
         return sum(map(len, self._keys.values()))
 
+    def __contains__(self, name: tuple[RecordTag, int]) -> bool:
+        """Whether there is a record (tag, hash), damaged or not."""
+        tag, key = name
+        return key in self._index.positions[tag]
+
     def __repr__(self) -> str:
         state = "closed" if self._descriptor is None else f"{len(self)} records"
         return f"<Archive {self._path!r}: {state}>"
@@ -204,6 +209,22 @@ class Archive:
         """
         return int(self._index.offsets[self._index.positions[tag][key]])
 
+    def copy_to(self, writer: ArchiveWriter) -> int:
+        """Write all records that can be read as they are stored, in file order.
+
+        Returns:
+            How many were left out because they are damaged (see `damage`).
+        """
+        lost = 0
+        for record in self.records():
+            try:
+                stored = self.stored_payload(record.tag, record.key)
+            except RecordError:
+                lost += 1  # it stands in the damage
+                continue
+            writer.add_stored(record.tag, record.key, stored)
+        return lost
+
     def close(self) -> None:
         """Unmap the file. Idempotent."""
         if self._descriptor is not None:
@@ -244,95 +265,12 @@ class Archive:
         return RecordError(tag, key, f"{self._path}: {reason}", offset)
 
 
-class CombinedRecords:
-    """Several sources as one, such as a capture's base archive and the `name.N.foz` of its processes.
+@runtime_checkable
+class CopiesRecords(Protocol):
+    """A source that knows how its records are best copied: without recoding, in their order."""
 
-    Of records of the same name the first source's wins; the next one's stands in where that is damaged.
-    Thread-safe as far as its sources are. `close` closes the sources that can be closed.
-    """
-
-    def __init__(self, sources: Sequence[RecordSource]) -> None:
-        self._sources = tuple(sources)
-        self._keys = {
-            tag: tuple(dict.fromkeys(key for source in self._sources for key in source.keys(tag)))
-            for tag in RecordTag
-        }
-
-    @property
-    def sources(self) -> tuple[RecordSource, ...]:
-        """What it is combined of."""
-        return self._sources
-
-    @property
-    def name(self) -> str:
-        """The names of the sources."""
-        return " + ".join(source.name for source in self._sources)
-
-    @property
-    def damage(self) -> Sequence[Damage]:
-        """What the sources found, source by source; the reason begins with the source's name."""
-        return tuple(
-            Damage(each.offset, each.tag, each.key, f"{source.name}: {each.reason}")
-            for source in self._sources
-            for each in source.damage
-        )
-
-    def keys(self, tag: RecordTag) -> Sequence[int]:
-        """Hashes of all records of a tag, source by source, each once."""
-        return self._keys[tag]
-
-    def payload(self, tag: RecordTag, key: int) -> bytes:
-        """The decoded payload of a record.
-
-        Raises:
-            KeyError: No source has such a record.
-            RecordError: It is damaged in every source that has it; the error is the first one's.
-        """
-        first: RecordError | None = None
-        for source in self._sources:
-            try:
-                return source.payload(tag, key)
-            except KeyError:
-                continue
-            except RecordError as error:
-                first = first or error
-        if first is not None:
-            raise first
-        raise KeyError(key)
-
-    def close(self) -> None:
-        """Close the sources that can be closed. Idempotent."""
-        for source in self._sources:
-            if isinstance(source, Archive | CombinedRecords):
-                source.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def open_archives(paths: Sequence[str | os.PathLike[str]]) -> Archive | CombinedRecords:
-    """Open one archive, or several as one source.
-
-    Raises:
-        ArchiveError: One of them cannot be read.
-        ValueError: There is no path.
-    """
-    if not paths:
-        raise ValueError("no archive is named")
-    opened: list[Archive] = []
-    try:
-        for path in paths:
-            opened.append(Archive.open(path))
-    except BaseException:
-        for archive in opened:
-            archive.close()
-        raise
-    return opened[0] if len(opened) == 1 else CombinedRecords(opened)
+    def copy_to(self, writer: ArchiveWriter) -> int:
+        """Write all records that can be read; return how many were left out because they are damaged."""
 
 
 def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
@@ -340,26 +278,21 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
 
     Returns:
         How many were left out because they are damaged (see the source's `damage`).
+
+    Raises:
+        ArchiveError: The writer's file cannot be written.
     """
-    if isinstance(source, CombinedRecords):
-        # A record that is damaged in one source may be taken from the next; it counts only if none has it.
-        for each in source.sources:
-            copy_records(each, writer)
-        return sum((tag, key) not in writer for tag in RecordTag for key in source.keys(tag))
+    if isinstance(source, CopiesRecords):
+        return source.copy_to(writer)
     lost = 0
-    if isinstance(source, Archive):
-        for record in source.records():
-            try:
-                writer.add_stored(record.tag, record.key, source.stored_payload(record.tag, record.key))
-            except RecordError:
-                lost += 1  # the source keeps it in its damage
-        return lost
     for tag in RecordTag:
         for key in source.keys(tag):
             try:
-                writer.add(tag, key, source.payload(tag, key))
+                payload = source.payload(tag, key)
             except RecordError:
-                lost += 1
+                lost += 1  # the source keeps it in its damage
+                continue
+            writer.add(tag, key, payload)
     return lost
 
 

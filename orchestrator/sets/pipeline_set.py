@@ -1,0 +1,217 @@
+# Purpose: the public face of a set: what there is to compile, from whom, and what is wrong with it.
+# Guarantees: opening reads record headers only; the rest is decoded when first asked for and kept. Immutable,
+# apart from the damage that grows as payloads are read. Reads are thread-safe.
+"""`PipelineSet`: pipelines to compile, with everything they refer to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import Self
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import RecordError
+from orchestrator.sets.applications import (
+    Application,
+    RobustnessGroup,
+    read_applications,
+    robustness_groups,
+)
+from orchestrator.sets.archive import Archive, ArchiveLimits, copy_records
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.combined_records import (
+    CombinedRecords,
+    open_archives,
+    record_offset,
+)
+from orchestrator.sets.damage_log import DamageLog
+from orchestrator.sets.hashes import hash_u64, hash_values
+from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+from orchestrator.sets.modules import ShaderModule, decode_module, misnamed_modules
+from orchestrator.sets.records import Damage, RecordSource, RecordTag
+
+_VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
+
+
+class PipelineSet:
+    """A set of pipelines. Close it when it was opened from files, or use it as a context manager."""
+
+    def __init__(self, source: RecordSource, *, owned: Archive | CombinedRecords | None = None) -> None:
+        """Use `PipelineSet.open` or `PipelineSet.from_records`."""
+        self._source = source
+        self._owned = owned
+        self._log = DamageLog()
+
+    @classmethod
+    def open(
+        cls,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        limits: ArchiveLimits | None = None,
+    ) -> Self:
+        """Open an archive, or several as one set (a capture's base and the `name.N.foz` of its processes).
+
+        Args:
+            paths: One path, or several; of equal records the first path's wins.
+            limits: Caps on what each archive may hold.
+
+        Raises:
+            ArchiveError: An archive cannot be read as a whole.
+            ValueError: There is no path.
+        """
+        several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        source = open_archives(several, limits)
+        return cls(source, owned=source)
+
+    @classmethod
+    def from_records(cls, source: RecordSource) -> Self:
+        """Make a set of records that the caller has, and goes on to own."""
+        return cls(source)
+
+    @property
+    def records(self) -> RecordSource:
+        """What the set is made of."""
+        return self._source
+
+    @property
+    def name(self) -> str:
+        """Where the set comes from: paths, or a word."""
+        return self._source.name
+
+    @cached_property
+    def pipelines(self) -> tuple[PipelineJob, ...]:
+        """All pipelines, each once: graphics, compute, ray tracing, each in the order of the set."""
+        return tuple(
+            PipelineJob(key, kind) for tag, kind in KIND_OF_TAG.items() for key in self._source.keys(tag)
+        )
+
+    def __len__(self) -> int:
+        """Number of pipelines."""
+        return sum(self.counts.values())
+
+    @cached_property
+    def counts(self) -> dict[PipelineKind, int]:
+        """Number of pipelines of each kind."""
+        return {kind: len(self._source.keys(tag)) for tag, kind in KIND_OF_TAG.items()}
+
+    @cached_property
+    def tag_counts(self) -> dict[RecordTag, int]:
+        """Number of records of each tag, each (tag, hash) once."""
+        return {tag: len(self._source.keys(tag)) for tag in RecordTag}
+
+    @property
+    def duplicates(self) -> int:
+        """Records left out within the archives because one of the same name came before."""
+        sources = self._source.sources if isinstance(self._source, CombinedRecords) else (self._source,)
+        return sum(each.duplicates for each in sources if isinstance(each, Archive))
+
+    @cached_property
+    def applications(self) -> tuple[Application, ...]:
+        """The applications that the set was recorded from, as far as their records can be read."""
+        return read_applications(self._source, self._log.add)
+
+    @cached_property
+    def groups(self) -> tuple[RobustnessGroup, ...]:
+        """The pipelines grouped by the features that their applications enabled; at least one group."""
+        return robustness_groups(self._source, self._log.add)
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """What was found damaged so far; grows as payloads are read."""
+        return tuple(dict.fromkeys((*self._source.damage, *self._log.entries)))
+
+    def module(self, key: int) -> ShaderModule:
+        """Read a shader module.
+
+        Raises:
+            KeyError: There is no such module.
+            RecordError: It is damaged.
+        """
+        tag = RecordTag.SHADER_MODULE
+        payload = self._source.payload(tag, key)
+        try:
+            return decode_module(key, payload)
+        except RecordError as error:
+            damage = Damage(record_offset(self._source, tag, key), int(tag), key, error.reason)
+            self._log.add(damage)
+            raise RecordError(int(tag), key, error.reason, damage.offset) from error
+
+    def verify(self) -> int:
+        """Read every record; recompute the hash of every module. What is wrong is in `damage` afterwards.
+
+        Returns:
+            Number of records that cannot be used.
+        """
+        bad = 0
+        for tag in RecordTag:
+            if tag is RecordTag.SHADER_MODULE:
+                continue
+            for key in self._source.keys(tag):
+                try:
+                    self._source.payload(tag, key)
+                except RecordError:
+                    bad += 1  # the source has it in its damage
+        tag = RecordTag.SHADER_MODULE
+        readable = 0
+        for batch in self._module_batches():
+            readable += len(batch)
+            for module, actual in misnamed_modules(batch):
+                reason = f"code and flags have the hash {actual:016x}: not the module that was recorded"
+                self._log.add(
+                    Damage(record_offset(self._source, tag, module.key), int(tag), module.key, reason)
+                )
+                bad += 1
+        return bad + len(self._source.keys(tag)) - readable
+
+    def content_hash(self) -> int:
+        """A 64-bit hash over the names (tag, hash) of all records, whatever their order, for reports."""
+        h = hash_values(())
+        for tag in RecordTag:
+            for key in sorted(self._source.keys(tag)):
+                h = hash_u64(key, hash_values((int(tag),), h))
+        return h
+
+    def copy_to(self, writer: ArchiveWriter) -> int:
+        """Write all records that can be read; from archives as they are stored, in file order.
+
+        Returns:
+            How many were left out because they are damaged.
+
+        Raises:
+            ArchiveError: The writer's file cannot be written.
+        """
+        return copy_records(self._source, writer)
+
+    def close(self) -> None:
+        """Close the archives that `open` opened. Idempotent."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{count} {kind.value}" for kind, count in self.counts.items())
+        return f"<PipelineSet {self.name!r}: {counts}>"
+
+    def _module_batches(self) -> Iterator[list[ShaderModule]]:
+        """All modules that can be read, some megabytes at a time; the others go to the damage."""
+        batch: list[ShaderModule] = []
+        size = 0
+        for key in self._source.keys(RecordTag.SHADER_MODULE):
+            try:
+                module = self.module(key)
+            except RecordError:
+                continue  # `module` has put it into the damage
+            batch.append(module)
+            size += len(module.code)
+            if size >= _VERIFY_BATCH:
+                yield batch
+                batch, size = [], 0
+        yield batch
