@@ -316,6 +316,8 @@ class _Run:
         try:
             if self.primary is not None and self.workers:
                 self._merge(self.primary)
+            for worker in self.workers:
+                self.table.attribute(worker.number, worker.calls, worker.durations_ns)
             if reported:
                 self._count_duplicates(ask_pipeline_keys)
                 if self.own_primary is not None:

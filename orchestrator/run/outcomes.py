@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from orchestrator.registry import registry
 from orchestrator.run.accounting import CreationCall
 from orchestrator.run.merge import MergeReport
 
-_HIT = np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
+_HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
 
 
 class OutcomeStatus(enum.StrEnum):
@@ -84,8 +84,8 @@ class OutcomeTable:
 
     Attributes:
         status: `status_code` of each pipeline, shape (n,), uint8.
-        driver_ns: Driver time of each, shape (n,), uint64.
-        worker: Who created it, shape (n,), int32; -1 where nobody tried.
+        driver_ns: Driver time of each, shape (n,), uint64; 0 before `attribute`.
+        worker: Who created it, shape (n,), int32; -1 where nobody tried, and before `attribute`.
         handles: Pipeline handles, shape (n,), uint64, or None.
         reasons: Why a pipeline was skipped or failed, by index.
         settled_at_start: Pipelines whose outcome was known before anything ran.
@@ -114,24 +114,25 @@ class OutcomeTable:
             self.reasons[index] = reason
             self.status[index] = _CODE[status]
 
-    def record(
-        self,
-        worker: int,
-        indices: npt.NDArray[np.int32],
-        batch: CreationBatch,
-        driver_ns: npt.NDArray[np.uint64],
-    ) -> dict[int, str]:
-        """Take a batch's results.
+    def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> dict[int, str]:
+        """Take a batch's results; what they cost comes later, with `attribute`.
 
         Returns:
             The pipelines that were not created, with the reason.
         """
-        self.worker[indices] = worker
-        self.driver_ns[indices] = driver_ns
         if self.handles is not None:
             self.handles[indices] = batch.handles
-        hit = (batch.feedback_flags & _HIT) == _HIT
-        self.status[indices] = np.where(hit, _CODE[OutcomeStatus.CACHE_HIT], _CODE[OutcomeStatus.COMPILED])
+        flags = batch.feedback_flags
+        # Usually all of a batch are hits, or none is, and one pass over the flags says so.
+        if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
+            self.status[indices] = _CODE[OutcomeStatus.CACHE_HIT]
+        elif not int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
+            self.status[indices] = _CODE[OutcomeStatus.COMPILED]
+        else:
+            hit = (flags & np.uint32(_HIT)) == _HIT
+            self.status[indices] = np.where(
+                hit, _CODE[OutcomeStatus.CACHE_HIT], _CODE[OutcomeStatus.COMPILED]
+            )
         if not batch.results.any():
             return {}
         reasons = {
@@ -141,12 +142,30 @@ class OutcomeTable:
         self.settle(OutcomeStatus.FAILED, reasons)
         return reasons
 
-    def record_failed_call(self, worker: int, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
+    def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
         """Take a call that failed as a whole: all its pipelines failed. Returns them with the reason."""
-        self.worker[indices] = worker
         reasons = {int(index): reason for index in indices}
         self.settle(OutcomeStatus.FAILED, reasons)
         return reasons
+
+    def attribute(
+        self,
+        worker: int,
+        calls: Sequence[CreationCall],
+        durations_ns: Sequence[npt.NDArray[np.uint64]],
+    ) -> None:
+        """Give the pipelines of a worker's calls their worker and their driver time, after the barrier.
+
+        Args:
+            worker: The worker.
+            calls: Its calls, in the order made.
+            durations_ns: Driver time of the pipelines of each, in the order of its indices.
+        """
+        if calls:
+            indices = np.concatenate([call.indices for call in calls])
+            self.worker[indices] = worker
+            # A pipeline stands twice where a failed call was made again; the last cost is the one that counts.
+            self.driver_ns[indices] = np.concatenate(durations_ns)
 
 
 def _refusal(result: int) -> str:

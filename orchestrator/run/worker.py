@@ -23,7 +23,14 @@ import trio
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST, Device, PipelineCache, PreparedPipelines
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
-from orchestrator.run.accounting import CreationCall, ThreadMeter, creation_call, driver_time_ns
+from orchestrator.run.accounting import (
+    CreationCall,
+    Reading,
+    ThreadMeter,
+    creation_call,
+    driver_time_ns,
+    equal_shares,
+)
 from orchestrator.run.outcomes import OutcomeTable
 from orchestrator.schedule import Assignment, Done, Scheduler, Wait
 
@@ -119,6 +126,7 @@ class Worker:
 
     Attributes:
         calls: What it did, in order.
+        durations_ns: For each call, the driver time of its pipelines, in the order of its indices.
         arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
         knows_run_delay: Whether the time on the run queue is known.
     """
@@ -140,6 +148,7 @@ class Worker:
         self._table = table
         self._keep = table.handles is not None
         self.calls: list[CreationCall] = []
+        self.durations_ns: list[npt.NDArray[np.uint64]] = []
         self.arrived_ns = 0
         self.knows_run_delay = True
 
@@ -188,14 +197,23 @@ class Worker:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:
             after = meter.end()
-            self.calls.append(
-                creation_call(self.number, before, after, after.wall_ns - before.wall_ns, indices)
-            )
+            # No feedback comes from a call that failed; it was in the driver all the same.
+            self._account(before, after, equal_shares(len(indices), after.wall_ns - before.wall_ns), indices)
             return self._isolate(indices, error, meter)
         after = meter.end()
         durations = driver_time_ns(batch, after.wall_ns - before.wall_ns)
+        self._account(before, after, durations, indices)
+        return self._table.record(indices, batch)
+
+    def _account(
+        self,
+        before: Reading,
+        after: Reading,
+        durations: npt.NDArray[np.uint64],
+        indices: npt.NDArray[np.int32],
+    ) -> None:
         self.calls.append(creation_call(self.number, before, after, int(durations.sum()), indices))
-        return self._table.record(self.number, indices, batch, durations)
+        self.durations_ns.append(durations)
 
     def _isolate(
         self, indices: npt.NDArray[np.int32], error: OrchestratorError, meter: ThreadMeter
@@ -207,8 +225,8 @@ class Worker:
             reasons: dict[int, str] = {}
             for place in range(len(indices)):
                 if lost := self._exchange.device_lost:
-                    rest = self._table.record_failed_call(self.number, indices[place:], lost)
+                    rest = self._table.record_failed_call(indices[place:], lost)
                     return reasons | rest
                 reasons.update(self._create(indices[place : place + 1], meter))
             return reasons
-        return self._table.record_failed_call(self.number, indices, str(error))
+        return self._table.record_failed_call(indices, str(error))

@@ -29,7 +29,7 @@ def create(table: OutcomeTable, *indices: int, flags: int = 1) -> None:
     count = len(indices)
     zeros = np.zeros(count, np.uint64)
     batch = CreationBatch(np.zeros(count, np.int32), np.full(count, flags, np.uint32), zeros, zeros)
-    table.record(0, np.array(indices, np.int32), batch, zeros)
+    table.record(np.array(indices, np.int32), batch)
 
 
 def test_what_is_known_at_the_start_is_done_but_says_nothing_about_speed(table: OutcomeTable) -> None:
