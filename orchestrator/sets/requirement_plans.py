@@ -1,0 +1,279 @@
+# Purpose: what there is to check in a structure, worked out once for each structure on each device: the
+# members whose values matter, with the answer for every value seen so far, so that a captured pipeline costs
+# a few dictionary look-ups a structure instead of an evaluation of the registry's expressions.
+#
+# Guarantees: an answer depends on the device, the structure and the values only. Thread-safe: dictionaries are
+# only added to, with values that any thread would compute alike, and they are emptied when they grow too large.
+"""Per-structure plans of what to check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from attrs import define, field, frozen
+
+from orchestrator.registry import registry
+from orchestrator.registry.tables import EnumType, Member, Struct
+from orchestrator.sets.documents import BARE_ARRAYS
+from orchestrator.sets.requirement_answers import DeviceAnswers, enum_numbers
+from orchestrator.sets.requirement_context import CONTEXTS, Context, limit
+from orchestrator.sets.requirement_layouts import LAYOUT_CONTEXTS
+from orchestrator.sets.requirement_rules import LIMIT_RULES, RULES, Limit, Rule
+
+#: What is missing: the dynamic state under which it does not matter (or -1), and the text.
+Missing = tuple[int, str]
+_MOST_ANSWERS = 1 << 16
+
+# Members that are only masks for later commands: a bit of a stage or layout that the device does not have asks
+# nothing of it when a pipeline is created. Dependencies between subpasses are the same.
+_NOT_CHECKED = frozenset(
+    {
+        ("VkDescriptorSetLayoutBinding", "stageFlags"),
+        ("VkPushConstantRange", "stageFlags"),
+        ("VkRenderPassCreateInfo", "pDependencies"),
+        ("VkRenderPassCreateInfo2", "pDependencies"),
+    }
+)
+_ALL_CONTEXTS = CONTEXTS | LAYOUT_CONTEXTS
+
+
+@define(eq=False)
+class Plan:
+    """What to check in structures of one type on one device.
+
+    Attributes:
+        name: The structure.
+        missing: What it needs whatever its members are.
+        scalars: Gives the values of all its scalar members that matter, or None where none does.
+        answers: What is missing, by what `scalars` gave.
+        answer: Computes an entry of `answers`.
+        arrays: Name and answer of each member that is an array of scalars that matter.
+        context: Its rule over several members, or None.
+        children: Names of the members that hold structures worth a visit, pNext included.
+        child_values: Gives the values of `children`, as a tuple; None where there are none.
+    """
+
+    name: str
+    missing: tuple[Missing, ...]
+    scalars: Callable[[Any], Hashable] | None
+    answers: dict[Hashable, tuple[Missing, ...]] = field(factory=dict, repr=False)
+    answer: Callable[[Hashable], tuple[Missing, ...]] = field(kw_only=True, repr=False)
+    arrays: tuple[tuple[str, MemberAnswers], ...] = ()
+    context: Context | None = None
+    children: tuple[str, ...] = ()
+    child_values: Callable[[Any], tuple[Any, ...]] | None = None
+
+
+@frozen(eq=False)
+class MemberAnswers:
+    """What each value of one member lacks on one device.
+
+    Attributes:
+        answers: The device.
+        member: The member.
+        enum: Its enum or flags type, or None.
+        rules: Rules about it, each with the numbers of its values.
+        limits: Limits on it.
+        known: Answers so far, by value.
+    """
+
+    answers: DeviceAnswers
+    member: Member
+    enum: EnumType | None
+    rules: tuple[tuple[Rule, frozenset[int]], ...]
+    limits: tuple[Limit, ...]
+    known: dict[Any, tuple[Missing, ...]] = field(factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        """Whether any value of the member can lack anything."""
+        return bool(self.enum is not None or self.rules or self.limits)
+
+    def of(self, value: Any) -> tuple[Missing, ...]:
+        """What a value lacks; None counts as zero."""
+        found = self.known.get(value)
+        if found is None:
+            if len(self.known) >= _MOST_ANSWERS:
+                self.known.clear()
+            found = self.known[value] = tuple(self._find(value or 0))
+        return found
+
+    def of_length(self, length: int) -> tuple[Missing, ...]:
+        """What an array of that length lacks."""
+        return tuple(self._limits(length))
+
+    def _find(self, value: Any) -> list[Missing]:
+        found: list[Missing] = []
+        if self.enum is not None:
+            text = self._enum_text(self.enum, value)
+            if text is not None:
+                found.append((-1, text))
+        for rule, numbers in self.rules:
+            if self._asks(rule, numbers, value):
+                text = rule_text(self.answers, rule)
+                if text is not None:
+                    found.append((enum_numbers().get(rule.dynamic, -1), text))
+        if not self.member.pointer:
+            found += self._limits(value)
+        return found
+
+    def _limits(self, value: float) -> list[Missing]:
+        found: list[Missing] = []
+        for each in self.limits:
+            text = limit(self.answers, *each.property, value, below=each.below)
+            if text is not None:
+                found.append((enum_numbers().get(each.dynamic, -1), text))
+        return found
+
+    def _asks(self, rule: Rule, numbers: frozenset[int], value: Any) -> bool:
+        if rule.test is not None:
+            return rule.test(value)
+        if not numbers:
+            return bool(value)
+        if self.enum is not None and self.enum.bitmask:
+            return any(value & each for each in numbers)
+        return value in numbers
+
+    def _enum_text(self, enum: EnumType, value: int) -> str | None:
+        whole = enum.values.get(value)
+        if whole is not None:
+            return self.answers.missing(whole.requires)
+        if enum.bitmask:
+            for position in range(enum.bits):
+                bit = value & 1 << position
+                if bit and (text := self._bit_text(enum, bit)) is not None:
+                    return text
+            return None
+        return f"{self.member.type} {value}, unknown to registry {registry().version}"
+
+    def _bit_text(self, enum: EnumType, bit: int) -> str | None:
+        known = enum.values.get(bit)
+        if known is None:
+            return f"{self.member.type} bit {bit:#x}, unknown to registry {registry().version}"
+        return self.answers.missing(known.requires)
+
+
+def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
+    """What a rule that applies finds missing."""
+    if any(answers.feature(*each) for each in rule.features):
+        return None
+    for each in rule.otherwise:
+        if answers.version(each) or answers.extension(each):
+            return None
+    return " or ".join(f"feature {struct}::{member}" for struct, member in rule.features)
+
+
+def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
+    """Work out what to check in structures like this one.
+
+    Args:
+        answers: The device.
+        name: The structure's name.
+        value: One of them, which tells which members such values have.
+
+    Raises:
+        KeyError: The registry does not know the structure.
+    """
+    struct = registry().struct(name)
+    texts = [answers.missing(struct.requires)]
+    texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
+    scalars: list[tuple[str, MemberAnswers]] = []
+    arrays: list[tuple[str, MemberAnswers]] = []
+    children: list[str] = []
+    for member in struct.members:
+        if member.name == "sType" or not hasattr(value, member.name):
+            continue
+        if (struct.name, member.name) in _NOT_CHECKED:
+            continue
+        if member.type in BARE_ARRAYS:
+            inner = registry().struct(member.type)
+            bare = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
+            arrays.append((member.name, member_answers(answers, inner, bare)))
+            continue
+        if member.name == "pNext" or (member.category in ("struct", "union") and _worth_a_visit(member.type)):
+            children.append(member.name)
+        known = member_answers(answers, struct, member)
+        if known and (member.pointer or member.array):
+            arrays.append((member.name, known))
+        elif known:
+            scalars.append((member.name, known))
+    members = tuple(each for _, each in scalars)
+    names = tuple(each for each, _ in scalars)
+
+    def answer(key: Any) -> tuple[Missing, ...]:
+        values = key if len(members) > 1 else (key,)
+        return tuple(missing for each, one in zip(members, values, strict=True) for missing in each.of(one))
+
+    return Plan(
+        name=struct.name,
+        missing=tuple((-1, text) for text in texts if text is not None),
+        scalars=attrgetter(*names) if names else None,
+        answer=answer,
+        arrays=tuple(arrays),
+        context=_ALL_CONTEXTS.get(struct.name),
+        children=tuple(children),
+        child_values=_tuple_getter(children),
+    )
+
+
+def remember(plan: Plan, key: Hashable) -> tuple[Missing, ...]:
+    """Compute and keep the answer for values of a structure's scalars that were not seen before."""
+    if len(plan.answers) >= _MOST_ANSWERS:
+        plan.answers.clear()
+    found = plan.answers[key] = plan.answer(key)
+    return found
+
+
+def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> MemberAnswers:
+    """The answers for one member of a structure."""
+    numbers = enum_numbers()
+    return MemberAnswers(
+        answers,
+        member,
+        _enum(member),
+        tuple(
+            (rule, frozenset(numbers[each] for each in rule.values))
+            for rule in _rules(struct.name, member.name)
+        ),
+        tuple(each for each in LIMIT_RULES if (each.struct, each.member) == (struct.name, member.name)),
+    )
+
+
+def _rules(struct: str, member: str) -> list[Rule]:
+    return [rule for rule in RULES if (rule.struct, rule.member) == (struct, member)]
+
+
+def _enum(member: Member) -> EnumType | None:
+    if member.category not in ("enum", "flags"):
+        return None
+    return registry().enums.get(member.type)
+
+
+def _tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]] | None:
+    if not names:
+        return None
+    if len(names) == 1:
+        name = names[0]
+        return lambda value: (getattr(value, name),)
+    return attrgetter(*names)
+
+
+@lru_cache(maxsize=1024)
+def _worth_a_visit(name: str) -> bool:
+    """Whether anything in a structure, or below it, can lack anything on some device."""
+    struct = registry().struct(name)
+    if struct.requires or struct.name in _ALL_CONTEXTS:
+        return True
+    concerned = {rule.struct for rule in RULES} | {each.struct for each in LIMIT_RULES}
+    if struct.name in concerned:
+        return True
+    for member in struct.members:
+        if (struct.name, member.name) in _NOT_CHECKED or member.name == "sType":
+            continue
+        if member.name == "pNext" or _enum(member) is not None:
+            return True
+        if member.category in ("struct", "union") and member.type != name and _worth_a_visit(member.type):
+            return True
+    return False
