@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.drivers import CORPORA_ABSENT, UNSUPPORTED, corpora_folder, driver_manifest, in_ci, missing
+from tests.drivers import (
+    CORPORA_ABSENT,
+    UNSUPPORTED,
+    corpora_folder,
+    driver_manifest,
+    in_ci,
+    is_driver,
+    missing,
+)
+from tests.isolation import pytest_collection_modifyitems as pytest_collection_modifyitems
+from tests.isolation import pytest_configure as pytest_configure
+from tests.isolation import pytest_runtest_protocol as pytest_runtest_protocol
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
@@ -28,14 +39,19 @@ def corpora() -> Path:
 
 @pytest.fixture
 def open_driver_device() -> Iterator[OpenDriverDevice]:
-    """A function that opens a real device by selector, such as "radv:navi21", and closes it after the test."""
+    """A function that opens a device by selector, such as "radv:navi21", and closes it after the test.
+
+    One process is one target: a test of a real device takes its selector from `tests.drivers.each_driver` or
+    `each_device`, or names it in its mark, and so runs in the process of that target.
+    """
     from orchestrator.devices import open_device
     from orchestrator.errors import NoDeviceError
 
     opened: list[Device] = []
 
     def open_driver(selector: str) -> Device:
-        driver_manifest(selector)
+        if is_driver(selector):
+            driver_manifest(selector)
         try:
             device = open_device(selector)
         except NoDeviceError as error:

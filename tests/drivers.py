@@ -5,8 +5,9 @@
 # machine and fails where the environment sets CI, so that a green run there means that everything ran.
 # Corpora are test data that need not travel with a checkout: their absence always skips.
 #
-# Assumptions: a driver reads VK_DRIVER_FILES and RADV_FORCE_FAMILY when an instance is created. A test that
-# must not depend on what the process opened before runs its body in a fresh one: run_on_device().
+# Assumptions: a driver reads VK_DRIVER_FILES and RADV_FORCE_FAMILY when an instance is created, so one process is
+# one target. Tests of a real device run in the process of their target, without knowing (tests/isolation.py); a
+# test that needs a fresh process for a part of its body uses run_on_device().
 """Real drivers and real pipeline sets for the tests."""
 
 from __future__ import annotations
@@ -57,8 +58,13 @@ def require_tool(name: str) -> str:
     return found
 
 
-def driver_manifest(selector: str) -> Path:
-    """The loader manifest of a driver, from where the loader looks for it.
+def is_driver(selector: str) -> bool:
+    """Whether a selector names a real driver that the tests know how to reach."""
+    return selector == "lavapipe" or selector.startswith("radv:")
+
+
+def find_manifest(selector: str) -> Path | None:
+    """The loader manifest of a driver, from where the loader looks for it; None where there is none.
 
     Args:
         selector: One of `DRIVERS`, or "radv:<family>" of another family.
@@ -69,7 +75,15 @@ def driver_manifest(selector: str) -> Path:
         found = sorted(folder.glob(f"{stem}*.json"))
         if found:
             return found[0]
-    missing(f"the driver for {selector} ({stem}*.json); `make setup` as root installs mesa-vulkan-drivers")
+    return None
+
+
+def driver_manifest(selector: str) -> Path:
+    """As `find_manifest`, but ends the test where there is none."""
+    found = find_manifest(selector)
+    if found is None:
+        missing(f"the driver for {selector}; `make setup` as root installs mesa-vulkan-drivers")
+    return found
 
 
 def driver_environment(selector: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -205,8 +219,15 @@ each_good_corpus = pytest.mark.parametrize(
 )
 """Runs a test once a set that may be compiled in a test's own process and time."""
 
-each_driver = pytest.mark.parametrize("driver", DRIVERS)
-"""Runs a test once a real device. The test takes ``driver: str`` and is marked ``driver`` by its module."""
+each_driver = pytest.mark.parametrize(
+    "driver", [pytest.param(selector, marks=pytest.mark.driver) for selector in DRIVERS]
+)
+"""Runs a test once a real device, each in its own process. The test takes ``driver: str``."""
+
+each_device = pytest.mark.parametrize(
+    "selector", ["simulated", *(pytest.param(selector, marks=pytest.mark.driver) for selector in DRIVERS)]
+)
+"""As `each_driver`, and on the simulated device too. The test takes ``selector: str``."""
 
 
 def corpora_folder() -> Path:

@@ -1,0 +1,81 @@
+"""The tests of a real device run in a process of its own, and report here as if they had run here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.drivers import REPOSITORY, driver_manifest
+
+MODULE = """
+import os, signal
+import pytest
+from tests.drivers import each_device
+
+# The session's own process imports this first; the others inherit what it notes.
+SESSION = int(os.environ.setdefault("SESSION_PID", str(os.getpid())))
+
+@each_device
+def test_target(selector):
+    assert (os.getpid() == SESSION) == (selector == "simulated")
+    if selector.startswith("radv:"):
+        assert os.environ["RADV_FORCE_FAMILY"] == selector.partition(":")[2]
+
+@each_device
+def test_fails_on_lavapipe(selector):
+    print("said on", selector)
+    assert selector != "lavapipe"
+
+@pytest.mark.driver("radv:navi31")
+def test_kills_its_process():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@pytest.mark.driver("radv:navi31")
+def test_comes_after():
+    pass
+
+def test_stays_here():
+    assert os.getpid() == SESSION
+"""
+
+
+def run(folder: Path, *arguments: str, **environment: str) -> str:
+    """Output of a session over the module above, in a process of its own."""
+    path = folder / "test_relayed.py"
+    path.write_text(MODULE, "utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(
+        [*command, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def all_drivers() -> None:
+    """Skip, or fail in CI, where a driver is missing that the module above is about."""
+    driver_manifest("radv:navi31")
+    driver_manifest("lavapipe")
+
+
+@pytest.mark.driver
+def test_each_target_has_its_process_and_reports_come_back(tmp_path: Path) -> None:
+    output = run(tmp_path)
+    assert "3 failed, 8 passed" in output
+    assert "said on lavapipe" in output
+    assert "the process for radv:navi31 ended with -9 in this test" in output
+    assert "the process for radv:navi31 ended with -9 before this test" in output
+
+
+@pytest.mark.driver
+def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
+    output = run(tmp_path, "-k", "fails_on_lavapipe", ORCHESTRATOR_TEST_TARGET="lavapipe")
+    assert "1 failed, 3 passed, 7 deselected" in output
