@@ -95,7 +95,7 @@ class DeviceFeatures:
 
 
 @frozen
-class RecordedFeatures:
+class CapturedFeatures:
     """Device features that a capture recorded for its application and that change the code of its pipelines.
 
     Attributes:

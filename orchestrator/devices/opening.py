@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from orchestrator.devices.device import Device, DeviceIdentity, RecordedFeatures
+from orchestrator.devices.device import CapturedFeatures, Device, DeviceIdentity
 
 SIMULATED = "simulated"
 
@@ -12,7 +12,7 @@ SIMULATED = "simulated"
 def open_device(
     selector: str = "",
     *,
-    recorded: RecordedFeatures | None = None,
+    captured: CapturedFeatures | None = None,
     driver_caches: bool = False,
     count_host_memory: bool = False,
 ) -> Device:
@@ -22,7 +22,7 @@ def open_device(
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
             index that `list_devices` shows, a part of a device's or driver's name, ``simulated``, or "" for
             the first device.
-        recorded: Features that an archive recorded for its application; robustness and what else changes
+        captured: Features that an archive recorded for its application; robustness and what else changes
             code follow it. None: all of them off.
         driver_caches: Leave the driver's own caches on.
         count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
@@ -43,7 +43,7 @@ def open_device(
 
     return VulkanDevice.open(
         selector,
-        recorded=recorded or RecordedFeatures(),
+        captured=captured or CapturedFeatures(),
         driver_caches=driver_caches,
         count_host_memory=count_host_memory,
     )

@@ -39,11 +39,6 @@ DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 # representations, fail on compile required, early return, derivatives, capture of binaries.
 _CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x80000000
 
-_PIPELINE_TAGS: Final = {
-    PipelineKind.GRAPHICS: RecordTag.GRAPHICS_PIPELINE,
-    PipelineKind.COMPUTE: RecordTag.COMPUTE_PIPELINE,
-    PipelineKind.RAY_TRACING: RecordTag.RAY_TRACING_PIPELINE,
-}
 _OBJECT_TAGS: Final = {
     "VkSampler": RecordTag.SAMPLER,
     "VkDescriptorSetLayout": RecordTag.DESCRIPTOR_SET_LAYOUT,
@@ -182,7 +177,7 @@ class _ImageBuilder:
         return BuiltImage(self._layout.finish(), tuple(self._problems))
 
     def _decode(self, job: PipelineJob) -> int:
-        value = self._document(_PIPELINE_TAGS[job.kind], job.key)
+        value = self._document(job.tag, job.key)
         flags_2 = _normalize(value)
         stages = [value.stage] if job.kind is PipelineKind.COMPUTE else value.pStages or []
         for stage in stages:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, Offsets, PipelineKind
 from orchestrator.registry import registry
@@ -96,7 +96,7 @@ class ImageLayout:
         self._flags_2_offset = _offset(_FLAGS_2, "flags")
 
     def add_object(self, entry: ImageObject) -> int:
-        """Index of an object whose create info is in the heap."""
+        """Index of an object whose create info is in the heap, its offset relative to that."""
         self._objects.append(entry)
         return len(self._objects) - 1
 
@@ -168,7 +168,7 @@ class ImageLayout:
             buffer=np.frombuffer(buffer, np.uint8),
             pointer_slots=slots,
             pointer_targets=targets,
-            objects=tuple(self._objects),
+            objects=tuple(evolve(each, offset=heap_offset + each.offset) for each in self._objects),
             object_slots=_int64([slot for slot, _ in objects]),
             object_slot_object=np.array([index for _, index in objects], np.int32),
             modules=tuple(self._modules),

@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from orchestrator.devices.device import RecordedFeatures
+from orchestrator.devices.device import CapturedFeatures
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.chains import StructChain
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
@@ -51,12 +51,12 @@ _EXCLUDED: Final = {
     "fragmentDensityMap": "pipelineFragmentShadingRate",
 }
 
-# What pipelines never need: presentation and video need instance extensions or queues that are not asked for;
-# the others slow a driver down, watch it, or exclude a core feature.
+# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch it, or
+# exclude a core feature. (VK_KHR_swapchain is wanted: captured render passes end in the layout for presenting.)
 _UNWANTED_EXTENSIONS: Final = re.compile(
     r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*|VK_NV_low_latency.*"
     r"|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height|VK_NV_cuda_kernel_launch"
-    r"|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*|VK_KHR_swapchain.*|VK_EXT_full_screen.*"
+    r"|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*|VK_EXT_full_screen.*"
 )
 
 
@@ -76,7 +76,7 @@ class Capabilities:
         features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
     """
 
-    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, recorded: RecordedFeatures) -> None:
+    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, recorded: CapturedFeatures) -> None:
         self._commands = instance.commands
         self._device = device
         self._api_version = device.identity.api_version
@@ -120,7 +120,7 @@ class Capabilities:
             self._formats[format_number] = known
         return known
 
-    def _choose(self, recorded: RecordedFeatures) -> frozenset[tuple[str, str]]:
+    def _choose(self, recorded: CapturedFeatures) -> frozenset[tuple[str, str]]:
         """Turn off what is not wanted, in the chain; return what stays on."""
         wanted = {(registry().aliases.get(struct, struct), member) for struct, member in recorded.features}
         if recorded.robust_buffer_access:

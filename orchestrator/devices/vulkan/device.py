@@ -21,13 +21,13 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import (
     SUCCESS,
+    CapturedFeatures,
     CreationBatch,
     DeviceFeatures,
     DeviceIdentity,
     PipelineCache,
     PipelineCacheData,
     PreparedPipelines,
-    RecordedFeatures,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
@@ -90,7 +90,7 @@ class VulkanDevice:
         cls,
         selector: str,
         *,
-        recorded: RecordedFeatures | None = None,
+        captured: CapturedFeatures | None = None,
         driver_caches: bool = False,
         count_host_memory: bool = False,
         module_limit: int = DEFAULT_LIMIT,
@@ -99,7 +99,7 @@ class VulkanDevice:
 
         Args:
             selector: Which.
-            recorded: Features to follow.
+            captured: Features to follow.
             driver_caches: Leave the driver's own caches on.
             count_host_memory: Count host memory.
             module_limit: Bytes of SPIR-V to keep alive as shader modules.
@@ -108,7 +108,7 @@ class VulkanDevice:
         instance = VulkanInstance(selection, driver_caches=driver_caches)
         try:
             physical = instance.find(selection)
-            capabilities = Capabilities(instance, physical, recorded or RecordedFeatures())
+            capabilities = Capabilities(instance, physical, captured or CapturedFeatures())
             return cls(
                 instance,
                 physical,

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,6 +21,8 @@ from orchestrator.registry import registry
 
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
+# Device extensions that captured pipelines name depend on these: the layout for presenting is VK_KHR_swapchain's.
+_WANTED_EXTENSIONS: Final = ("VK_KHR_surface", "VK_KHR_get_surface_capabilities2")
 _ERROR_INITIALIZATION_FAILED: Final = -3
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NOT_FOUND: Final = (
@@ -61,7 +64,9 @@ class VulkanInstance:
             DriverError: The loader or a driver refused.
         """
         enter(selection, driver_caches=driver_caches)
-        self.extensions: frozenset[str] = frozenset()
+        opened = library()
+        commands = GlobalCommands(opened)
+        self.extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
         application = ffi.new("VkApplicationInfo *")
         name = ffi.new("char[]", b"orchestrator")
         application.sType = registry().struct("VkApplicationInfo").s_type
@@ -70,9 +75,12 @@ class VulkanInstance:
         create_info = ffi.new("VkInstanceCreateInfo *")
         create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
         create_info.pApplicationInfo = application
-        opened = library()
+        names = [ffi.new("char[]", each.encode()) for each in sorted(self.extensions)]
+        listed = ffi.new("char *[]", names)
+        create_info.enabledExtensionCount = len(names)
+        create_info.ppEnabledExtensionNames = listed
         handle = ffi.new("VkInstance *")
-        result = GlobalCommands(opened).vkCreateInstance(create_info, ffi.NULL, handle)
+        result = commands.vkCreateInstance(create_info, ffi.NULL, handle)
         if result == _ERROR_INCOMPATIBLE_DRIVER:
             raise NoDeviceError(_NOT_FOUND)
         check("vkCreateInstance", result)
@@ -166,11 +174,24 @@ def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
 
 
 def _extensions(commands: InstanceCommands, handle: Any) -> list[str]:
+    def ask(count: Any, entries: Any) -> int:
+        return int(commands.vkEnumerateDeviceExtensionProperties(handle, ffi.NULL, count, entries))
+
+    return _extension_names("vkEnumerateDeviceExtensionProperties", ask)
+
+
+def _instance_extensions(commands: GlobalCommands) -> list[str]:
+    def ask(count: Any, entries: Any) -> int:
+        return int(commands.vkEnumerateInstanceExtensionProperties(ffi.NULL, count, entries))
+
+    return _extension_names("vkEnumerateInstanceExtensionProperties", ask)
+
+
+def _extension_names(command: str, ask: Callable[[Any, Any], int]) -> list[str]:
     count = ffi.new("uint32_t *")
-    enumerate_them = commands.vkEnumerateDeviceExtensionProperties
-    check("vkEnumerateDeviceExtensionProperties", enumerate_them(handle, ffi.NULL, count, ffi.NULL))
+    check(command, ask(count, ffi.NULL))
     entries = ffi.new("VkExtensionProperties[]", count[0] or 1)
-    check("vkEnumerateDeviceExtensionProperties", enumerate_them(handle, ffi.NULL, count, entries))
+    check(command, ask(count, entries))
     return [_text(entries[number].extensionName) for number in range(count[0])]
 
 

@@ -1,0 +1,362 @@
+# Purpose: the main job, whole: a set, a device, a cache file. Opens the device for each group of recorded features,
+# prepares the group's pipelines, runs them over the workers, and keeps the cache.
+#
+#   set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
+#
+# Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved before this
+# returns or raises (cancellation included), unless saving itself fails, which the report says. The device is closed.
+#
+# Groups run one after the other: each is a device with features of its own, and all keep one cache file, since the
+# features are in the driver's keys and not in the identity of the cache.
+"""`compile_set`: compile a pipeline set on a device and keep the cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, PipelineCache
+from orchestrator.devices.image import PipelineKind
+from orchestrator.registry import structs_by_type
+from orchestrator.run.compile_report import (
+    CacheFileSummary,
+    CompileReport,
+    CompileTiming,
+    Outcome,
+    SetSummary,
+    combine,
+)
+from orchestrator.run.orchestrator import available_workers, run_pipelines
+from orchestrator.run.outcomes import OutcomeStatus, RunReport
+from orchestrator.run.progress import Progress
+from orchestrator.sets.applications import RobustnessGroup
+from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.cache_file import cache_path, load_into_cache, save_cache_file
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.load_status import LoadStatus
+
+_T = TypeVar("_T")
+DeviceOpener = Callable[[CapturedFeatures], Device]
+
+
+@frozen
+class CompileProgress:
+    """How far a compile is. The total is fixed from the start and `done` never falls.
+
+    Attributes:
+        total: Pipelines to create, those of each group counted.
+        done: Those with an outcome.
+        compiled: Created by compiling.
+        hits: Created from the cache, by creation feedback.
+        failed: Not created.
+        skipped: Not handed to the driver; known once a group was prepared.
+        in_flight: In a driver call now.
+        elapsed_s: Seconds since the first job of the current group.
+        rate: Pipelines a second in the current group.
+        eta_s: Seconds to go, or None until it is known.
+    """
+
+    total: int
+    done: int
+    compiled: int
+    hits: int
+    failed: int
+    skipped: int
+    in_flight: int
+    elapsed_s: float
+    rate: float
+    eta_s: float | None
+
+
+async def compile_set(
+    source: PipelineSet,
+    *,
+    selector: str = "",
+    workers: int | None = None,
+    mode: CacheMode = CacheMode.PER_WORKER,
+    cache_directory: Path | None = None,
+    driver_caches: bool = False,
+    relax_driver_version: bool = False,
+    count_duplicate_pipeline_keys: bool = False,
+    stop: trio.Event | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    on_progress: Callable[[CompileProgress], None] | None = None,
+    opener: DeviceOpener | None = None,
+) -> CompileReport:
+    """Compile every pipeline of a set that the device can take, and keep the cache.
+
+    Args:
+        source: The set; the caller closes it.
+        selector: Which device, as `open_device` takes it.
+        workers: Number of workers, None for one a processor.
+        mode: The cache topology. NONE keeps no cache file.
+        cache_directory: Where the cache file is kept; None keeps none.
+        driver_caches: Leave the driver's own caches on.
+        relax_driver_version: Load a cache file whose driverVersion alone differs.
+        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline.
+        stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
+            the report says NOT_RUN for the rest.
+        on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
+        on_progress: Called in the trio thread as pipelines get done; must not block.
+        opener: Opens the device instead of `selector`, once for each group of recorded features.
+
+    Returns:
+        The report.
+
+    Raises:
+        NoDeviceError: Nothing answers to the selector.
+        DriverError: The driver refused a device or an empty cache.
+        trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
+    """
+
+    def default_opener(captured: CapturedFeatures) -> Device:
+        return open_device(selector, captured=captured, driver_caches=driver_caches)
+
+    job = _Job(
+        source=source,
+        opener=opener or default_opener,
+        workers=available_workers() if workers is None else workers,
+        mode=mode,
+        cache_directory=None if mode is CacheMode.NONE else cache_directory,
+        relax_driver_version=relax_driver_version,
+        count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
+        stop=stop,
+        on_stage=on_stage or (lambda _: None),
+        on_progress=on_progress or (lambda _: None),
+    )
+    await job.run()
+    return job.report()
+
+
+def captured_features(group: RobustnessGroup) -> CapturedFeatures:
+    """What a group's applications had enabled, by the names of the registry."""
+    known = structs_by_type()
+    return CapturedFeatures(
+        robust_buffer_access=group.features.robust_buffer_access,
+        features=frozenset(
+            (known[s_type].name, member)
+            for s_type, members in group.features.chain
+            if s_type in known
+            for member, value in members.items()
+            if value
+        ),
+    )
+
+
+@define(eq=False)
+class _Job:
+    """One compile. Its public methods run in the trio thread; what blocks goes to a thread."""
+
+    source: PipelineSet
+    opener: DeviceOpener
+    workers: int
+    mode: CacheMode
+    cache_directory: Path | None
+    relax_driver_version: bool
+    count_duplicate_pipeline_keys: bool
+    stop: trio.Event | None
+    on_stage: Callable[[str], None]
+    on_progress: Callable[[CompileProgress], None]
+    device: Device | None = None
+    total: int = 0
+    finished: CompileProgress = CompileProgress(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, None)
+    outcomes: list[Outcome] = field(factory=list)
+    runs: list[RunReport] = field(factory=list)
+    cache_file: CacheFileSummary = CacheFileSummary(None)  # noqa: RUF009 - frozen
+    notes: list[str] = field(factory=list)
+    spent: dict[str, int] = field(factory=dict)
+
+    async def run(self) -> None:
+        self.on_stage("reading the set")
+        groups = await self._timed("read_ns", lambda: self.source.groups)
+        self.total = sum(len(group.pipelines) for group in groups)
+        if len(groups) > 1:
+            self.notes.append(
+                f"the set was recorded from applications with {len(groups)} different sets of features; "
+                "each is compiled on a device opened with its own"
+            )
+        for group in groups:
+            if self.stop is None or not self.stop.is_set() or self.device is None:
+                await self._run_group(group)
+
+    async def _run_group(self, group: RobustnessGroup) -> None:
+        self.on_stage("opening the device")
+        device = self.device = await self._timed("open_ns", lambda: self.opener(captured_features(group)))
+        try:
+            self.on_stage("preparing")
+            built = await self._timed("prepare_ns", lambda: self._build(group, device))
+            self._take_problems(built)
+            prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
+            self.on_stage("loading the cache")
+            primary = await self._timed("cache_load_ns", lambda: self._load(device))
+            self.on_stage("compiling")
+            try:
+                report = await run_pipelines(
+                    device,
+                    prepared,
+                    workers=self.workers,
+                    mode=self.mode,
+                    primary=primary,
+                    count_duplicate_pipeline_keys=self.count_duplicate_pipeline_keys,
+                    stop=self.stop,
+                    on_progress=self._progress,
+                )
+                self._take_run(report)
+            finally:
+                # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
+                with trio.CancelScope(shield=True):
+                    if primary is not None:
+                        await self._timed("cache_save_ns", lambda: self._save(device, primary))
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(device.close)
+
+    async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
+        """Do blocking work in a thread and add its time to a total."""
+        started = time.perf_counter_ns()
+        try:
+            return await trio.to_thread.run_sync(work)
+        finally:
+            self.spent[what] = self.spent.get(what, 0) + time.perf_counter_ns() - started
+
+    def _build(self, group: RobustnessGroup, device: Device) -> BuiltImage:
+        jobs = [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
+        return build_image(self.source, jobs, device.capabilities)
+
+    def _take_problems(self, built: BuiltImage) -> None:
+        for each in built.problems:
+            status = OutcomeStatus.SKIPPED if each.unsupported else OutcomeStatus.FAILED
+            self.outcomes.append(Outcome(each.job, status, each.reason))
+        skipped = sum(each.unsupported for each in built.problems)
+        before = self.finished
+        self.finished = evolve(
+            before,
+            total=self.total,
+            done=before.done + len(built.problems),
+            skipped=before.skipped + skipped,
+            failed=before.failed + len(built.problems) - skipped,
+        )
+
+    def _take_run(self, report: RunReport) -> None:
+        reasons = {each.index: each.reason for each in (*report.skipped, *report.failed)}
+        kinds = tuple(PipelineKind)
+        for index in range(len(report)):
+            self.outcomes.append(
+                Outcome(
+                    PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])]),
+                    report.status_of(index),
+                    reasons.get(index, ""),
+                    int(report.driver_ns[index]),
+                )
+            )
+        counts = report.counts()
+        before = self.finished
+        self.finished = evolve(
+            before,
+            done=before.done + len(report) - counts[OutcomeStatus.NOT_RUN],
+            compiled=before.compiled + counts[OutcomeStatus.COMPILED],
+            hits=before.hits + counts[OutcomeStatus.CACHE_HIT],
+            failed=before.failed + counts[OutcomeStatus.FAILED],
+            skipped=before.skipped + counts[OutcomeStatus.SKIPPED],
+        )
+        self.runs.append(report)
+        self.notes += [each for each in report.notes if each not in self.notes]
+
+    def _progress(self, progress: Progress) -> None:
+        before = self.finished
+        rest = self.total - before.done - progress.total
+        eta = progress.eta_s
+        if eta is not None and rest > 0:  # groups to come: at the rate of this one
+            eta = eta + rest / progress.rate if progress.rate else None
+        self.on_progress(
+            CompileProgress(
+                total=self.total,
+                done=before.done + progress.done,
+                compiled=before.compiled + progress.compiled,
+                hits=before.hits + progress.hits,
+                failed=before.failed + progress.failed,
+                skipped=before.skipped + progress.skipped,
+                in_flight=progress.in_flight,
+                elapsed_s=progress.elapsed_s,
+                rate=progress.rate,
+                eta_s=eta,
+            )
+        )
+
+    def _load(self, device: Device) -> PipelineCache | None:
+        if self.mode is CacheMode.NONE:
+            return None
+        if self.cache_directory is None:
+            return device.create_pipeline_cache(name="primary")
+        path = cache_path(self.cache_directory, device.identity)
+        cache, loaded = load_into_cache(
+            device, path, relax_driver_version=self.relax_driver_version, name="primary"
+        )
+        if self.cache_file.path is None:  # of several groups the first one's load is the report's
+            self.cache_file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
+            if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
+                self.notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
+        return cache
+
+    def _save(self, device: Device, primary: PipelineCache) -> None:
+        try:
+            if self.cache_file.path is not None:
+                data = device.pipeline_cache_data(primary).data
+                saved = save_cache_file(self.cache_file.path, device.identity, data)
+                self.cache_file = evolve(
+                    self.cache_file, saved_bytes=saved.saved_bytes, not_saved=saved.skipped or ""
+                )
+        except SaveError as error:
+            self.cache_file = evolve(self.cache_file, error=str(error))
+        finally:
+            device.destroy_pipeline_cache(primary)
+
+    def report(self) -> CompileReport:
+        """The report; after `run`."""
+        assert self.device is not None  # noqa: S101 - a set has at least one group
+        return CompileReport(
+            identity=self.device.identity,
+            features=self.device.features,
+            set=SetSummary(
+                name=self.source.name,
+                counts=self.source.counts,
+                content_hash=self.source.content_hash(),
+                applications=tuple(each.name or "" for each in self.source.applications),
+                groups=len(self.source.groups),
+                damage=self.source.damage,
+            ),
+            mode=self.mode,
+            workers=self.workers,
+            outcomes=combine(self.source.pipelines, self.outcomes),
+            runs=tuple(self.runs),
+            cache_file=self.cache_file,
+            timing=self._timing(),
+            stopped=any(each.stopped for each in self.runs) or len(self.runs) < len(self.source.groups),
+            notes=tuple(self.notes),
+        )
+
+    def _timing(self) -> CompileTiming:
+        def total(name: str) -> int:
+            return sum(int(getattr(run.timing, name)) for run in self.runs)
+
+        return CompileTiming(
+            open_ns=self.spent.get("open_ns", 0),
+            prepare_ns=self.spent.get("prepare_ns", 0),
+            wall_ns=total("wall_ns"),
+            driver_ns=total("driver_ns"),
+            cpu_ns=total("cpu_ns"),
+            blocked_ns=total("blocked_ns"),
+            run_delay_ns=total("run_delay_ns"),
+            merge_ns=total("merge_ns"),
+            cache_load_ns=self.spent.get("cache_load_ns", 0),
+            cache_save_ns=self.spent.get("cache_save_ns", 0),
+            overhead_ns=total("overhead_ns"),
+        )

@@ -1,0 +1,187 @@
+# Purpose: the report of the main job: what became of every pipeline of a set, over all its groups of recorded
+# features, and what it cost.
+#
+# Guarantees: every pipeline of the set is counted once. One that several applications with different features used is
+# compiled for each; it then counts as the worst that happened to it: failed before not run, compiled, hit, skipped.
+"""`CompileReport`: what compiling a set did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from attrs import field, frozen
+
+from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity
+from orchestrator.devices.image import PipelineKind
+from orchestrator.run.outcomes import OutcomeStatus, RunReport
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.records import Damage
+from orchestrator.stores.cache_file import LoadResult
+
+_WORST_FIRST: Final = (
+    OutcomeStatus.FAILED,
+    OutcomeStatus.NOT_RUN,
+    OutcomeStatus.COMPILED,
+    OutcomeStatus.CACHE_HIT,
+    OutcomeStatus.SKIPPED,
+)
+
+
+@frozen
+class Outcome:
+    """What became of one pipeline.
+
+    Attributes:
+        job: Which.
+        status: What.
+        reason: Why it was skipped or failed, else "".
+        driver_ns: Driver time, over all groups.
+    """
+
+    job: PipelineJob
+    status: OutcomeStatus
+    reason: str = ""
+    driver_ns: int = 0
+
+
+@frozen
+class SetSummary:
+    """What was compiled.
+
+    Attributes:
+        name: Where it came from.
+        counts: Pipelines of each kind.
+        content_hash: Hash over the names of all records.
+        applications: Names of the applications it was recorded from, "" where one has none.
+        groups: Number of groups with features of their own; each is compiled on a device opened for it.
+        damage: Records that cannot be read.
+    """
+
+    name: str
+    counts: Mapping[PipelineKind, int]
+    content_hash: int
+    applications: tuple[str, ...]
+    groups: int
+    damage: tuple[Damage, ...]
+
+    @property
+    def unique(self) -> int:
+        """Number of pipelines."""
+        return sum(self.counts.values())
+
+
+@frozen
+class CacheFileSummary:
+    """What became of the cache file.
+
+    Attributes:
+        path: Where it is, or None where the mode keeps none.
+        loaded: What became of it at the start.
+        loaded_bytes: Bytes of driver data that were loaded.
+        saved_bytes: Bytes written at the end, 0 for none.
+        not_saved: Why nothing was written, or "".
+        error: Why saving failed, or "".
+    """
+
+    path: Path | None
+    loaded: LoadResult | None = None
+    loaded_bytes: int = 0
+    saved_bytes: int = 0
+    not_saved: str = ""
+    error: str = ""
+
+
+@frozen
+class CompileTiming:
+    """Where the time went, nanoseconds.
+
+    Attributes:
+        open_ns: Opening the device (all groups).
+        prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
+        wall_ns: From the first job submitted to the end of the barrier (sum over the groups).
+        driver_ns: The driver's own time in pipeline creation.
+        cpu_ns: CPU time of the workers' calls.
+        blocked_ns: Time asleep inside the driver.
+        run_delay_ns: Time runnable but not scheduled.
+        merge_ns: Merging worker caches.
+        cache_load_ns: Reading the cache file and creating the primary.
+        cache_save_ns: Reading the primary back and writing the file.
+        overhead_ns: wall x workers - driver.
+    """
+
+    open_ns: int
+    prepare_ns: int
+    wall_ns: int
+    driver_ns: int
+    cpu_ns: int
+    blocked_ns: int
+    run_delay_ns: int
+    merge_ns: int
+    cache_load_ns: int
+    cache_save_ns: int
+    overhead_ns: int
+
+
+@frozen(eq=False)
+class CompileReport:
+    """What compiling a set did. A value.
+
+    Attributes:
+        identity: The device.
+        features: What it offers to an orchestrator.
+        set: What was compiled.
+        mode: The cache topology.
+        workers: Number of workers.
+        outcomes: One entry a pipeline, in the order of the set.
+        runs: The report of each group's run; its indices are those of the group's image.
+        cache_file: What became of the cache file.
+        timing: Where the time went.
+        stopped: Whether it was stopped before its end.
+        notes: What a reader must know.
+    """
+
+    identity: DeviceIdentity
+    features: DeviceFeatures
+    set: SetSummary
+    mode: CacheMode
+    workers: int
+    outcomes: tuple[Outcome, ...] = field(repr=False)
+    runs: tuple[RunReport, ...] = field(repr=False)
+    cache_file: CacheFileSummary
+    timing: CompileTiming
+    stopped: bool
+    notes: tuple[str, ...]
+
+    def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
+        """Pipelines of each status, of one kind or of all; every status has an entry."""
+        counts = dict.fromkeys(OutcomeStatus, 0)
+        for each in self.outcomes:
+            if kind is None or each.job.kind is kind:
+                counts[each.status] += 1
+        return counts
+
+    def of_status(self, status: OutcomeStatus) -> tuple[Outcome, ...]:
+        """The pipelines of one status, in the order of the set."""
+        return tuple(each for each in self.outcomes if each.status is status)
+
+
+def combine(jobs: Iterable[PipelineJob], outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
+    """One outcome a pipeline, from those of all groups; a pipeline without one was not run.
+
+    Args:
+        jobs: All pipelines, in the order of the set.
+        outcomes: Outcomes of groups, in any order, several a pipeline.
+    """
+    worst: dict[PipelineJob, Outcome] = {}
+    for each in outcomes:
+        known = worst.get(each.job)
+        if known is None:
+            worst[each.job] = each
+            continue
+        first, second = sorted((known, each), key=lambda outcome: _WORST_FIRST.index(outcome.status))
+        worst[each.job] = Outcome(
+            first.job, first.status, first.reason, driver_ns=first.driver_ns + second.driver_ns
+        )
+    return tuple(worst.get(job) or Outcome(job, OutcomeStatus.NOT_RUN) for job in jobs)
