@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drivers import driver_environment, find_manifest, is_driver
+from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driver
 
 TARGET_VARIABLE = "ORCHESTRATOR_TEST_TARGET"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
@@ -35,14 +35,15 @@ def target_of(item: pytest.Item) -> str | None:
     """The target whose process a test belongs in; None for the process of the session."""
     if TARGET_VARIABLE in os.environ:
         return None
-    parameters = (
-        item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    )
     mark = item.get_closest_marker("driver")
-    named = mark.args[0] if mark and mark.args else None
-    selector = parameters.get("driver") or parameters.get("selector") or named
-    # Without the driver the test runs here, where its fixture says what is missing.
-    return selector if selector and is_driver(selector) and find_manifest(selector) else None
+    candidates = [*mark.args] if mark else []
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        candidates += [item.callspec.params.get("driver"), item.callspec.params.get("selector")]
+    for each in candidates:
+        # Without the driver the test runs here, where its fixture says what is missing.
+        if isinstance(each, str) and is_driver(each) and find_manifest(each):
+            return each
+    return None
 
 
 class _Recorder:
@@ -98,14 +99,22 @@ def _run(items: list[pytest.Item], target: str) -> Reports:
         rows = Path(folder) / "reports.jsonl"
         rows.touch()
         names = Path(folder) / "names"
-        names.write_text("".join(f"{item.nodeid}\n" for item in items), "utf-8")
+        # From its path on, a test's name means the same whatever the working directory is.
+        names.write_text(
+            "".join(f"{each.path}::{each.nodeid.partition('::')[2]}\n" for each in items), "utf-8"
+        )
         environment = driver_environment(target)
         environment |= {TARGET_VARIABLE: target, REPORTS_VARIABLE: str(rows)}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"@{names}"]
+        command += [
+            "--rootdir",
+            str(config.rootpath),
+            *(["-c", str(config.inipath)] if config.inipath else []),
+        ]
         for plugin in config.option.plugins:
             command += ["-p", plugin]
         done = subprocess.run(
-            command, cwd=config.rootpath, env=environment, capture_output=True, text=True, check=False
+            command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False
         )
         reports: Reports = {}
         last = ""

@@ -35,7 +35,19 @@ def outcomes(folder: Path, source: str, **environment: str) -> dict[str, int]:
     path = folder / "test_left_out.py"
     path.write_text(source, "utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", str(path)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "tests.conftest",
+            "-p",
+            "no:cacheprovider",
+            "-c",
+            "pyproject.toml",
+            str(path),
+        ],
         cwd=REPOSITORY,
         env={**os.environ, "ORCHESTRATOR_CORPORA": str(folder / "absent"), **environment},
         capture_output=True,

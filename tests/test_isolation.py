@@ -47,7 +47,18 @@ def run(folder: Path, *arguments: str, **environment: str) -> str:
     """Output of a session over the module above, in a process of its own."""
     path = folder / "test_relayed.py"
     path.write_text(MODULE, "utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        "pyproject.toml",
+        str(path),
+    ]
     done = subprocess.run(
         [*command, *arguments],
         cwd=REPOSITORY,
