@@ -1,0 +1,224 @@
+# Purpose: what every device promises about pipeline caches.
+# Guarantees: deterministic; no case depends on time or on another case.
+"""Pipeline caches, on every device."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import CreationBatch
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
+from tests.contract.subject import PIPELINES, Subject, hits
+
+HEADER_SIZE = 32
+
+
+def test_caches_are_created_and_destroyed(subject: Subject) -> None:
+    cache = subject.device.create_pipeline_cache(name="mine")
+    assert cache.name == "mine"
+    assert not cache.externally_synchronized
+    subject.device.destroy_pipeline_cache(cache)
+    assert cache.destroyed
+    subject.device.destroy_pipeline_cache(cache)
+
+
+def test_a_destroyed_cache_is_not_used(subject: Subject) -> None:
+    device, cache, other = subject.device, subject.filled(), subject.device.create_pipeline_cache()
+    device.destroy_pipeline_cache(cache)
+    uses: list[Callable[[], object]] = [
+        lambda: device.pipeline_cache_size(cache),
+        lambda: device.pipeline_cache_data(cache),
+        lambda: device.merge_pipeline_caches(cache, [other]),
+        lambda: device.merge_pipeline_caches(other, [cache]),
+        lambda: device.create_pipelines(subject.prepared, subject.all, cache),
+    ]
+    for use in uses:
+        with pytest.raises(ExternalSynchronizationError, match="destroyed"):
+            use()
+
+
+def test_the_header_says_whose_the_data_is(subject: Subject) -> None:
+    identity = subject.device.identity
+    for cache in (subject.device.create_pipeline_cache(), subject.filled()):
+        data = subject.device.pipeline_cache_data(cache).data
+        assert struct.unpack_from("<IIII16s", data) == (
+            HEADER_SIZE,
+            1,
+            identity.vendor_id,
+            identity.device_id,
+            identity.pipeline_cache_uuid,
+        )
+
+
+def test_a_read_gives_what_the_size_says(subject: Subject) -> None:
+    for cache in (subject.device.create_pipeline_cache(), subject.filled(), subject.filled(flagged=True)):
+        read = subject.device.pipeline_cache_data(cache)
+        assert read.complete
+        assert len(read.data) == subject.device.pipeline_cache_size(cache)
+
+
+def test_a_cache_grows_with_what_is_created(subject: Subject) -> None:
+    subject.need(subject.caches, "its caches keep nothing")
+    sizes = [
+        subject.device.pipeline_cache_size(cache)
+        for cache in (subject.device.create_pipeline_cache(), subject.filled(0), subject.filled())
+    ]
+    assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_a_limited_read_is_incomplete_and_valid(subject: Subject) -> None:
+    cache = subject.filled()
+    size = subject.device.pipeline_cache_size(cache)
+    whole = subject.device.pipeline_cache_data(cache, limit=size + 1_000)
+    assert whole.complete
+    assert len(whole.data) == size
+    subject.need(size > HEADER_SIZE, "its caches hold no more than the header")
+    for limit in (HEADER_SIZE, HEADER_SIZE + 1, (size + HEADER_SIZE) // 2, size - 1):
+        part = subject.device.pipeline_cache_data(cache, limit=limit)
+        assert not part.complete
+        assert len(part.data) <= limit
+        # Mesa writes nothing where there is no room for its count of entries behind the header.
+        assert len(part.data) >= HEADER_SIZE or (part.data == b"" and limit <= HEADER_SIZE + 1)
+        made = subject.device.create_pipeline_cache(part.data)
+        assert HEADER_SIZE <= subject.device.pipeline_cache_size(made) < size
+
+
+def test_a_read_that_cannot_hold_the_header_gives_nothing(subject: Subject) -> None:
+    cache = subject.filled()
+    for limit in (0, 1, HEADER_SIZE - 1):
+        read = subject.device.pipeline_cache_data(cache, limit=limit)
+        assert read.data == b""
+        assert not read.complete
+
+
+def test_a_cache_made_of_its_own_data_hits(subject: Subject) -> None:
+    subject.need(subject.device.features.creation_feedback, "it gives no creation feedback")
+    data = subject.device.pipeline_cache_data(subject.filled()).data
+    assert subject.hits_from(b"") == 0
+    assert subject.hits_from(data) == (PIPELINES if subject.caches else 0)
+
+
+def test_a_second_creation_in_the_same_cache_hits(subject: Subject) -> None:
+    subject.need(subject.device.features.creation_feedback, "it gives no creation feedback")
+    for flagged in (False, True):
+        cache = subject.filled(flagged=flagged)
+        again = subject.device.create_pipelines(subject.prepared, subject.all, cache)
+        assert hits(again) == (PIPELINES if subject.caches else 0)
+
+
+def test_data_that_is_not_its_own_is_ignored(subject: Subject) -> None:
+    data = bytearray(subject.device.pipeline_cache_data(subject.filled()).data)
+    data[16] ^= 0xFF
+    cache = subject.device.create_pipeline_cache(bytes(data))
+    empty = subject.device.create_pipeline_cache()
+    assert subject.device.pipeline_cache_size(cache) == subject.device.pipeline_cache_size(empty)
+
+
+def test_merging_gives_the_union(subject: Subject) -> None:
+    device = subject.device
+    first, second = subject.filled(0, 1, flagged=True), subject.filled(1, 2, 3, flagged=True)
+    primary = device.create_pipeline_cache()
+    device.merge_pipeline_caches(primary, [first, second])
+    if not subject.caches:
+        assert device.pipeline_cache_size(primary) == HEADER_SIZE
+        return
+    # Duplicates are pruned: it is as large as a cache in which everything was created once.
+    assert device.pipeline_cache_size(primary) == device.pipeline_cache_size(subject.filled())
+    if device.features.creation_feedback:
+        assert hits(device.create_pipelines(subject.prepared, subject.all, primary)) == PIPELINES
+        assert subject.hits_from(device.pipeline_cache_data(primary).data) == PIPELINES
+
+
+def test_merging_again_changes_nothing(subject: Subject) -> None:
+    device = subject.device
+    source = subject.filled()
+    primary = device.create_pipeline_cache()
+    device.merge_pipeline_caches(primary, [source])
+    once = device.pipeline_cache_size(primary)
+    device.merge_pipeline_caches(primary, [source])
+    device.merge_pipeline_caches(primary, [])
+    assert device.pipeline_cache_size(primary) == once
+    assert device.pipeline_cache_size(source) == once
+
+
+def test_the_destination_is_not_among_the_sources(subject: Subject) -> None:
+    device = subject.device
+    for flagged in (False, True):
+        primary, other = subject.filled(flagged=flagged), subject.filled()
+        with pytest.raises(DeviceError):
+            device.merge_pipeline_caches(primary, [other, primary])
+
+
+def test_a_flagged_cache_is_used_by_one_call_at_a_time(subject: Subject) -> None:
+    device = subject.device
+    subject.need(device.features.externally_synchronized_caches, "it has no externally synchronized caches")
+    cache = subject.filled(flagged=True)
+    primary = device.create_pipeline_cache()
+    uses: list[Callable[[], object]] = [
+        lambda: device.create_pipelines(subject.prepared, subject.all, cache),
+        lambda: device.merge_pipeline_caches(primary, [cache]),
+        lambda: device.merge_pipeline_caches(cache, [primary]),
+        lambda: device.pipeline_cache_size(cache),
+        lambda: device.pipeline_cache_data(cache),
+        lambda: device.destroy_pipeline_cache(cache),
+    ]
+    refused: list[bool] = []
+
+    def use_them() -> None:
+        for use in uses:
+            try:
+                use()
+            except ExternalSynchronizationError:
+                refused.append(True)
+            else:
+                refused.append(False)
+
+    with cache.exclusive("the other worker"):
+        thread = threading.Thread(target=use_them)
+        thread.start()
+        thread.join()
+    assert refused == [True] * len(uses)
+    # Nothing was left held, neither here nor on the other caches.
+    use_them()
+    assert refused == [True] * len(uses) + [False] * len(uses)
+    assert cache.destroyed
+
+
+def test_an_unflagged_cache_is_used_by_several_at_a_time(subject: Subject) -> None:
+    device = subject.device
+    cache = device.create_pipeline_cache()
+    done: list[CreationBatch] = []
+
+    def create(index: int) -> None:
+        done.append(device.create_pipelines(subject.prepared, np.array([index], np.int32), cache))
+
+    threads = [threading.Thread(target=create, args=(index,)) for index in range(PIPELINES)]
+    with cache.exclusive("no exclusion without the flag"):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [batch.results.tolist() for batch in done] == [[0]] * PIPELINES
+    assert device.pipeline_cache_size(cache) == device.pipeline_cache_size(subject.filled())
+
+
+def test_the_flags_exclude_each_other(subject: Subject) -> None:
+    with pytest.raises(DeviceError):
+        subject.device.create_pipeline_cache(externally_synchronized=True, internally_synchronized_merge=True)
+
+
+def test_a_merge_flag_is_taken_or_refused(subject: Subject) -> None:
+    device = subject.device
+    if not device.features.internally_synchronized_merge:
+        with pytest.raises(DeviceError):
+            device.create_pipeline_cache(internally_synchronized_merge=True)
+        return
+    primary = device.create_pipeline_cache(internally_synchronized_merge=True)
+    source = subject.filled()
+    device.merge_pipeline_caches(primary, [source])
+    assert device.pipeline_cache_size(primary) == device.pipeline_cache_size(source)
