@@ -153,7 +153,7 @@ class _Packer:
     set_layouts: dict[str, int] = Factory(dict)
     layouts: dict[str, int] = Factory(dict)
     render_passes: dict[str, int] = Factory(dict)
-    packed: dict[str, list[int]] = Factory(dict)
+    packed: dict[str, list[tuple[str, int]]] = Factory(dict)
     pending: list[str] = Factory(list)
 
     def pack(self) -> None:
@@ -287,8 +287,8 @@ class _Packer:
     def _layout(self, name: str) -> int | Literal["auto"]:
         return "auto" if name == "auto" else self._find("pipeline layout", name, self.layouts)
 
-    def _entry(self, entry: str) -> list[int]:
-        """Pack an entry, with the libraries that it links before it; keys of its permutations."""
+    def _entry(self, entry: str) -> list[tuple[str, int]]:
+        """Pack an entry, with the libraries that it links before it; label and key of each permutation."""
         if entry in self.packed:
             return self.packed[entry]
         if entry in self.pending:
@@ -297,7 +297,7 @@ class _Packer:
         self.pending.append(entry)
         kind, _, name = entry.partition(".")
         table = getattr(self.manifest, kind)[name]
-        keys: list[int] = []
+        keys: list[tuple[str, int]] = []
         for permutation in permutations_of(table.permutations, f"{self.path}: {entry}", kind=kind):
             for label, libraries in self._links(kind, getattr(table, "link", []), entry):
                 full = f"{entry}{permutation.label}{label}"
@@ -310,7 +310,7 @@ class _Packer:
                     case RayTracingTable():
                         key = self._ray_tracing(table, permutation, libraries, where)
                 self.pipelines.append(PackedPipeline(full, PipelineKind(kind), key))
-                keys.append(key)
+                keys.append((f"{permutation.label}{label}", key))
                 if len(self.pipelines) > MAX_PIPELINES:
                     raise ManifestError(
                         f"{self.path}: {entry}: more than {MAX_PIPELINES} pipelines in one manifest"
@@ -328,9 +328,7 @@ class _Packer:
                     f"{self.path}: {entry}.link", f"entry of [{kind}]", name, getattr(self.manifest, kind)
                 )
             keys = self._entry(f"{kind}.{name}")
-            choices.append(
-                [(f"{name}#{index}" if len(keys) > 1 else "", key) for index, key in enumerate(keys)]
-            )
+            choices.append([(f"{name}{label}" if label else "", key) for label, key in keys])
         for choice in itertools.product(*choices):
             label = ",".join(each for each, _ in choice if each)
             yield f"[{label}]" if label else "", tuple(key for _, key in choice)
