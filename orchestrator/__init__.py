@@ -1,23 +1,51 @@
-# Purpose: the public names of the package, re-exported. The rooms, in the order of the data's way through them:
-#   sets (what to compile) -> schedule (who, when) -> run (workers, barrier, merge) -> devices (what compiles)
-#                                                     -> stores (what is kept), measure (what it cost); cli on top
-# An import goes down that order only: cli -> run, measure -> schedule, stores, sets -> devices' seam, registry,
-# errors. tests/test_layering.py holds the table.
-#
-# Guarantees: importing the package loads no binding, no command line library and no registry data.
+# The layers, from the bottom; each knows only those below it:
+#   errors, registry          what can go wrong; what the Khronos registry says
+#   devices                   what compiles: the Device seam, real drivers, a simulation
+#   sets, schedule, stores    what to compile; who compiles what, when; what is kept
+#   run                       workers, barrier, merge: executes the schedule
+#   measure, cli              what it cost; thin verbs over all of it
+# Only names that users build on are exported here. Importing them loads neither cffi nor a Vulkan library nor
+# anything of the command line; a Vulkan device loads the binding when it is opened.
 """Compile Vulkan pipeline sets in parallel, and know what it costs."""
 
+from orchestrator.devices import list_devices as list_devices
+from orchestrator.devices import open_device as open_device
 from orchestrator.devices.device import CacheMode as CacheMode
+from orchestrator.devices.device import CapturedFeatures as CapturedFeatures
+from orchestrator.devices.device import CreationBatch as CreationBatch
 from orchestrator.devices.device import Device as Device
+from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
+from orchestrator.devices.device import DeviceIdentity as DeviceIdentity
 from orchestrator.devices.device import PipelineCache as PipelineCache
+from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
 from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
 from orchestrator.devices.image import PipelineKind as PipelineKind
-from orchestrator.run import Barrier as Barrier
-from orchestrator.run import CreationCall as CreationCall
+from orchestrator.errors import ArchiveError as ArchiveError
+from orchestrator.errors import DeviceError as DeviceError
+from orchestrator.errors import DriverError as DriverError
+from orchestrator.errors import ExternalSynchronizationError as ExternalSynchronizationError
+from orchestrator.errors import ManifestError as ManifestError
+from orchestrator.errors import NoDeviceError as NoDeviceError
+from orchestrator.errors import OrchestratorError as OrchestratorError
+from orchestrator.errors import RecordError as RecordError
 from orchestrator.run import MergeReport as MergeReport
 from orchestrator.run import OutcomeStatus as OutcomeStatus
-from orchestrator.run import PipelineProblem as PipelineProblem
 from orchestrator.run import Progress as Progress
 from orchestrator.run import RunReport as RunReport
-from orchestrator.run import RunTiming as RunTiming
 from orchestrator.run import run_pipelines as run_pipelines
+from orchestrator.run.compile import CompileProgress as CompileProgress
+from orchestrator.run.compile import compile_set as compile_set
+from orchestrator.run.compile_report import CompileReport as CompileReport
+from orchestrator.sets.archive import Archive as Archive
+from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
+from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
+from orchestrator.sets.image_builder import BuiltImage as BuiltImage
+from orchestrator.sets.image_builder import build_image as build_image
+from orchestrator.sets.jobs import PipelineJob as PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
+from orchestrator.stores.cache_file import cache_path as cache_path
+from orchestrator.stores.cache_file import load_into_cache as load_into_cache
+from orchestrator.stores.cache_file import read_cache_file as read_cache_file
+from orchestrator.stores.cache_file import save_cache_file as save_cache_file
+from orchestrator.stores.load_status import LoadStatus as LoadStatus

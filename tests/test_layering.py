@@ -49,7 +49,8 @@ ALLOWED = {
     "sets": {"errors", "registry", "seam"},
     "schedule": {"errors", "seam"},
     "stores": {"errors", "seam"},
-    "run": {"errors", "registry", "seam", "sets", "schedule", "stores"},
+    # "devices" is the one place that opens a device; the main job opens one for each group of features.
+    "run": {"errors", "registry", "seam", "devices", "sets", "schedule", "stores"},
     "measure": {"errors", "seam", "sets", "schedule", "stores"},
     "samples": {"errors", "registry", "seam", "sets"},
     "cli": {"errors", "seam", "devices", "sets", "schedule", "stores", "run", "measure", "samples"},
