@@ -1,0 +1,101 @@
+# Purpose: the application: its verbs, and the one way in and out of it.
+#
+# Guarantees:
+# - Only the verb that is called imports what it needs: asking for help opens no driver and loads no numpy.
+# - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug keeps
+#   its traceback, because it is what a report needs.
+# - A reader that goes away (`orchestrator list x | head`) ends the program quietly.
+"""The command-line application."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from cyclopts import App, CycloptsError
+
+from orchestrator.cli.compile import compile_verb
+from orchestrator.cli.devices import devices_verb
+from orchestrator.cli.errors import Failure, explain, report
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.inspect import inspect_verb
+from orchestrator.cli.list_set import list_verb
+from orchestrator.cli.pack import pack_verb
+from orchestrator.errors import OrchestratorError
+
+
+def version() -> str:
+    """Version of the installed package."""
+    try:
+        return metadata.version("orchestrator")
+    except metadata.PackageNotFoundError:
+        return "unknown (the package is not installed)"
+
+
+app = App(
+    name="orchestrator",
+    help="""Compile Vulkan pipeline sets in parallel, and know what it costs.
+
+Start with `orchestrator devices`, then `orchestrator compile sample`.
+
+Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no device, 130 interrupted.
+""",
+    help_format="markdown",
+    version=version,
+)
+app.command(devices_verb, name="devices")
+app.command(list_verb, name="list")
+app.command(compile_verb, name="compile")
+app.command(inspect_verb, name="inspect")
+app.command(pack_verb, name="pack")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program.
+
+    Args:
+        arguments: What stands behind the program's name; those of the process where not given.
+
+    Returns:
+        The exit code.
+    """
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    options = tokens[: tokens.index("--")] if "--" in tokens else tokens
+    json = "--json" in options
+    try:
+        code = _run(tokens, json=json)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its end.
+        _discard_stdout()
+        return ExitCode.BROKEN_PIPE
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return ExitCode.INTERRUPTED
+    return code
+
+
+def _run(tokens: Sequence[str], *, json: bool) -> int:
+    try:
+        command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        result = command(*bound.args, **bound.kwargs)
+    except CycloptsError as error:
+        return report(_usage(error, tokens), json=json)
+    except OrchestratorError as error:
+        return report(explain(error), json=json)
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
+    verb = next((each for each in tokens if each in app), "")
+    help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
+    message = " ".join(str(error).split())
+    return Failure("usage", message, f"{help_call} shows what there is", ExitCode.BAD_INPUT, {})
+
+
+def _discard_stdout() -> None:
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

@@ -1,0 +1,192 @@
+# Purpose: `orchestrator compile`: the main job. Opens the set, hands it to `compile_set`, shows how far it is, and reports.
+#
+# Guarantees:
+# - SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in flight are
+#   waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is shown.
+# - A cache directory that cannot be written is refused before anything is compiled.
+"""The verb `compile`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from orchestrator.cli.errors import UsageError
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames
+
+if TYPE_CHECKING:
+    import trio
+
+    from orchestrator.cli.progress import ProgressView
+    from orchestrator.run.compile_report import CompileReport
+
+
+def compile_verb(
+    sets: SetNames,
+    /,
+    *,
+    device: Annotated[
+        str,
+        Parameter(
+            name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
+        ),
+    ] = "",
+    workers: Annotated[
+        str, Parameter(name=["--workers", "-j"], help="Number of workers, or `auto`: one a processor.")
+    ] = "auto",
+    mode: Annotated[
+        Literal["shared", "per-worker", "per-worker-internal", "none"],
+        Parameter(
+            name="--mode",
+            help="`shared`: one cache for all workers. `per-worker`: one externally synchronized cache each, merged "
+            "at the end. `per-worker-internal`: the same without the flag, as a control. `none`: no cache, "
+            "nothing is kept.",
+        ),
+    ] = "per-worker",
+    cache_dir: Annotated[
+        Path | None,
+        Parameter(
+            name="--cache-dir",
+            help="Where the cache file is kept, one file a device and driver.",
+            show_default=lambda _: "the user's cache directory",
+        ),
+    ] = None,
+    driver_caches: Annotated[
+        bool,
+        Parameter(
+            name="--driver-caches",
+            negative="",
+            show_default=False,
+            help="Leave the driver's own disk and memory caches on; figures then say little about the cache here.",
+        ),
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Compile a set on a device over several workers, merge their caches, and keep the result.
+
+    A second run loads the file that the first one saved. Ctrl-C stops after the calls in flight and keeps what is done.
+
+    **EXAMPLES**
+
+        orchestrator compile sample --device radv:navi21
+        orchestrator compile game.foz game.1.foz --workers 8 --cache-dir build/cache
+        orchestrator compile game.foz --mode shared --json > shared.json
+    """
+    import trio
+
+    from orchestrator.cli.compile_document import compile_document
+    from orchestrator.cli.compile_tables import show_report
+    from orchestrator.cli.output import Output
+    from orchestrator.cli.progress import progress_view
+    from orchestrator.cli.set_names import open_set
+    from orchestrator.devices.device import CacheMode
+    from orchestrator.run.compile import compile_set
+
+    count = _worker_count(workers)
+    directory = None if mode == "none" else _usable_directory(cache_dir)
+    output = Output(json=json)
+    with open_set(sets) as opened, progress_view(output) as view:
+
+        async def job(stop: trio.Event) -> CompileReport:
+            return await compile_set(
+                opened,
+                selector=device,
+                workers=count,
+                mode=CacheMode(mode),
+                cache_directory=directory,
+                driver_caches=driver_caches,
+                stop=stop,
+                on_stage=view.stage,
+                on_progress=view.progress,
+            )
+
+        report = trio.run(_until_signal, job, view)
+    output.document(compile_document(report))
+    show_report(output, report)
+    return _exit_code(report)
+
+
+def _worker_count(workers: str) -> int | None:
+    if workers == "auto":
+        return None
+    if workers.isascii() and workers.isdigit() and 1 <= int(workers) <= 4096:
+        return int(workers)
+    raise UsageError(
+        f"--workers {workers!r}: a number from 1 to 4096 is expected, or auto",
+        "leave it out for one a processor",
+    )
+
+
+def _usable_directory(given: Path | None) -> Path:
+    """The directory for cache files, created if need be.
+
+    Raises:
+        SaveError: It cannot be created or written.
+    """
+    import os
+
+    import platformdirs
+
+    from orchestrator.stores.atomic_file import ensure_directory
+    from orchestrator.stores.errors import SaveError
+
+    directory = platformdirs.user_cache_path("orchestrator") if given is None else given
+    ensure_directory(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise SaveError(directory, "writing", "the directory belongs to someone else or forbids it")
+    return directory
+
+
+async def _until_signal(
+    job: Callable[[trio.Event], Awaitable[CompileReport]], view: ProgressView
+) -> CompileReport:
+    """Run a job that the first SIGINT or SIGTERM asks to stop; the report of what was done by then."""
+    import trio
+
+    stop = trio.Event()
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, stop, view)
+            report = await job(stop)
+            nursery.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        # The nursery wraps what the job raises; a caller wants the error itself.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+    return report
+
+
+async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: trio.TaskStatus[None]) -> None:
+    import trio
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.is_set():
+                view.say(
+                    "a driver call cannot be interrupted: still waiting for those in flight, then what is done is saved "
+                    "(SIGKILL would lose it)"
+                )
+            else:
+                view.say(
+                    "stopping: waiting for the driver calls in flight, then what is done is merged and saved"
+                )
+                stop.set()
+
+
+def _exit_code(report: CompileReport) -> ExitCode:
+    from orchestrator.run.outcomes import OutcomeStatus
+
+    if report.stopped:
+        return ExitCode.INTERRUPTED
+    if report.cache_file.error:
+        return ExitCode.BAD_INPUT
+    if report.counts()[OutcomeStatus.FAILED]:
+        return ExitCode.PIPELINES_FAILED
+    return ExitCode.OK

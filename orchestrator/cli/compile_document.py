@@ -1,0 +1,150 @@
+# Purpose: the JSON of `compile`. docs/cli.md describes it; programs build on it.
+# Guarantees: the outcomes are disjoint and sum to the unique pipelines (`not_run` is there only when the job was
+# stopped); `skipped` and `failed` name every such pipeline.
+"""The JSON document of the verb `compile`."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import Any
+
+from attrs import asdict
+
+from orchestrator.cli.documents import damage_document, device_document, kinds_document, seconds
+from orchestrator.cli.text import key_text, path_text
+from orchestrator.devices.image import PipelineKind
+from orchestrator.registry import registry
+from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming
+from orchestrator.run.merge import Duplicates, MergeReport
+from orchestrator.run.outcomes import OutcomeStatus
+
+_NAMES = {
+    OutcomeStatus.COMPILED: "compiled",
+    OutcomeStatus.CACHE_HIT: "cache_hits",
+    OutcomeStatus.SKIPPED: "skipped",
+    OutcomeStatus.FAILED: "failed",
+    OutcomeStatus.NOT_RUN: "not_run",
+}
+
+
+def compile_document(report: CompileReport) -> dict[str, Any]:
+    """Everything that a report says, as values that JSON has."""
+    return {
+        "device": device_document(report.identity, report.features),
+        "set": {
+            "path": path_text(report.set.name),
+            "content_hash": key_text(report.set.content_hash),
+            "pipelines": kinds_document(report.set.counts),
+            "unique": report.set.unique,
+            "applications": list(report.set.applications),
+            "groups": report.set.groups,
+            "damage": [damage_document(each) for each in report.set.damage],
+        },
+        "mode": report.mode.value,
+        "workers": report.workers,
+        "outcomes": _outcomes(report),
+        "outcomes_by_kind": {kind.value: _outcomes(report, kind) for kind in PipelineKind},
+        "skipped": _problems(report, OutcomeStatus.SKIPPED),
+        "failed": _problems(report, OutcomeStatus.FAILED),
+        "merge": _merge(report),
+        "cache_file": _cache_file(report.cache_file),
+        "timing": _timing(report.timing),
+        "stopped": report.stopped,
+        "notes": list(report.notes),
+        "versions": {
+            "python": platform.python_version(),
+            "orchestrator": _version(),
+            "registry": registry().version,
+        },
+    }
+
+
+def _outcomes(report: CompileReport, kind: PipelineKind | None = None) -> dict[str, int]:
+    return {
+        _NAMES[status]: count
+        for status, count in report.counts(kind).items()
+        if status is not OutcomeStatus.NOT_RUN or report.stopped
+    }
+
+
+def _problems(report: CompileReport, status: OutcomeStatus) -> list[dict[str, str]]:
+    return [
+        {"key": key_text(each.job.key), "kind": each.job.kind.value, "reason": each.reason}
+        for each in report.of_status(status)
+    ]
+
+
+def merge_totals(report: CompileReport) -> dict[str, Any] | None:
+    """Figures of the merges of all groups together; None where nothing was merged."""
+    merges = [run.merge for run in report.runs if run.merge is not None]
+    if not merges:
+        return None
+    return {
+        "source_bytes": sum(sum(each.source_bytes) for each in merges),
+        "primary_bytes_before": merges[0].primary_bytes_before,
+        "primary_bytes_after": merges[-1].primary_bytes_after,
+        "pruned_bytes": sum(each.pruned_bytes for each in merges),
+        "duplicate_keys": sum(each.duplicate_job_keys.keys for each in merges),
+        "duplicate_driver_s": seconds(sum(each.duplicate_job_keys.driver_ns for each in merges)),
+        "merge_s": seconds(sum(each.merge_ns for each in merges)),
+        "barrier_wait_s": seconds(sum(sum(each.barrier_wait_ns) for each in merges)),
+    }
+
+
+def _merge(report: CompileReport) -> dict[str, Any] | None:
+    totals = merge_totals(report)
+    if totals is None:
+        return None
+    return totals | {"groups": [_one_merge(run.merge) for run in report.runs if run.merge is not None]}
+
+
+def _one_merge(merge: MergeReport) -> dict[str, Any]:
+    return {
+        "source_bytes": list(merge.source_bytes),
+        "seed_bytes": merge.seed_bytes,
+        "primary_bytes_before": merge.primary_bytes_before,
+        "primary_bytes_after": merge.primary_bytes_after,
+        "pruned_bytes": merge.pruned_bytes,
+        "duplicate_job_keys": _duplicates(merge.duplicate_job_keys),
+        "duplicate_pipeline_keys": None
+        if merge.duplicate_pipeline_keys is None
+        else _duplicates(merge.duplicate_pipeline_keys),
+        "barrier_wait_s": [seconds(each) for each in merge.barrier_wait_ns],
+        "merge_s": seconds(merge.merge_ns),
+        "warnings": list(merge.warnings),
+    }
+
+
+def _duplicates(duplicates: Duplicates) -> dict[str, Any]:
+    return {"keys": duplicates.keys, "driver_s": seconds(duplicates.driver_ns)}
+
+
+def _cache_file(file: CacheFileSummary) -> dict[str, Any]:
+    loaded = file.loaded
+    return {
+        "path": None if file.path is None else path_text(file.path),
+        "load_status": None if loaded is None else loaded.status.value,
+        "load_field": None if loaded is None else loaded.field,
+        "load_detail": None if loaded is None else loaded.detail,
+        "quarantined": None
+        if loaded is None or loaded.quarantined is None
+        else path_text(loaded.quarantined),
+        "loaded_bytes": file.loaded_bytes,
+        "saved_bytes": file.saved_bytes,
+        "not_saved": file.not_saved or None,
+        "error": file.error or None,
+    }
+
+
+def _timing(timing: CompileTiming) -> dict[str, float]:
+    return {
+        f"{name.removesuffix('_ns')}_s": seconds(nanoseconds) for name, nanoseconds in asdict(timing).items()
+    }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("orchestrator")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,134 @@
+# Purpose: the one place that turns what went wrong into what a person needs: what, where, and what to do next.
+# Guarantees: every OrchestratorError has a message, an exit code and, where there is one, a next step; the same
+# facts go into the JSON. Anything else is a bug of the program and keeps its traceback.
+"""From exceptions to messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from attrs import frozen
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.errors import (
+    ArchiveError,
+    DeviceError,
+    DriverError,
+    ManifestError,
+    NoDeviceError,
+    OrchestratorError,
+    RecordError,
+)
+
+
+class UsageError(OrchestratorError):
+    """The command line asks for something that cannot be.
+
+    Attributes:
+        next_step: What to do instead.
+    """
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
+
+
+@frozen
+class Failure:
+    """An error as the user sees it.
+
+    Attributes:
+        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other.
+        message: What is wrong, where, and the likely cause.
+        next_step: What to do about it, or "".
+        exit_code: The exit status.
+        where: Facts for programs, such as the path and the offset.
+    """
+
+    kind: str
+    message: str
+    next_step: str
+    exit_code: ExitCode
+    where: dict[str, Any]
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document: one key, ``error``."""
+        return {
+            "error": {
+                "kind": self.kind,
+                "message": self.message,
+                "next_step": self.next_step,
+                "exit_code": int(self.exit_code),
+                **self.where,
+            }
+        }
+
+
+def explain(error: OrchestratorError) -> Failure:
+    """What a user is told about an error."""
+    message, bad_input, no_device = _utf8(str(error)), ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
+    match error:
+        case UsageError():
+            return Failure("usage", message, error.next_step, bad_input, {})
+        case ArchiveError():
+            step = (
+                "check the path"
+                if "cannot be opened" in error.reason
+                else "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
+                "`.toml`, or the word sample"
+            )
+            where = {"path": _utf8(error.path), "offset": error.offset}
+            return Failure("archive", message, step, bad_input, where)
+        case RecordError():
+            step = "`orchestrator list SET` shows all that is damaged in a set"
+            where = {"tag": error.tag, "key": f"{error.key:016x}", "offset": error.offset}
+            return Failure("record", message, step, bad_input, where)
+        case ManifestError():
+            return Failure("manifest", message, "correct the entry that the message names", bad_input, {})
+        case NoDeviceError():
+            step = "`orchestrator devices` lists what is there; `--device simulated` needs no driver"
+            return Failure("no_device", message, step, no_device, {})
+        case DriverError():
+            step = "try another device (`orchestrator devices`); the driver's own log may say more"
+            where = {"command": error.command, "result": error.result}
+            return Failure("driver", message, step, no_device, where)
+        case DeviceError():
+            return Failure("device", message, "`orchestrator devices` shows what each offers", no_device, {})
+        case _:
+            return _explain_other(error, message)
+
+
+def _explain_other(error: OrchestratorError, message: str) -> Failure:
+    # Not imported above: this module is loaded on every call of the program, and the stores bring numpy along.
+    from orchestrator.stores.errors import QuarantineError, ReadError, SaveError
+
+    if isinstance(error, SaveError | ReadError | QuarantineError):
+        step = "name a directory of your own with --cache-dir" if isinstance(error, SaveError) else ""
+        return Failure("store", message, step, ExitCode.BAD_INPUT, {"path": _utf8(str(error.path))})
+    return Failure("other", message, "", ExitCode.BAD_INPUT, {})
+
+
+def report(failure: Failure, *, json: bool) -> ExitCode:
+    """Tell the user: a message on stderr, with --json the document on stdout too.
+
+    Args:
+        failure: What happened.
+        json: Whether a document was asked for.
+
+    Returns:
+        The exit code.
+    """
+    from orchestrator.cli.output import BAD, DIM, make_console, styled, write_json
+
+    console = make_console(sys.stderr)
+    console.print(styled("error: ", BAD), styled(failure.message), sep="", soft_wrap=True)
+    if failure.next_step:
+        console.print(styled("next:  ", DIM), styled(failure.next_step), sep="", soft_wrap=True)
+    if json:
+        write_json(failure.document())
+    return failure.exit_code
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

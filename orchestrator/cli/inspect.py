@@ -1,0 +1,277 @@
+# Purpose: `orchestrator inspect`: what a file is, whether it is whole, and whether a device would take it.
+# Guarantees: reads only, and only up to a cap; whatever is in the file ends in an answer, not in an error.
+"""The verb `inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+
+if TYPE_CHECKING:
+    from orchestrator.cli.output import Output
+    from orchestrator.devices.device import DeviceIdentity
+    from orchestrator.stores.inspection import CacheFileInspection
+
+_SIGNATURES = (
+    (b"\x7fELF", "an ELF file: a program or a library"),
+    (b"\x03\x02\x23\x07", "a SPIR-V module; `orchestrator pack` makes a set of such"),
+    (b"\x07\x23\x02\x03", "a SPIR-V module in big-endian order"),
+    (b"\x1f\x8b", "gzip data; unpack it first"),
+    (b"PK\x03\x04", "a ZIP archive; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "zstd data; unpack it first"),
+    (b"SQLite format 3\0", "an SQLite database"),
+    (b"{", "JSON, by its first character"),
+)
+
+
+def inspect_verb(
+    file: Annotated[Path, Parameter(help="A cache file, a driver's bare cache data, or a `.foz` archive.")],
+    /,
+    *,
+    device: Annotated[
+        str | None,
+        Parameter(name=["--device", "-d"], help="Say too whether this device would take it. " + DEVICE_HELP),
+    ] = None,
+    json: JsonFlag = False,
+) -> int:
+    """Show what a file is and whether it can be trusted.
+
+    The exit code is 0 for a file that is whole (and that the device would take, where one is named), else 2.
+
+    **EXAMPLES**
+
+        orchestrator inspect ~/.cache/orchestrator/*.pipeline-cache
+        orchestrator inspect radv.pipeline-cache --device radv:navi31
+        orchestrator inspect capture.foz --json
+    """
+    from orchestrator.cli.output import Output
+    from orchestrator.sets.archive_index import MAGIC
+    from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
+
+    output = Output(json=json)
+    head = _head(file)
+    if head.startswith(MAGIC):
+        return _inspect_archive(output, file)
+    found = inspect_cache_file(file)
+    if found.kind in (CacheFileKind.NOT_A_CACHE_FILE, CacheFileKind.UNREADABLE):
+        return _inspect_stranger(output, found, head)
+    identity = None if device is None else _identity(device)
+    return _inspect_cache(output, found, identity)
+
+
+def _head(file: Path) -> bytes:
+    """The first bytes of a regular file; nothing of anything else, which could be a pipe that never ends."""
+    try:
+        if not file.is_file():
+            return b""
+        with file.open("rb") as stream:
+            return stream.read(64)
+    except OSError:
+        return b""  # the inspection says why
+
+
+def _identity(selector: str) -> DeviceIdentity:
+    from orchestrator.devices import open_device
+
+    opened = open_device(selector)
+    try:
+        return opened.identity
+    finally:
+        opened.close()
+
+
+def _inspect_archive(output: Output, file: Path) -> int:
+    from orchestrator.cli.documents import damage_document, tag_name
+    from orchestrator.cli.output import BAD, HEAD, styled
+    from orchestrator.cli.text import byte_text, path_text, plural
+    from orchestrator.sets.archive import Archive
+    from orchestrator.sets.archive_index import FILE_HEADER_SIZE
+    from orchestrator.sets.records import RecordTag
+
+    path = path_text(file)
+    with Archive.open(file) as archive:
+        counts = {tag: len(archive.keys(tag)) for tag in RecordTag}
+        damage = archive.damage
+        version = _head(file)[FILE_HEADER_SIZE - 1]
+        output.document(
+            {
+                "path": path,
+                "kind": "archive",
+                "bytes": archive.size,
+                "version": version,
+                "records": {tag_name(tag): count for tag, count in counts.items()},
+                "duplicates": archive.duplicates,
+                "damage": [damage_document(each) for each in damage],
+            }
+        )
+        output.line(styled(path, HEAD), "  a Fossilize archive")
+        rows = [("format version", str(version)), ("size", byte_text(archive.size))]
+        rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
+        if archive.duplicates:
+            rows.append(("duplicates", f"{archive.duplicates:,}, left out"))
+        output.facts(rows)
+        if damage:
+            output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", BAD))
+        output.line(f"next: orchestrator list {path}")
+    return ExitCode.BAD_INPUT if damage else ExitCode.OK
+
+
+def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> int:
+    from orchestrator.cli.output import BAD, HEAD, styled
+    from orchestrator.cli.text import path_text
+
+    path = path_text(found.path)
+    seems = _seems(found.path, head)
+    output.document(
+        {
+            "path": path,
+            "kind": found.kind.value,
+            "status": found.status.value,
+            "seems": seems,
+            "reason": found.reason,
+            "error": {
+                "kind": "not_inspectable",
+                "message": f"{path}: {found.reason}",
+                "exit_code": int(ExitCode.BAD_INPUT),
+            },
+        }
+    )
+    output.line(
+        styled(path, HEAD),
+        "  ",
+        styled(f"{found.kind.value}, nor an archive" if head else found.kind.value, BAD),
+    )
+    if seems:
+        output.line(f"it seems to be {seems}")
+    output.line(found.reason)
+    return ExitCode.BAD_INPUT
+
+
+def _seems(path: Path, head: bytes) -> str:
+    """What a file seems to be, by its first bytes and its name; "" where nothing can be said."""
+    if path.is_dir():
+        return "a directory; name a file in it"
+    for signature, words in _SIGNATURES:
+        if head.startswith(signature):
+            return words
+    if path.suffix.lower() == ".toml":
+        return "a manifest; see `orchestrator pack` and `orchestrator list`"
+    if head and not head.strip(b"\0"):
+        return "zeros: a file that was never written to its end, as after a power loss"
+    if head:
+        return (
+            "text"
+            if all(each in b"\t\n\r" or 32 <= each < 127 for each in head)
+            else "binary data of an unknown kind"
+        )
+    return ""
+
+
+def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, Any]:
+    """Whether a device would take the file, and if not, why."""
+    from orchestrator.stores.cache_file import read_cache_file
+    from orchestrator.stores.inspection import CacheFileKind
+
+    if found.kind is CacheFileKind.DRIVER_DATA and found.vulkan_header is not None:
+        difference = found.vulkan_header.difference(identity)
+        return {
+            "accepted": difference is None,
+            "status": "LOADED" if difference is None else difference.status.value,
+            "field": difference.field if difference is not None else None,
+            "detail": str(difference) if difference is not None else "by the header in its data alone",
+        }
+    loaded = read_cache_file(found.path.resolve(), identity)
+    return {
+        "accepted": loaded.status.value == "LOADED",
+        "status": loaded.status.value,
+        "field": loaded.field,
+        "detail": loaded.detail,
+    }
+
+
+def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
+    from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, styled
+    from orchestrator.cli.text import byte_text, path_text
+    from orchestrator.stores.inspection import CacheFileKind
+    from orchestrator.stores.load_status import LoadStatus
+
+    bare = found.kind is CacheFileKind.DRIVER_DATA
+    whole = bare or found.status is LoadStatus.LOADED
+    verdict = None if identity is None else _verdict(found, identity)
+    output.document(_document(found, identity, verdict))
+
+    output.line(styled(path_text(found.path), HEAD), f"  {found.kind.value}")
+    state = (
+        styled("not known: bare data carries no hash", WARN)
+        if bare
+        else styled("whole: every hash agrees", GOOD)
+        if whole
+        else styled(f"{found.status.value}: {found.reason}", BAD)
+    )
+    rows = [("size", styled(byte_text(found.size))), ("state", state)]
+    prefix, header = found.prefix_header, found.vulkan_header
+    if prefix is not None:
+        rows += [
+            ("driver's data", styled(byte_text(prefix.data_size))),
+            ("vendor, device", styled(f"{prefix.vendor_id:#06x}, {prefix.device_id:#06x}")),
+            (
+                "driver",
+                styled(
+                    f"driverID {prefix.driver_id}, driverVersion {prefix.driver_version:#x}, {prefix.driver_abi} bits"
+                ),
+            ),
+            ("pipeline cache UUID", styled(prefix.pipeline_cache_uuid.hex())),
+        ]
+    elif header is not None:
+        rows += [
+            ("vendor, device", styled(f"{header.vendor_id:#06x}, {header.device_id:#06x}")),
+            ("pipeline cache UUID", styled(header.pipeline_cache_uuid.hex())),
+        ]
+    if verdict is not None and identity is not None:
+        name = identity.device_name
+        rows.append(
+            ("offered to", styled(f"{name}: would be taken", GOOD))
+            if verdict["accepted"]
+            else ("offered to", styled(f"{name}: refused, {verdict['status']}: {verdict['detail']}", BAD))
+        )
+    output.facts(rows)
+    return ExitCode.OK if whole and (verdict is None or verdict["accepted"]) else ExitCode.BAD_INPUT
+
+
+def _document(
+    found: CacheFileInspection, identity: DeviceIdentity | None, verdict: dict[str, Any] | None
+) -> dict[str, Any]:
+    from attrs import asdict
+
+    from orchestrator.cli.documents import device_document
+    from orchestrator.cli.text import path_text
+
+    prefix = found.prefix_header
+    header = found.vulkan_header
+    document: dict[str, Any] = {
+        "path": path_text(found.path),
+        "kind": found.kind.value,
+        "bytes": found.size,
+        "status": found.status.value,
+        "reason": found.reason,
+        "data_hash_matches": found.data_hash_matches,
+        "header": None
+        if prefix is None
+        else asdict(prefix)
+        | {
+            "data_hash": prefix.data_hash.hex(),
+            "pipeline_cache_uuid": prefix.pipeline_cache_uuid.hex(),
+        },
+        "vulkan_header": None
+        if header is None
+        else asdict(header) | {"pipeline_cache_uuid": header.pipeline_cache_uuid.hex()},
+    }
+    if identity is not None:
+        document["device"] = device_document(identity)
+        document["offered"] = verdict
+    return document

@@ -1,0 +1,248 @@
+# Purpose: `orchestrator list`: what a set holds, and what is damaged in it, without a device.
+# Guarantees: reads only; a damaged set is shown as far as it can be read.
+"""The verb `list`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import JsonFlag, SetNames
+
+if TYPE_CHECKING:
+    from orchestrator.cli.output import Output
+    from orchestrator.sets.applications import Application, RobustnessGroup
+    from orchestrator.sets.archive import Archive
+    from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.sets.records import RecordSource, RecordTag
+
+_DAMAGE_SHOWN = 20
+
+
+def list_verb(
+    sets: SetNames,
+    /,
+    *,
+    pipelines: Annotated[
+        bool,
+        Parameter(
+            name="--pipelines", negative="", show_default=False, help="List the key of every pipeline too."
+        ),
+    ] = False,
+    verify: Annotated[
+        bool,
+        Parameter(
+            name="--verify",
+            help="Read every record and recompute every module's hash; with `--no-verify` only headers are read.",
+        ),
+    ] = True,
+    json: JsonFlag = False,
+) -> int:
+    """Show what a set holds and what is damaged in it, without a device.
+
+    A damaged set is shown as far as it can be read, and the exit code is 0; it is 2 where there is no set at all.
+
+    **EXAMPLES**
+
+        orchestrator list sample
+        orchestrator list capture.foz capture.1.foz --pipelines
+        orchestrator list capture.foz --json
+    """
+    from orchestrator.cli.output import Output
+    from orchestrator.cli.set_names import open_set
+
+    output = Output(json=json)
+    with open_set(sets) as opened:
+        unusable = opened.verify() if verify else None
+        groups = opened.groups  # before the damage is asked for: reading them may find some
+        if json:
+            output.document(_document(opened, unusable, pipelines=pipelines))
+        else:
+            _show(output, opened, groups, unusable, pipelines=pipelines)
+    return ExitCode.OK
+
+
+def _archives(source: RecordSource) -> list[Archive]:
+    from orchestrator.sets.archive import Archive
+    from orchestrator.sets.combined_records import CombinedRecords
+
+    sources = source.sources if isinstance(source, CombinedRecords) else (source,)
+    return [each for each in sources if isinstance(each, Archive)]
+
+
+def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:
+    """Stored and decoded bytes of the records of each tag, over all files; empty for a set that is not in files."""
+    sizes: dict[RecordTag, tuple[int, int]] = {}
+    for archive in _archives(source):
+        for record in archive.records():
+            stored, size = sizes.get(record.tag, (0, 0))
+            sizes[record.tag] = (stored + record.stored_size, size + record.size)
+    return sizes
+
+
+def _features(application: Application) -> dict[str, dict[str, int]]:
+    """The recorded feature structures by name; one that the registry does not know by its number."""
+    from orchestrator.registry import structs_by_type
+
+    known = structs_by_type()
+    return {
+        known[s_type].name if s_type in known else f"sType {s_type}": dict(members)
+        for s_type, members in application.features
+    }
+
+
+def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
+    from orchestrator.cli.documents import damage_document, kinds_document, tag_name
+    from orchestrator.cli.text import key_text, path_text, version_text
+    from orchestrator.devices.image import PipelineKind
+
+    sizes = _sizes(opened.records)
+    document: dict[str, Any] = {
+        "set": {
+            "path": path_text(opened.name),
+            "files": [
+                {"path": path_text(each.name), "bytes": each.size, "records": len(each)}
+                for each in _archives(opened.records)
+            ],
+            "content_hash": key_text(opened.content_hash()),
+            "pipelines": kinds_document(opened.counts),
+            "unique": len(opened),
+            "duplicates": opened.duplicates,
+        },
+        "records": {
+            tag_name(tag): {"count": count}
+            | dict(zip(("stored_bytes", "bytes"), sizes.get(tag, ()), strict=False))
+            for tag, count in opened.tag_counts.items()
+        },
+        "applications": [
+            {
+                "key": key_text(each.key),
+                "name": each.name,
+                "engine": each.engine,
+                "application_version": each.application_version,
+                "engine_version": each.engine_version,
+                "api_version": version_text(each.api_version),
+                "robust_buffer_access": each.robust_buffer_access,
+                "features": _features(each),
+            }
+            for each in opened.applications
+        ],
+        "groups": [
+            {
+                "robust_buffer_access": group.features.robust_buffer_access,
+                "applications": [key_text(each) for each in group.applications],
+                "pipelines": len(group.pipelines),
+            }
+            for group in opened.groups
+        ],
+        "verified": unusable is not None,
+        "unusable_records": unusable,
+        "damage": [damage_document(each) for each in opened.damage],
+    }
+    if pipelines:
+        document["pipelines"] = {
+            kind.value: [key_text(each.key) for each in opened.pipelines if each.kind is kind]
+            for kind in PipelineKind
+        }
+    return document
+
+
+def _show(
+    output: Output,
+    opened: PipelineSet,
+    groups: tuple[RobustnessGroup, ...],
+    unusable: int | None,
+    *,
+    pipelines: bool,
+) -> None:
+    from orchestrator.cli.documents import tag_name
+    from orchestrator.cli.output import HEAD, styled, table
+    from orchestrator.cli.text import byte_text, key_text, path_text, plural
+
+    archives = _archives(opened.records)
+    for archive in archives:
+        output.line(
+            styled(path_text(archive.name), HEAD),
+            f"  {byte_text(archive.size)}, {plural(len(archive), 'record')}"
+            + (f", {archive.duplicates:,} duplicates left out" if archive.duplicates else ""),
+        )
+    if not archives:
+        output.line(styled(path_text(opened.name), HEAD))
+    output.line("")
+
+    kinds = [(kind.value.replace("_", " "), count) for kind, count in opened.counts.items()]
+    output.line(
+        f"{plural(len(opened), 'pipeline')}: " + ", ".join(f"{count:,} {kind}" for kind, count in kinds)
+    )
+    output.line("")
+
+    sizes = _sizes(opened.records)
+    records = table("records", "count", "stored", "decoded", numbers=(1, 2, 3))
+    for tag, count in opened.tag_counts.items():
+        if count:
+            stored, size = (byte_text(each) for each in sizes[tag]) if tag in sizes else ("-", "-")
+            records.add_row(tag_name(tag).replace("_", " "), f"{count:,}", stored, size)
+    output.show(records)
+
+    _show_applications(output, opened, groups)
+    _show_damage(output, opened, unusable)
+    if pipelines:
+        output.line("")
+        for each in opened.pipelines:
+            output.line(f"{key_text(each.key)}  {each.kind.value}")
+
+
+def _show_applications(output: Output, opened: PipelineSet, groups: tuple[RobustnessGroup, ...]) -> None:
+    from orchestrator.cli.output import HEAD, styled
+    from orchestrator.cli.text import plural, version_text
+
+    output.line("")
+    if not opened.applications:
+        output.line("no application is recorded: pipelines are compiled without robustness")
+        return
+    for each in opened.applications:
+        engine = f", engine {each.engine}" if each.engine else ""
+        output.line(
+            "recorded from ",
+            styled(each.name or "an application without a name", HEAD),
+            f"{engine}, Vulkan {version_text(each.api_version)}",
+        )
+        enabled = ["robustBufferAccess"] if each.robust_buffer_access else []
+        enabled += [
+            f"{struct}.{member}"
+            for struct, members in _features(each).items()
+            for member, value in members.items()
+            if value
+        ]
+        output.line("  features that change code: ", ", ".join(enabled) or "none")
+    if len(groups) > 1:
+        output.line(
+            f"{len(groups)} groups with features of their own, of "
+            + ", ".join(plural(len(group.pipelines), "pipeline") for group in groups)
+        )
+
+
+def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
+    from orchestrator.cli.documents import tag_name
+    from orchestrator.cli.output import BAD, GOOD, WARN, styled
+    from orchestrator.cli.text import key_text, plural
+
+    output.line("")
+    damage = opened.damage
+    if not damage:
+        if unusable is None:
+            output.line(styled("no damage in the headers; payloads were not read (--no-verify)", WARN))
+        else:
+            output.line(styled("no damage: every record was read, every module's hash recomputed", GOOD))
+        return
+    output.line(styled(f"damage: {plural(len(damage), 'place')}", BAD))
+    for each in damage[:_DAMAGE_SHOWN]:
+        what = "" if each.tag is None else f" {tag_name(each.tag)}"
+        what += "" if each.key is None else f" {key_text(each.key)}"
+        where = "" if each.offset is None else f"at byte {each.offset}"
+        output.line(f"  {where}{what}: {each.reason}")
+    if len(damage) > _DAMAGE_SHOWN:
+        output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --json")
+    output.line("the other records can be used; `compile` leaves the damaged ones out and says so")

@@ -1,0 +1,70 @@
+# Purpose: `orchestrator pack`: from a description by hand to an archive.
+"""The verb `pack`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import JsonFlag
+
+
+def pack_verb(
+    manifest: Annotated[Path, Parameter(help="The manifest, a TOML file; shaders are looked up beside it.")],
+    /,
+    *,
+    output: Annotated[
+        Path, Parameter(name=["--output", "-o"], help="The archive to write, such as `set.foz`.")
+    ],
+    json: JsonFlag = False,
+) -> int:
+    """Write the pipelines that a manifest describes as a `.foz` archive.
+
+    A manifest names `.spv` files and the state around them, and multiplies them over specialization constants and
+    fixed-function state. An existing archive is replaced only when all of the manifest was understood.
+
+    **EXAMPLES**
+
+        orchestrator pack game.toml -o game.foz
+        orchestrator pack game.toml -o game.foz --json
+    """
+    from orchestrator.cli.documents import kinds_document
+    from orchestrator.cli.output import Output
+    from orchestrator.cli.text import byte_text, key_text, path_text, plural
+    from orchestrator.sets.manifest import pack_manifest
+
+    out = Output(json=json)
+    report = pack_manifest(manifest, output)
+    size = output.stat().st_size
+    out.document(
+        {
+            "manifest": path_text(manifest),
+            "output": path_text(output),
+            "bytes": size,
+            "records": report.records,
+            "modules": report.modules,
+            "described": len(report.pipelines),
+            "pipelines": kinds_document(report.counts()),
+            "unique": report.unique,
+            "names": [
+                {"name": each.name, "kind": each.kind.value, "key": key_text(each.key)}
+                for each in report.pipelines
+            ],
+        }
+    )
+    kinds = ", ".join(
+        f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in report.counts().items() if count
+    )
+    same = len(report.pipelines) - report.unique
+    out.line(
+        f"{path_text(manifest)}: {plural(len(report.pipelines), 'pipeline')} described, {report.unique:,} different ({kinds})"
+        + (f"; {same:,} equal another" if same else "")
+    )
+    out.line(
+        f"{path_text(output)}: {plural(report.records, 'record')}, {plural(report.modules, 'shader module')}, {byte_text(size)}"
+    )
+    out.line(f"next: orchestrator compile {path_text(output)}")
+    return ExitCode.OK

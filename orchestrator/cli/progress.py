@@ -1,0 +1,183 @@
+# Purpose: how far a compile is, on stderr: one changing display where there is a terminal, a line every few seconds
+# where there is none.
+#
+# Guarantees:
+# - Drawn only when there is news, in the caller's thread: no thread of its own competes with the workers.
+# - The display is gone when the view closes, also after an error, so that it does not mix with what is printed then.
+# - With --json and without a terminal it says nothing but messages.
+"""Progress of a compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, Self
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.output import BAD, DIM, HEAD, Output, styled
+from orchestrator.cli.text import seconds_text
+from orchestrator.run.compile import CompileProgress
+
+_LINE_EVERY_S = 5.0
+OPENING = "opening the device"
+"""The stage of `compile_set` in which drivers are loaded."""
+
+
+class ProgressView(Protocol):
+    """Shows what a job is doing."""
+
+    def stage(self, name: str) -> None:
+        """Something begins, such as "preparing"."""
+
+    def progress(self, progress: CompileProgress) -> None:
+        """Pipelines got done."""
+
+    def say(self, text: str) -> None:
+        """A message that stays."""
+
+
+@contextmanager
+def progress_view(output: Output) -> Iterator[ProgressView]:
+    """The view that fits where stderr goes, closed at the end of the block."""
+    if output.live:
+        live = LiveView(output)
+        with live:
+            yield live
+    else:
+        yield PlainView(output)
+
+
+def counts_text(progress: CompileProgress) -> Text:
+    """Compiled, hits, skipped, failed and what is in flight."""
+    parts = [
+        styled(f"{progress.compiled:,} compiled"),
+        styled(f"{progress.hits:,} cache hits"),
+        styled(f"{progress.skipped:,} skipped"),
+        styled(f"{progress.failed:,} failed", BAD if progress.failed else ""),
+    ]
+    return Text(" · ").join(parts)
+
+
+def speed_text(progress: CompileProgress) -> str:
+    """Rate and time to go."""
+    if progress.done >= progress.total:
+        return ""
+    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
+    rate = (
+        f"{progress.rate:,.0f}/s, "
+        if progress.rate >= 10
+        else f"{progress.rate:.2g}/s, "
+        if progress.rate
+        else ""
+    )
+    return rate + eta
+
+
+class PlainView:
+    """Lines, for a file or a pipe."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._quiet = output.json
+        self._next = 0.0
+
+    def stage(self, name: str) -> None:
+        """Write the stage's name."""
+        self._next = time.monotonic() + _LINE_EVERY_S
+        if not self._quiet:
+            self._output.message(name)
+
+    def progress(self, progress: CompileProgress) -> None:
+        """Write a line, if the last one is some seconds old."""
+        now = time.monotonic()
+        if not self._quiet and now >= self._next:
+            self._next = now + _LINE_EVERY_S
+            speed = speed_text(progress)
+            self._output.message(
+                f"{progress.done:,} of {progress.total:,}: ",
+                counts_text(progress),
+                f" ({speed})" if speed else "",
+            )
+
+    def say(self, text: str) -> None:
+        """Write a message."""
+        self._output.message(text)
+
+
+class _Bar(Progress):
+    """A bar, and a line of counts below it."""
+
+    counts: Text | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar's line, then the counts."""
+        yield self.make_tasks_table(self.tasks)
+        if self.counts is not None:
+            yield self.counts
+
+    def make_tasks_table(self, tasks: Iterable[object]) -> Table:
+        """The bar's line over the whole width."""
+        made = super().make_tasks_table(tasks)  # type: ignore[arg-type]
+        made.expand = True
+        return made
+
+
+class LiveView:
+    """A bar with counts that changes in place."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bar = _Bar(
+            TextColumn("{task.description}", style=HEAD, markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[done]}", markup=False),
+            TaskProgressColumn(markup=False),
+            TextColumn("{task.fields[speed]}", style=DIM, markup=False),
+            console=output.err,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("starting", total=None, done="", speed="")
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the display away."""
+        self._bar.stop()
+
+    def stage(self, name: str) -> None:
+        """Show the stage's name."""
+        if name == OPENING:
+            # Drivers greet on stderr when they are opened: a line that stays keeps the display out of the way.
+            self._bar.stop()
+            self.say(name)
+            return
+        self._bar.start()
+        self._bar.update(self._task, description=name)
+        self._bar.refresh()
+
+    def progress(self, progress: CompileProgress) -> None:
+        """Move the bar."""
+        self._bar.counts = counts_text(progress)
+        self._bar.update(
+            self._task,
+            total=progress.total,
+            completed=progress.done,
+            done=f"{progress.done:,}/{progress.total:,}",
+            speed=speed_text(progress),
+        )
+        self._bar.refresh()
+
+    def say(self, text: str) -> None:
+        """Write a message above the bar."""
+        self._output.message(text)

@@ -1,0 +1,44 @@
+# Purpose: from what a user calls a set to the set.
+"""Sets by name: archives, a manifest, or the sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.cli.errors import UsageError
+from orchestrator.sets.manifest import load_manifest
+from orchestrator.sets.pipeline_set import PipelineSet
+
+SAMPLE = "sample"
+
+
+def open_set(names: Sequence[str]) -> PipelineSet:
+    """Open a set; the caller closes it.
+
+    Args:
+        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path of a
+            manifest.
+
+    Raises:
+        UsageError: A manifest stands beside something else.
+        ArchiveError: An archive cannot be read as a whole.
+        ManifestError: The manifest cannot be understood.
+    """
+    manifests = [name for name in names if Path(name).suffix.lower() == ".toml"]
+    if manifests and len(names) > 1:
+        raise UsageError(
+            f"{manifests[0]}: a manifest cannot be combined with other sets",
+            f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
+        )
+    if manifests:
+        return PipelineSet.from_records(load_manifest(Path(manifests[0])).records)
+    return PipelineSet.open([_archive(name) for name in names])
+
+
+def _archive(name: str) -> str:
+    if name != SAMPLE:
+        return name
+    from orchestrator.samples import sample_path
+
+    return str(sample_path())
