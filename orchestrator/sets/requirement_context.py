@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from orchestrator.registry import registry
@@ -36,6 +37,7 @@ _PATCH_LIST = 10
 _POLYGON_MODE_LINE = 1
 
 
+@lru_cache(maxsize=64)
 def dynamic_state(name: str) -> int:
     """Number of a VkDynamicState, by its name without the prefix."""
     return enum_numbers()[f"VK_DYNAMIC_STATE_{name}"]

@@ -20,7 +20,7 @@ from orchestrator.sets.requirement_context import (
     format_use,
     limit,
 )
-from orchestrator.sets.requirement_rules import INDEXING
+from orchestrator.sets.requirement_rules import INDEXING, SHADING_RATE
 
 _PUSH_DESCRIPTOR = 0x1
 _UPDATE_AFTER_BIND = 0x1
@@ -138,9 +138,18 @@ def rendering_formats(
     )
 
 
+def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """An attachment that holds shading rates: VkPhysicalDeviceFragmentShadingRateFeaturesKHR's description."""
+    reference = value.pFragmentShadingRateAttachment
+    if reference is None or reference.attachment == ATTACHMENT_UNUSED:
+        return None
+    return feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
+
+
 LAYOUT_CONTEXTS: dict[str, Context] = {
     "VkDescriptorSetLayoutCreateInfo": set_layout,
     "VkRenderPassCreateInfo": render_pass,
     "VkRenderPassCreateInfo2": render_pass,
     "VkPipelineRenderingCreateInfo": rendering_formats,
+    "VkFragmentShadingRateAttachmentInfoKHR": shading_rate_attachment,
 }

@@ -27,8 +27,9 @@ from orchestrator.sets.requirement_rules import LIMIT_RULES, RULES, Limit, Rule
 Missing = tuple[int, str]
 _MOST_ANSWERS = 1 << 16
 
-# Members that are only masks for later commands: a bit of a stage or layout that the device does not have asks
-# nothing of it when a pipeline is created. Dependencies between subpasses are the same.
+# Members that only later commands look at: a bit of a shader stage that the device does not have asks nothing of
+# it when a layout is created, nor do dependencies between subpasses, nor the layouts that images will be in
+# (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most captures, needs an extension that a device without a window lacks).
 _NOT_CHECKED = frozenset(
     {
         ("VkDescriptorSetLayoutBinding", "stageFlags"),
@@ -37,6 +38,7 @@ _NOT_CHECKED = frozenset(
         ("VkRenderPassCreateInfo2", "pDependencies"),
     }
 )
+_TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
 _ALL_CONTEXTS = CONTEXTS | LAYOUT_CONTEXTS
 
 
@@ -241,12 +243,20 @@ def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> Me
     )
 
 
+@lru_cache(maxsize=1)
+def _rules_by_member() -> dict[tuple[str, str], list[Rule]]:
+    found: dict[tuple[str, str], list[Rule]] = {}
+    for rule in RULES:
+        found.setdefault((rule.struct, rule.member), []).append(rule)
+    return found
+
+
 def _rules(struct: str, member: str) -> list[Rule]:
-    return [rule for rule in RULES if (rule.struct, rule.member) == (struct, member)]
+    return _rules_by_member().get((struct, member), [])
 
 
 def _enum(member: Member) -> EnumType | None:
-    if member.category not in ("enum", "flags"):
+    if member.category not in ("enum", "flags") or member.type in _TYPES_NOT_CHECKED:
         return None
     return registry().enums.get(member.type)
 

@@ -241,7 +241,6 @@ _PLAIN_RULES: tuple[Rule, ...] = (
     Rule("VkRenderPassMultiviewCreateInfo", "pViewMasks", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "multiview-06555"),
     Rule("VkSubpassDescription2", "viewMask", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "multiview-06558"),
     Rule("VkPipelineRenderingCreateInfo", "viewMask", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "VkGraphicsPipelineCreateInfo-multiview-06577"),
-    Rule("VkFragmentShadingRateAttachmentInfoKHR", "pFragmentShadingRateAttachment", (), ((SHADING_RATE, "attachmentFragmentShadingRate"),), "vkCreateRenderPass2, attachmentFragmentShadingRate"),
 )
 # fmt: on
 

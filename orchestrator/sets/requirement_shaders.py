@@ -62,7 +62,7 @@ _NEWEST_MINOR = 6
 # SPIR-V extensions that vk.xml does not list and that ask nothing of a device: they add decorations or
 # instructions that a consumer may ignore. What vk.xml lists (SPV_GOOGLE_*, SPV_KHR_non_semantic_info) is
 # decided by what it says, even where it is as harmless.
-_ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration", "SPV_KHR_linkonce_odr"})
+_ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
 
 _FULL_SUBGROUPS, _VARYING_SUBGROUPS = 0x2, 0x1
 _SUBGROUP_PROPERTIES = "VkPhysicalDeviceSubgroupSizeControlProperties"
@@ -188,7 +188,7 @@ class ShaderRequirements:
         )
         subgroup = self._answers.property(struct, member)
         if isinstance(subgroup, int) and subgroup and width % subgroup:
-            return f"property {struct}::{member} {subgroup} that divides {width}"
+            return f"property {struct}::{member} {subgroup}, of which {width} invocations in x fill none or not all"
         return None
 
 
@@ -204,7 +204,7 @@ def _specialization(info: Any) -> dict[int, int]:
 
 def _ways(thing: Enabled) -> str:
     """The ways in which something is enabled, in words."""
-    return " or ".join(_way(each) for each in thing.enable)
+    return " or ".join(dict.fromkeys(_way(each) for each in thing.enable))
 
 
 def _way(way: Enable) -> str:

@@ -156,6 +156,8 @@ class RequirementChecker:
             elements = getattr(value, name)
             if elements is None:
                 continue
+            if not isinstance(elements, list | tuple):
+                elements = (elements,)  # a pointer to one
             found: list[Missing] = []
             if known.limits:
                 found += known.of_length(len(elements))
