@@ -36,9 +36,10 @@ def open_device(
         DriverError: The driver refused.
     """
     if selector == SIMULATED:
-        from orchestrator.devices.simulated import SimulatedDevice
+        from orchestrator.devices.simulated import CpuClock, SimulatedDevice, SimulatedOptions
 
-        return SimulatedDevice()
+        # It burns processor time, so that progress, workers and the reports behave as with a driver.
+        return SimulatedDevice(SimulatedOptions(clock=CpuClock()))
     from orchestrator.devices.vulkan.device import VulkanDevice
 
     return VulkanDevice.open(

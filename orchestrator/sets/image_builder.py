@@ -159,6 +159,7 @@ class _ImageBuilder:
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule] | _UnusableError] = {}
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
+        self._render_passes: dict[int, Any] = {}
         self._problems: list[Problem] = []
 
     def add(self, job: PipelineJob) -> None:
@@ -183,8 +184,9 @@ class _ImageBuilder:
         for stage in stages:
             self._require(self._checker.stage(stage, self._module(stage.module)[1]))
         self._require(self._checker.structure(value))
-        if job.kind is PipelineKind.GRAPHICS and not value.renderPass:
-            self._require(self._checker.rendering_formats(value))
+        if job.kind is PipelineKind.GRAPHICS and value.renderPass:
+            self._object("VkRenderPass", value.renderPass)
+            self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
         libraries = {key: self._library(job.kind, key) for key in _library_keys(value)}
         piece = self._pack(value)
         placed = [(False, each) for each in piece.handles]
@@ -284,9 +286,9 @@ class _ImageBuilder:
     def _load_object(self, handle_type: str, key: int) -> int:
         value = self._document(_OBJECT_TAGS[handle_type], key)
         structure = type(value).__name__
-        if handle_type == "VkRenderPass":
-            self._require(self._checker.render_pass(value))
         self._require(self._checker.structure(value))
+        if handle_type == "VkRenderPass":
+            self._render_passes[key] = value
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
         return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
 
