@@ -1,0 +1,160 @@
+# Purpose: what the device contract cannot say of a real driver: features that follow the archive, host memory that is
+# counted, modules under a tight bound, libraries, several workers at a time.
+"""VulkanDevice on real drivers."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import CapturedFeatures, CreationBatch
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.vulkan.device import MissingLibraryError, VulkanDevice
+from orchestrator.errors import DeviceError
+from orchestrator.samples import sample_path
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from tests.drivers import each_driver
+
+NAVI21 = "radv:navi21"
+ROBUSTNESS_2 = "VkPhysicalDeviceRobustness2FeaturesKHR"
+
+
+@each_driver
+def test_robustness_follows_the_archive(driver: str) -> None:
+    plain = VulkanDevice.open(driver)
+    assert not plain.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
+    assert not plain.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
+    assert plain.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
+    plain.close()
+    captured = CapturedFeatures(True, frozenset({(ROBUSTNESS_2, "robustBufferAccess2")}))
+    robust = VulkanDevice.open(driver, captured=captured)
+    assert robust.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
+    assert robust.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
+    assert not robust.capabilities.has_feature(ROBUSTNESS_2, "nullDescriptor")
+    robust.close()
+
+
+@each_driver
+def test_a_feature_answers_by_every_name_it_has(driver: str) -> None:
+    device = VulkanDevice.open(driver)
+    has = device.capabilities.has_feature
+    assert has("VkPhysicalDeviceVulkan13Features", "dynamicRendering")
+    assert has("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+    assert has("VkPhysicalDeviceDynamicRenderingFeaturesKHR", "dynamicRendering")
+    limit = device.capabilities.property_value("VkPhysicalDeviceLimits", "maxPushConstantsSize")
+    assert isinstance(limit, int)
+    assert limit >= 128  # the least that the specification allows
+    assert device.capabilities.property_value("VkPhysicalDeviceNoSuchProperties", "x") is None
+    device.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_host_memory_is_counted_and_given_back() -> None:
+    device = VulkanDevice.open(NAVI21, count_host_memory=True)
+    memory = device.host_memory
+    assert memory is not None
+    before = memory.live_bytes
+    assert before > 0
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines[:20], device.capabilities).image
+        prepared = device.prepare(image)
+        cache = device.create_pipeline_cache()
+        device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
+        filled = memory.live_bytes
+        assert filled > before + device.pipeline_cache_size(cache) // 2
+        device.destroy_pipeline_cache(cache)
+        prepared.close()
+    assert memory.live_bytes < filled
+    assert memory.peak_bytes >= filled
+    device.close()
+    assert memory.live_bytes == 0
+
+
+@pytest.mark.driver(NAVI21)
+def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
+    def outcome(limit: int) -> CreationBatch:
+        device = VulkanDevice.open(NAVI21, module_limit=limit)
+        with PipelineSet.open(sample_path()) as source:
+            image = build_image(source, source.pipelines, device.capabilities, module_bytes=limit).image
+            with_libraries = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))
+            prepared = device.prepare(image)
+            batch = device.create_pipelines(prepared, with_libraries[:24].astype(np.int32), None)
+        device.close()
+        return batch
+
+    ample, tight = outcome(1 << 30), outcome(1)
+    assert ample.results.tolist() == tight.results.tolist()
+    assert not ample.results.any()
+
+
+@pytest.mark.driver(NAVI21)
+def test_a_pipeline_before_its_libraries_is_an_error_and_not_a_crash() -> None:
+    device = VulkanDevice.open(NAVI21)
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines, device.capabilities).image
+        linking = [index for index in range(len(image)) if image.libraries_of(index)]
+        assert linking, "the sample set links libraries"
+        prepared = device.prepare(image)
+        chosen = np.array(linking[:1], np.int32)
+        with pytest.raises(MissingLibraryError, match=f"{int(image.keys[linking[0]]):016x}"):
+            device.create_pipelines(prepared, chosen, None)
+        libraries = np.array(image.libraries_of(linking[0]), np.int32)
+        assert not device.create_pipelines(prepared, libraries, None).results.any()
+        assert not device.create_pipelines(prepared, chosen, None).results.any()
+        prepared.close()
+        prepared.close()
+    device.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_workers_with_caches_of_their_own_and_one_merge() -> None:
+    device = VulkanDevice.open(NAVI21)
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines, device.capabilities).image
+        prepared = device.prepare(image)
+        compute = np.flatnonzero(image.kinds == 1).astype(np.int32)[:32]
+        shares = np.array_split(compute, 4)
+        caches = [device.create_pipeline_cache(externally_synchronized=True) for _ in shares]
+        results: list[int] = []
+
+        def work(share: np.ndarray[tuple[int], np.dtype[np.int32]], number: int) -> None:
+            for index in share:
+                batch = device.create_pipelines(prepared, np.array([index], np.int32), caches[number])
+                results.extend(batch.results.tolist())
+
+        threads = [threading.Thread(target=work, args=(share, number)) for number, share in enumerate(shares)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert results == [0] * len(compute)
+        primary = device.create_pipeline_cache()
+        device.merge_pipeline_caches(primary, caches)
+        hits = device.create_pipelines(prepared, compute, primary).feedback_flags & 3
+        assert hits.tolist() == [3] * len(compute)
+    device.close()
+
+
+@pytest.mark.driver("lavapipe")
+def test_a_device_without_an_extension_says_so() -> None:
+    device = VulkanDevice.open("lavapipe")
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines[:1], device.capabilities).image
+        prepared = device.prepare(image)
+        with pytest.raises(DeviceError, match="VK_KHR_pipeline_binary"):
+            device.pipeline_keys(prepared, np.zeros(1, np.int32))
+    device.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_use_after_close_is_an_error() -> None:
+    device = VulkanDevice.open(NAVI21)
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines[:1], device.capabilities).image
+        device.close()
+        device.close()
+        with pytest.raises(DeviceError, match="closed"):
+            device.prepare(image)

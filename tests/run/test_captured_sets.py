@@ -1,0 +1,158 @@
+# Purpose: the main job on real input and real drivers: captured sets on RADV and lavapipe, twice, in every topology;
+# the counts that other replayers reach are the least that counts.
+"""Captured sets on real drivers, end to end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_report import CompileReport
+from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.load_status import LoadStatus
+from tests.drivers import Corpus, each_good_corpus, run_on_device
+
+NAVI21, NAVI31 = "radv:navi21", "radv:navi31"
+# What a reason may name: a thing that a device can lack.
+NAMES_A_LACK = ("capability", "extension", "feature", "format", "property", "version")
+
+
+def compiled(
+    path: Path, selector: str, folder: Path | None, mode: CacheMode = CacheMode.PER_WORKER, workers: int = 2
+) -> CompileReport:
+    """Compile a set with its cache kept in a folder."""
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(path) as source:
+            return await compile_set(
+                source, selector=selector, mode=mode, workers=workers, cache_directory=folder
+            )
+
+    return trio.run(main)
+
+
+def counts_of(path: str, selector: str, folder: str, mode: str) -> dict[str, Any]:
+    """For a process of its own: compile and give the counts."""
+    report = compiled(Path(path), selector, Path(folder), CacheMode(mode))
+    counts = {status.value: count for status, count in report.counts().items()}
+    return counts | {"saved": report.cache_file.saved_bytes}
+
+
+def check(report: CompileReport, corpus: Corpus, least: int | None) -> None:
+    """What holds for every report on a set without faults."""
+    counts = report.counts()
+    assert sum(counts.values()) == corpus.pipelines == report.set.unique
+    assert counts[OutcomeStatus.FAILED] == counts[OutcomeStatus.NOT_RUN] == 0
+    created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+    assert least is not None
+    assert created >= least
+    for each in report.of_status(OutcomeStatus.SKIPPED):
+        assert any(word in each.reason for word in NAMES_A_LACK), each.reason
+
+
+@pytest.mark.driver(NAVI21)
+@each_good_corpus
+def test_radv_creates_what_others_create_and_then_hits_everything(corpus: Corpus, tmp_path: Path) -> None:
+    first = compiled(corpus.path, NAVI21, tmp_path)
+    check(first, corpus, corpus.created_radv)
+    assert first.cache_file.saved_bytes > 0
+    second = compiled(corpus.path, NAVI21, tmp_path)
+    check(second, corpus, corpus.created_radv)
+    assert second.cache_file.loaded is not None
+    assert second.cache_file.loaded.status is LoadStatus.LOADED
+    assert second.counts()[OutcomeStatus.COMPILED] == 0
+    assert second.counts()[OutcomeStatus.CACHE_HIT] == corpus.pipelines - len(
+        first.of_status(OutcomeStatus.SKIPPED)
+    )
+
+
+@pytest.mark.driver("lavapipe")
+@each_good_corpus
+def test_lavapipe_creates_what_others_create_and_keeps_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    report = compiled(corpus.path, "lavapipe", tmp_path)
+    check(report, corpus, corpus.created_lavapipe)
+    assert report.counts()[OutcomeStatus.CACHE_HIT] == 0
+    assert report.cache_file.saved_bytes == 0
+    assert report.cache_file.not_saved
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.driver(NAVI31)
+def test_another_family_hits_its_own_cache_and_refuses_the_other(corpora: Path, tmp_path: Path) -> None:
+    path = corpora / "placebo.foz"
+    first = compiled(path, NAVI31, tmp_path)
+    assert first.counts()[OutcomeStatus.COMPILED] > 0
+    second = compiled(path, NAVI31, tmp_path)
+    assert second.counts()[OutcomeStatus.CACHE_HIT] == 184
+
+    other = tmp_path / "other"
+    run_on_device(NAVI21, f"{__name__}:counts_of", str(path), NAVI21, str(other), "per-worker")
+    (foreign,) = [each for each in other.iterdir() if each.is_file() and each.suffix == ".pipeline-cache"]
+    refused = read_cache_file(foreign, second.identity)
+    assert refused.status is LoadStatus.OTHER_DEVICE
+    assert refused.field == "deviceID"
+
+    # Offered under the name that this family looks for, it is refused too, named, and replaced.
+    taken = cache_path(tmp_path / "taken", second.identity)
+    taken.parent.mkdir(mode=0o700)
+    shutil.copyfile(foreign, taken)
+    taken.chmod(0o600)
+    report = compiled(path, NAVI31, taken.parent)
+    assert report.cache_file.loaded is not None
+    assert report.cache_file.loaded.field == "deviceID"
+    assert report.counts()[OutcomeStatus.CACHE_HIT] <= first.counts()[OutcomeStatus.CACHE_HIT]
+    assert any("deviceID" in note for note in report.notes)
+
+
+@pytest.mark.driver(NAVI21)
+def test_all_topologies_end_with_the_same_keys(corpora: Path, tmp_path: Path) -> None:
+    """What each leaves in the primary, offered to a new process, is everything."""
+    path = corpora / "supertuxkart.foz"
+    expected = {"compiled": 0, "cache_hit": 28, "skipped": 0, "failed": 0, "not_run": 0}
+    for mode in (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL):
+        folder = tmp_path / mode.value
+        compiled(path, NAVI21, folder, mode)
+        for again in (CacheMode.SHARED, CacheMode.PER_WORKER):
+            found = run_on_device(
+                NAVI21, f"{__name__}:counts_of", str(path), NAVI21, str(folder), again.value
+            )
+            assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.driver(NAVI21)
+def test_without_a_cache_nothing_hits_and_nothing_is_kept(corpora: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        report = compiled(corpora / "vkcube.foz", NAVI21, tmp_path, CacheMode.NONE)
+        assert report.counts()[OutcomeStatus.COMPILED] == 1
+        assert report.cache_file.path is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.driver(NAVI21)
+def test_an_archive_of_several_applications_is_compiled_with_the_features_of_each(
+    corpora: Path, tmp_path: Path
+) -> None:
+    """One set recorded with robust access and one without: two groups, every pipeline counted once."""
+    paths: Sequence[Path] = [corpora / "supertuxkart.foz", corpora / "wgpu.foz"]
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(paths) as source:
+            assert len(source.groups) == 2
+            return await compile_set(source, selector=NAVI21, workers=2, cache_directory=tmp_path)
+
+    report = trio.run(main)
+    assert report.set.groups == len(report.runs) == 2
+    counts = report.counts()
+    assert sum(counts.values()) == 28 + 476
+    assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] == 28 + 316
+    again = trio.run(main)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == 28 + 316
