@@ -21,6 +21,17 @@ from orchestrator.sets.requirement_rules import BASE, LIMITS, LINES, SHADING_RAT
 DynamicStates = frozenset[int]
 Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
 
+
+class Malformed(str):
+    """A reason that is the captured document's own fault, not the device's: it refers to what is not there.
+
+    It is found where requirements are, and no driver may be given such a document, but the pipeline has failed
+    rather than been skipped.
+    """
+
+    __slots__ = ()
+
+
 VERTEX_BUFFER = 0x40
 COLOR_ATTACHMENT = 0x80
 DEPTH_STENCIL_ATTACHMENT = 0x200

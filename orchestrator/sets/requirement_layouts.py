@@ -15,6 +15,7 @@ from orchestrator.sets.requirement_context import (
     FRAGMENT_SHADING_RATE_ATTACHMENT,
     Context,
     DynamicStates,
+    Malformed,
     chained,
     feature,
     format_use,
@@ -91,7 +92,7 @@ def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = fr
                 continue
             if index >= len(attachments):
                 # Broken rather than beyond the device, and a driver would read past its array.
-                return f"attachment {index} of a render pass that has {len(attachments)}"
+                return Malformed(f"attachment {index} of a render pass that has {len(attachments)}")
             missing = format_use(answers, attachments[index].format, features, use)
             if missing is not None:
                 return missing
@@ -125,7 +126,7 @@ def rendering_formats(
 ) -> str | None:
     """Attachment formats of dynamic rendering.
 
-    VUID-VkGraphicsPipelineCreateInfo-renderPass-06582, -06583 and -06584.
+    VUID-VkGraphicsPipelineCreateInfo-renderPass-06582, -06585 and -06586.
     """
     for each in value.pColorAttachmentFormats or ():
         missing = format_use(answers, each, COLOR_ATTACHMENT, "color attachment")

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
 from orchestrator.sets.requirement_answers import DeviceAnswers, name_text
-from orchestrator.sets.requirement_context import chained, limit
+from orchestrator.sets.requirement_context import Malformed, chained, limit
 from orchestrator.sets.requirement_rules import LIMITS
 from orchestrator.sets.spirv import EntryPoint, SpirvModule
 
@@ -109,7 +109,7 @@ class ShaderRequirements:
             entry = spirv.entry_point(model, name)
             if entry is not None:
                 return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
-        return f"entry point {name!r} for stage {value.stage:#x} in its module"
+        return Malformed(f"entry point {name!r} for stage {value.stage:#x} in its module")
 
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"

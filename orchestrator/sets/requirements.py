@@ -4,8 +4,9 @@
 # and rules over several members (requirement_context, requirement_layouts).
 #
 # Guarantees:
-# - What is returned as missing is something that the device does not have, by its name in the registry, or
-#   something that does not exist at all (an enum value, an attachment) and that no driver may be given.
+# - What is returned as missing is something that the device does not have, by its name in the registry, or a
+#   value that the registry does not know and that no driver may be given. What a document refers to and does not
+#   have itself (an entry point, an attachment, a subpass) is returned as Malformed.
 # - Nothing is skipped for what no compiler looks at: masks of stages in layouts, dependencies of subpasses,
 #   state that a dynamic state or another member makes the driver ignore.
 # - Pure and thread-safe: answers are remembered, and any thread would compute the same.
@@ -22,6 +23,7 @@ from typing import Any
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.sets.requirement_answers import DeviceAnswers
 from orchestrator.sets.requirement_context import DynamicStates, multiview
+from orchestrator.sets.requirement_context import Malformed as Malformed
 from orchestrator.sets.requirement_layouts import render_pass as render_pass_formats
 from orchestrator.sets.requirement_layouts import rendering_formats
 from orchestrator.sets.requirement_plans import Missing, Plan, make_plan, remember
@@ -100,7 +102,7 @@ class RequirementChecker:
         """
         subpasses = render_pass.pSubpasses or ()
         if pipeline.subpass >= len(subpasses):
-            return f"subpass {pipeline.subpass} of a render pass that has {len(subpasses)}"
+            return Malformed(f"subpass {pipeline.subpass} of a render pass that has {len(subpasses)}")
         mask = getattr(subpasses[pipeline.subpass], "viewMask", 0)
         for each in getattr(render_pass, "pNext", None) or ():
             masks = getattr(each, "pViewMasks", None) or ()

@@ -11,7 +11,7 @@ from orchestrator.registry import registry
 from orchestrator.sets.documents import decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.requirements import RequirementChecker
+from orchestrator.sets.requirements import Malformed, RequirementChecker
 from orchestrator.sets.spirv import walk_spirv
 from tests.conftest import OpenDriverDevice
 from tests.drivers import Corpus, each_driver, each_good_corpus
@@ -107,6 +107,7 @@ def test_stage_has_its_entry_point() -> None:
     device = Bare(properties=ROOMY)
     assert stage(device, compute_module()) is None
     assert stage(device, compute_module(), name="other") == "entry point 'other' for stage 0x20 in its module"
+    assert isinstance(stage(device, compute_module(), name="other"), Malformed)
     assert stage(device, compute_module(), bit=0x10) == "entry point 'main' for stage 0x10 in its module"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.registry import registry
 from orchestrator.sets.documents import TABLES, chain_members, struct_type
-from orchestrator.sets.requirements import RequirementChecker
+from orchestrator.sets.requirements import Malformed, RequirementChecker
 from tests.sets.fake_capabilities import ALL_FORMAT_FEATURES, Bare, Everything, chain, make, version
 
 BASE = "VkPhysicalDeviceFeatures"
@@ -341,7 +341,10 @@ def test_attachments_that_no_subpass_uses_need_nothing() -> None:
 
 def test_attachment_out_of_range_is_not_handed_on() -> None:
     value = make("VkRenderPassCreateInfo", pSubpasses=[subpass_with("pColorAttachments", 3)])
-    assert missing(value, Everything()) == "attachment 3 of a render pass that has 0"
+    text = missing(value, Everything())
+    assert text == "attachment 3 of a render pass that has 0"
+    assert isinstance(text, Malformed)
+    assert not isinstance(missing(raster(polygonMode=1)), Malformed)
 
 
 def test_depth_resolve_format() -> None:
