@@ -23,6 +23,9 @@ HEADER_BYTES = 32
 """Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
 
 
+_BOOKKEEPING_BYTES = 1024
+
+
 @frozen
 class Duplicates:
     """Pipelines that more than one worker compiled.
@@ -78,8 +81,16 @@ class Merged:
     warnings: tuple[str, ...]
 
 
-def merge_into(device: Device, primary: PipelineCache, sources: Sequence[PipelineCache]) -> Merged:
+def merge_into(
+    device: Device, primary: PipelineCache, sources: Sequence[PipelineCache], *, seed_bytes: int = 0
+) -> Merged:
     """Merge worker caches into the primary. Blocking; one thread, no cache in use.
+
+    Args:
+        device: The device of all caches.
+        primary: The destination.
+        sources: The worker caches.
+        seed_bytes: Size of the data that each source was created with, which the primary has already.
 
     Raises:
         ExternalSynchronizationError: A cache is in use elsewhere: a caller uses the primary during a run.
@@ -97,7 +108,9 @@ def merge_into(device: Device, primary: PipelineCache, sources: Sequence[Pipelin
     merge_ns = time.perf_counter_ns() - started
     after = size_of(device, primary, warnings)
     largest = max(source_bytes, default=0)
-    if largest > HEADER_BYTES and after < largest and after <= before:
+    # Beyond its seed a warm worker cache gains some bytes of bookkeeping, which the primary need not take.
+    gained = largest - max(seed_bytes, HEADER_BYTES)
+    if gained > _BOOKKEEPING_BYTES and after < largest and after <= before:
         warnings.append(
             f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
             f"{before} before; this driver does not merge, so use mode shared"

@@ -336,7 +336,7 @@ class _Run:
                 self.device.destroy_pipelines(self.table.handles)
 
     def _merge(self, primary: PipelineCache) -> None:
-        merged = merge_into(self.device, primary, self.worker_caches)
+        merged = merge_into(self.device, primary, self.worker_caches, seed_bytes=self.seed_bytes)
         if not self.worker_caches:
             merged = Merged((), self.primary_bytes_before, merged.after, 0, merged.warnings)
         self.merged = merged

@@ -3,7 +3,9 @@
 # Guarantees:
 # - Every pipeline has exactly one status; the counts sum to the size of the set.
 # - A cache hit is a hit because the driver's creation feedback says so (VALID and
-#   APPLICATION_PIPELINE_CACHE_HIT), never because it was quick. Without feedback nothing counts as a hit.
+#   APPLICATION_PIPELINE_CACHE_HIT), never because it was quick. Without feedback nothing counts as a hit, with one
+#   exception: a pipeline that has no stages of its own and only links libraries is made of what they are, and
+#   drivers that link without compiling give no feedback for it; it is a hit where all its libraries were hits.
 # - OutcomeTable is written by several threads at a time without a lock: each writes the elements of its own
 #   batch, and no pipeline is in two batches.
 """Outcomes per pipeline, and `RunReport`."""
@@ -99,6 +101,11 @@ class OutcomeTable:
         self.handles = np.zeros(count, np.uint64) if keep else None
         self.reasons: dict[int, str] = {}
         self.settled_at_start = 0
+        # Pipelines that link libraries and have no stages of their own.
+        self._image = image
+        self._links = np.flatnonzero(
+            (np.diff(image.library_slot_start) > 0) & (np.diff(image.module_slot_start) == 0)
+        )
 
     def __len__(self) -> int:
         """Number of pipelines."""
@@ -141,6 +148,15 @@ class OutcomeTable:
         }
         self.settle(OutcomeStatus.FAILED, reasons)
         return reasons
+
+    def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> npt.NDArray[np.bool_]:
+        """Which of a batch are links without feedback whose libraries were all hits."""
+        hit = np.zeros(len(indices), np.bool_)
+        silent = (batch.feedback_flags & np.uint32(FEEDBACK_VALID)) == 0
+        for place in np.flatnonzero(silent & np.isin(indices, self._links)):
+            libraries = list(self._image.libraries_of(int(indices[place])))
+            hit[place] = bool((self.status[libraries] == _CODE[OutcomeStatus.CACHE_HIT]).all())
+        return hit
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
         """Take a call that failed as a whole: all its pipelines failed. Returns them with the reason."""

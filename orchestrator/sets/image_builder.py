@@ -30,7 +30,7 @@ from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.requirements import RequirementChecker
+from orchestrator.sets.requirements import Malformed, RequirementChecker
 from orchestrator.sets.spirv import SpirvError, SpirvModule, walk_spirv
 
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
@@ -215,7 +215,7 @@ class _ImageBuilder:
 
     def _require(self, missing: str | None) -> None:
         if missing is not None:
-            raise _UnusableError(missing, unsupported=True)
+            raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
 
     def _pack(self, value: Any) -> Piece:
         try:

@@ -73,6 +73,24 @@ async def test_a_merge_that_does_nothing_is_named(workers: int) -> None:
     assert "no-op" in warning
 
 
+def test_bookkeeping_beyond_the_seed_is_not_called_a_merge_that_does_nothing() -> None:
+    device = SimulatedDevice()
+    full = run_to_data(device)
+    primary = device.create_pipeline_cache(full)
+    sources = [device.create_pipeline_cache(full) for _ in range(2)]
+    merged = merge_into(device, primary, sources, seed_bytes=len(full) - 24)
+    assert merged.after == merged.before == len(full)
+    assert merged.warnings == ()
+
+
+def run_to_data(device: SimulatedDevice) -> bytes:
+    """Data of a cache that holds a set."""
+    prepared = prepared_set(device)
+    cache = device.create_pipeline_cache()
+    device.create_pipelines(prepared, np.arange(300, dtype=np.int32), cache)
+    return device.pipeline_cache_data(cache).data
+
+
 @pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED])
 async def test_a_cache_that_keeps_nothing_is_named(mode: CacheMode) -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(cache_is_stub=True)))

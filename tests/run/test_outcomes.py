@@ -1,0 +1,70 @@
+# Purpose: how feedback becomes an outcome, for the cases that a simulated device does not produce by itself.
+"""Outcomes from creation feedback."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import CreationBatch
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.simulated import simulated_image
+from orchestrator.run.outcomes import OutcomeStatus, OutcomeTable
+
+VALID, HIT = 1, 3
+
+
+def batch(*flags: int, results: tuple[int, ...] | None = None) -> CreationBatch:
+    count = len(flags)
+    return CreationBatch(
+        results=np.array(results or (0,) * count, np.int32),
+        feedback_flags=np.array(flags, np.uint32),
+        durations_ns=np.zeros(count, np.uint64),
+        handles=np.zeros(count, np.uint64),
+    )
+
+
+def statuses(table: OutcomeTable) -> list[OutcomeStatus]:
+    return [tuple(OutcomeStatus)[code] for code in table.status]
+
+
+def record(table: OutcomeTable, indices: list[int], outcome: CreationBatch) -> None:
+    table.record(0, np.array(indices, np.int32), outcome, outcome.durations_ns)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "link", "expected"),
+    [
+        ((HIT, HIT), 0, OutcomeStatus.CACHE_HIT),
+        ((HIT, VALID), 0, OutcomeStatus.COMPILED),
+        ((VALID, VALID), 0, OutcomeStatus.COMPILED),
+        ((HIT, HIT), VALID, OutcomeStatus.COMPILED),  # the driver says that it compiled
+        ((VALID, VALID), HIT, OutcomeStatus.CACHE_HIT),
+    ],
+)
+def test_a_link_without_feedback_is_what_its_libraries_were(
+    libraries: tuple[int, int], link: int, expected: OutcomeStatus
+) -> None:
+    image = simulated_image([10, 11, 12], kinds=[PipelineKind.GRAPHICS] * 3, libraries={12: [10, 11]})
+    table = OutcomeTable(image)
+    record(table, [0, 1], batch(*libraries))
+    record(table, [2], batch(link))
+    assert statuses(table)[2] is expected
+
+
+def test_no_feedback_is_no_hit_for_a_pipeline_with_stages_of_its_own() -> None:
+    image = simulated_image(
+        [10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]}, modules={11: [5]}
+    )
+    table = OutcomeTable(image)
+    record(table, [0], batch(HIT))
+    record(table, [1], batch(0))
+    assert statuses(table) == [OutcomeStatus.CACHE_HIT, OutcomeStatus.COMPILED]
+
+
+def test_a_link_that_failed_has_failed() -> None:
+    image = simulated_image([10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]})
+    table = OutcomeTable(image)
+    record(table, [0], batch(HIT))
+    record(table, [1], batch(0, results=(-1,)))
+    assert statuses(table)[1] is OutcomeStatus.FAILED
