@@ -140,6 +140,8 @@ class OutcomeTable:
             self.status[indices] = np.where(
                 hit, _CODE[OutcomeStatus.CACHE_HIT], _CODE[OutcomeStatus.COMPILED]
             )
+        if self._links.size:
+            self.status[self._only_linked(indices, batch)] = _CODE[OutcomeStatus.CACHE_HIT]
         if not batch.results.any():
             return {}
         reasons = {
@@ -149,14 +151,14 @@ class OutcomeTable:
         self.settle(OutcomeStatus.FAILED, reasons)
         return reasons
 
-    def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> npt.NDArray[np.bool_]:
-        """Which of a batch are links without feedback whose libraries were all hits."""
-        hit = np.zeros(len(indices), np.bool_)
+    def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
+        """Pipelines of a batch that are links without feedback and whose libraries were all hits."""
         silent = (batch.feedback_flags & np.uint32(FEEDBACK_VALID)) == 0
-        for place in np.flatnonzero(silent & np.isin(indices, self._links)):
-            libraries = list(self._image.libraries_of(int(indices[place])))
-            hit[place] = bool((self.status[libraries] == _CODE[OutcomeStatus.CACHE_HIT]).all())
-        return hit
+        return [
+            index
+            for index in indices[silent & np.isin(indices, self._links)].tolist()
+            if (self.status[list(self._image.libraries_of(index))] == _CODE[OutcomeStatus.CACHE_HIT]).all()
+        ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
         """Take a call that failed as a whole: all its pipelines failed. Returns them with the reason."""

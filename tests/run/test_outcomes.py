@@ -29,7 +29,7 @@ def statuses(table: OutcomeTable) -> list[OutcomeStatus]:
 
 
 def record(table: OutcomeTable, indices: list[int], outcome: CreationBatch) -> None:
-    table.record(0, np.array(indices, np.int32), outcome, outcome.durations_ns)
+    table.record(np.array(indices, np.int32), outcome)
 
 
 @pytest.mark.parametrize(
