@@ -53,7 +53,7 @@ ALLOWED = {
     "run": {"errors", "registry", "seam", "devices", "sets", "schedule", "stores"},
     "measure": {"errors", "seam", "sets", "schedule", "stores"},
     "samples": {"errors", "registry", "seam", "sets"},
-    "cli": {"errors", "seam", "devices", "sets", "schedule", "stores", "run", "measure", "samples"},
+    "cli": {"errors", "registry", "seam", "devices", "sets", "schedule", "stores", "run", "measure", "samples"},
     "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "run", "measure"},
 }
 

@@ -11,12 +11,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any, NoReturn
 
 import msgspec
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -25,6 +27,8 @@ from orchestrator.cli.text import printable
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS does not say."""
+
+_WORD = re.compile(r"\S+\s*")
 
 GOOD, BAD, WARN, DIM, HEAD = "green", "red", "yellow", "dim", "bold"
 
@@ -85,30 +89,52 @@ class Output:
             write_json(value)
 
     def line(self, *parts: str | Text) -> None:
-        """Write a line of results; it is not folded, so that it can be searched."""
-        self.out.print(_joined(parts), soft_wrap=True)
+        """Write a line of results; off a terminal it is not folded, so that it can be searched."""
+        _write(self.out, _joined(parts))
 
     def show(self, renderable: RenderableType) -> None:
         """Write a table."""
         self.out.print(renderable)
 
     def facts(self, rows: Sequence[tuple[str, str | Text]]) -> None:
-        """Write names and values, one pair a line; values are folded on a terminal only."""
+        """Write names and values, one pair a line."""
         width = max((len(name) for name, _ in rows), default=0)
-        if not self.out.is_terminal:
-            for name, value in rows:
-                self.line(f"{name:{width}}  ", value)
-            return
-        made = Table.grid(padding=(0, 2))
-        made.add_column(style=DIM, no_wrap=True)
-        made.add_column(overflow="fold")
         for name, value in rows:
-            made.add_row(name, value if isinstance(value, Text) else styled(value))
-        self.show(made)
+            label = styled(f"{name:{width}}  ", DIM)
+            _write(self.out, _joined((label, value)), indent=width + 2)
 
     def message(self, *parts: str | Text) -> None:
         """Write a line to stderr."""
-        self.err.print(_joined(parts), soft_wrap=True)
+        _write(self.err, _joined(parts))
+
+
+def _write(console: Console, text: Text, indent: int | None = None) -> None:
+    """Write a line; on a terminal folded between words, what follows indented like the line itself.
+
+    A word longer than the line, such as a path, is left to the terminal, so that it can be copied whole.
+    """
+    if not console.is_terminal:
+        console.print(text, soft_wrap=True)
+        return
+    plain = text.plain
+    hang = len(plain) - len(plain.lstrip()) if indent is None else indent
+    for number, line in enumerate(_folded(text, console.width, hang)):
+        console.print(line if number == 0 else Text(" " * hang) + line, soft_wrap=True)
+
+
+def _folded(text: Text, width: int, hang: int) -> list[Text]:
+    """A text in lines of at most `width` columns, where its words allow; the first one holds the hanging part."""
+    breaks, column = [], hang
+    for word in _WORD.finditer(text.plain, hang):
+        size = cell_len(word.group().rstrip())
+        if column > hang and column + size > width:
+            breaks.append(word.start())
+            column = hang
+        column += cell_len(word.group())
+    lines = list(text.divide(breaks))
+    for line in lines:
+        line.rstrip()
+    return lines
 
 
 def write_json(value: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Protocol, Self
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -136,7 +136,6 @@ class LiveView:
             TextColumn("{task.description}", style=HEAD, markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
-            TaskProgressColumn(markup=False),
             TextColumn("{task.fields[speed]}", style=DIM, markup=False),
             console=output.err,
             auto_refresh=False,

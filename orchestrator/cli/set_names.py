@@ -21,7 +21,7 @@ def open_set(names: Sequence[str]) -> PipelineSet:
             manifest.
 
     Raises:
-        UsageError: A manifest stands beside something else.
+        UsageError: A manifest stands beside something else, or the package came without its sample.
         ArchiveError: An archive cannot be read as a whole.
         ManifestError: The manifest cannot be understood.
     """
@@ -41,4 +41,7 @@ def _archive(name: str) -> str:
         return name
     from orchestrator.samples import sample_path
 
-    return str(sample_path())
+    try:
+        return str(sample_path())
+    except FileNotFoundError as error:
+        raise UsageError(f"the sample set is not there: {error}") from error

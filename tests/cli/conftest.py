@@ -1,0 +1,104 @@
+# Purpose: the program as tests call it: in this process where nothing about the process matters, else in one of its own.
+"""Fixtures of the command line's tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import frozen
+
+from orchestrator.cli import main
+from orchestrator.samples import sample_path
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.archive_index import RECORD_SIZE
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.records import RecordTag
+from tests.drivers import REPOSITORY
+
+
+@frozen
+class Done:
+    """A call of the program that ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Its JSON: the whole of stdout."""
+        loaded = json.loads(self.out)
+        assert isinstance(loaded, dict)
+        return loaded
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Call the program in this process."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    capsys.readouterr()
+
+    def run(*arguments: str | os.PathLike[str]) -> Done:
+        code = main([os.fspath(each) for each in arguments])
+        captured = capsys.readouterr()
+        return Done(int(code), captured.out, captured.err)
+
+    return run
+
+
+def run_program(
+    *arguments: str | os.PathLike[str],
+    environment: Mapping[str, str] | None = None,
+    unset: tuple[str, ...] = (),
+) -> Done:
+    """Run `python -m orchestrator` in a process of its own."""
+    variables = {**os.environ, **(environment or {})}
+    for name in unset:
+        variables.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *(os.fspath(each) for each in arguments)],
+        cwd=REPOSITORY,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def small_set(tmp_path: Path) -> Path:
+    """An archive of a few compute pipelines of the sample set, with all that they refer to."""
+    path = tmp_path / "small.foz"
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        for tag in RecordTag:
+            if tag in (RecordTag.GRAPHICS_PIPELINE, RecordTag.RAY_TRACING_PIPELINE):
+                continue
+            for key in sample.keys(tag):
+                writer.add(tag, key, sample.payload(tag, key))
+    return path
+
+
+@pytest.fixture
+def damaged_set(small_set: Path) -> tuple[Path, int]:
+    """The small set with one bit of one compute pipeline's payload flipped, and that pipeline's key."""
+    with Archive.open(small_set) as archive:
+        key = archive.keys(RecordTag.COMPUTE_PIPELINE)[1]
+        offset = archive.offset(RecordTag.COMPUTE_PIPELINE, key)
+    content = bytearray(small_set.read_bytes())
+    content[offset + RECORD_SIZE + 3] ^= 0x10
+    path = small_set.with_name("damaged.foz")
+    path.write_bytes(content)
+    return path, key

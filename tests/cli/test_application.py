@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.cli import app, application, main
+from orchestrator.cli.exit_codes import ExitCode
+from tests.cli.conftest import Call, run_program
+from tests.drivers import REPOSITORY
+
+VERBS = [name for name in app if not name.startswith("-")]
+
+
+def test_verbs() -> None:
+    assert sorted(VERBS) == ["compile", "devices", "inspect", "list", "pack"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_shows_examples_that_parse(call: Call, verb: str) -> None:
+    done = call(verb, "--help")
+    assert done.code == ExitCode.OK
+    assert "EXAMPLES" in done.out
+    examples = [
+        line.strip() for line in done.out.splitlines() if line.strip().startswith(f"orchestrator {verb}")
+    ]
+    assert len(examples) >= 2
+    for example in examples:
+        words = example.partition(" > ")[0].split()[1:]
+        command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        assert command.__name__ == f"{verb}_verb"
+        assert "--json" not in words or bound.arguments["json"] is True
+
+
+def test_help_names_the_verbs_and_the_exit_codes(call: Call) -> None:
+    done = call("--help")
+    assert done.code == ExitCode.OK
+    assert all(verb in done.out for verb in VERBS)
+    assert "3 no device" in " ".join(done.out.split())
+
+
+def test_without_a_verb_there_is_help(call: Call) -> None:
+    assert "Usage: orchestrator COMMAND" in call().out
+
+
+def test_version(call: Call) -> None:
+    assert call("--version").out.strip() == application.version()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bogus"],
+        ["compile"],
+        ["compile", "sample", "--mode", "fast"],
+        ["compile", "sample", "--workers", "0"],
+        ["compile", "sample", "--workers", "many"],
+        ["list", "sample", "--nope"],
+        ["pack", "a.toml"],
+        ["inspect"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_ends_with_two_and_says_where_help_is(call: Call, arguments: list[str]) -> None:
+    done = call(*arguments)
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.err.startswith("error: ")
+    assert "next:  " in done.err
+    assert done.out == ""
+
+
+def test_wrong_usage_with_json_is_a_document(call: Call) -> None:
+    done = call("compile", "sample", "--mode", "fast", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "usage"
+    assert "fast" in done.document["error"]["message"]
+
+
+def test_json_behind_the_end_of_options_is_a_file(call: Call) -> None:
+    done = call("list", "--", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "--json" in done.err
+    assert done.out == ""
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(application, "_run", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["devices"])
+
+
+def test_an_interrupt_outside_of_a_compile(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(application, "_run", interrupted)
+    assert main(["devices"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_it_is_a_module_too() -> None:
+    done = run_program("list", "no-such-file.foz")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.err.startswith("error: no-such-file.foz")
+    assert "Traceback" not in done.err
+
+
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "list", "sample", "--pipelines"],
+            cwd=REPOSITORY,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == ExitCode.BROKEN_PIPE
+    assert done.stderr == ""

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.cli import compile as module
+from orchestrator.cli import progress as progress_module
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.samples import sample_manifest_path
+from tests.cli.conftest import Call
+
+KEYS = {
+    "device",
+    "set",
+    "mode",
+    "workers",
+    "outcomes",
+    "outcomes_by_kind",
+    "skipped",
+    "failed",
+    "merge",
+    "cache_file",
+    "timing",
+    "stopped",
+    "notes",
+    "versions",
+}
+MODES = ("shared", "per-worker", "per-worker-internal", "none")
+
+
+def compile_json(call: Call, *arguments: str | Path, code: int = ExitCode.OK) -> dict[str, Any]:
+    done = call("compile", *map(str, arguments), "--device", "simulated", "--json")
+    assert done.code == code, done.err
+    assert done.err == ""
+    document = done.document
+    check_outcomes(document)
+    assert handed_over(document) > 0
+    return document
+
+
+def handed_over(document: dict[str, Any]) -> int:
+    """Pipelines that the device has all it takes for."""
+    return int(document["set"]["unique"] - document["outcomes"]["skipped"])
+
+
+def check_outcomes(document: dict[str, Any]) -> None:
+    """Disjoint, and summing to the unique pipelines; the lists are as long as the counts."""
+    assert set(document) == KEYS
+    outcomes = document["outcomes"]
+    expected = {"compiled", "cache_hits", "skipped", "failed"} | (
+        {"not_run"} if document["stopped"] else set()
+    )
+    assert set(outcomes) == expected
+    assert sum(outcomes.values()) == document["set"]["unique"] == sum(document["set"]["pipelines"].values())
+    for name in ("skipped", "failed"):
+        assert len(document[name]) == outcomes[name]
+        assert all(
+            set(each) == {"key", "kind", "reason"} and len(each["key"]) == 16 and each["reason"]
+            for each in document[name]
+        )
+    for name, count in outcomes.items():
+        assert sum(kind[name] for kind in document["outcomes_by_kind"].values()) == count
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
+    document = compile_json(
+        call, small_set, "--mode", mode, "--workers", "3", "--cache-dir", tmp_path / "cache"
+    )
+    assert document["mode"] == mode
+    assert document["workers"] == 3
+    assert document["outcomes"]["compiled"] == handed_over(document)
+    timing = document["timing"]
+    assert {"wall_s", "driver_s", "cpu_s", "blocked_s", "prepare_s", "open_s", "merge_s"} <= set(timing)
+    assert all(isinstance(each, float) for each in timing.values())
+    assert set(document["versions"]) == {"python", "orchestrator", "registry"}
+    assert document["versions"]["registry"].startswith("1.4.")
+    file = document["cache_file"]
+    if mode == "none":
+        assert document["merge"] is None
+        assert file["path"] is None
+        return
+    assert file["load_status"] == "MISSING"
+    assert file["saved_bytes"] == Path(file["path"]).stat().st_size
+    sources = document["merge"]["groups"][0]["source_bytes"]
+    assert len(sources) == (0 if mode == "shared" else 3)
+    assert document["merge"]["source_bytes"] == sum(sources)
+
+
+@pytest.mark.parametrize("mode", MODES[:3])
+def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
+    arguments = (small_set, "--mode", mode, "--cache-dir", tmp_path / "cache")
+    compile_json(call, *arguments)
+    document = compile_json(call, *arguments)
+    assert document["outcomes"]["cache_hits"] == handed_over(document)
+    assert document["cache_file"]["load_status"] == "LOADED"
+    assert document["cache_file"]["loaded_bytes"] > 0
+
+
+def test_the_sample_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
+    compile_json(call, "sample", "--cache-dir", tmp_path)
+    document = compile_json(call, sample_manifest_path(), "--cache-dir", tmp_path)
+    assert document["outcomes"]["cache_hits"] == handed_over(document)
+
+
+def test_for_people(call: Call, tmp_path: Path) -> None:
+    arguments = ("compile", "sample", "-d", "simulated", "-j", "2", "--cache-dir", tmp_path)
+    first, second = call(*arguments), call(*arguments)
+    assert first.code == second.code == ExitCode.OK
+    for word in ("compiled", "cache hits", "merge", "cache file", "MISSING: a first run", "time"):
+        assert word in first.out
+    assert "LOADED" in second.out
+    assert "\x1b" not in first.out + first.err
+    assert "\r" not in first.out + first.err
+    assert first.err.splitlines()[0] == "reading the set"
+
+
+def test_a_damaged_pipeline_fails_and_the_others_compile(
+    call: Call, damaged_set: tuple[Path, int], tmp_path: Path
+) -> None:
+    path, key = damaged_set
+    document = compile_json(call, path, "--cache-dir", tmp_path, code=ExitCode.PIPELINES_FAILED)
+    (failed,) = document["failed"]
+    assert failed["key"] == f"{key:016x}"
+    assert failed["kind"] == "compute"
+    assert document["outcomes"]["compiled"] == handed_over(document) - 1
+    assert document["set"]["damage"][0]["key"] == f"{key:016x}"
+    shown = call("compile", path, "-d", "simulated", "--cache-dir", tmp_path)
+    assert shown.code == ExitCode.PIPELINES_FAILED
+    assert f"{key:016x}" in shown.out
+    assert "damage in the set: 1 place" in shown.out
+
+
+def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path, tmp_path: Path) -> None:
+    first = compile_json(call, small_set, "--cache-dir", tmp_path)
+    path = Path(first["cache_file"]["path"])
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    second = compile_json(call, small_set, "--cache-dir", tmp_path)
+    assert second["cache_file"]["load_status"] == "HASH_MISMATCH"
+    assert second["outcomes"]["compiled"] == handed_over(second)
+    third = compile_json(call, small_set, "--cache-dir", tmp_path)
+    assert third["cache_file"]["load_status"] == "LOADED"
+
+
+def test_no_such_device(call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_VULKAN_LIBRARY", str(tmp_path / "libvulkan.so.1"))
+    from orchestrator.devices.vulkan.loader import library
+
+    library.cache_clear()
+    done = call("compile", small_set, "--cache-dir", tmp_path / "cache", "--json")
+    assert done.code == ExitCode.NO_DEVICE
+    assert done.document["error"]["kind"] == "no_device"
+
+
+def test_a_cache_directory_that_cannot_be(call: Call, small_set: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", blocked / "cache", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "store"
+    assert "--cache-dir" in done.err
+
+
+def test_the_default_directory_is_the_users(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    document = compile_json(call, small_set)
+    assert Path(document["cache_file"]["path"]).is_relative_to(tmp_path / "home" / "orchestrator")
+
+
+def test_a_signal_stops_it_in_order(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = progress_module.PlainView.stage
+
+    def interrupt(self: progress_module.PlainView, name: str) -> None:
+        stage(self, name)
+        if name == "reading the set":
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(progress_module.PlainView, "stage", interrupt)
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--json")
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.err.startswith("stopping: ")
+    document = done.document
+    check_outcomes(document)
+    assert document["stopped"] is True
+    assert document["outcomes"]["not_run"] == handed_over(document)
+    shown = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path)
+    assert shown.code == ExitCode.INTERRUPTED
+    assert "not run" in shown.out
+    assert "run it again" in shown.out
+
+
+class Messages:
+    """A view that keeps what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.heard = trio.Event()
+
+    def stage(self, name: str) -> None:
+        """Nothing to show."""
+
+    def progress(self, progress: object) -> None:
+        """Nothing to show."""
+
+    def say(self, text: str) -> None:
+        """Keep it."""
+        self.said.append(text)
+        if len(self.said) == 2:
+            self.heard.set()
+
+
+async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() -> None:
+    view = Messages()
+
+    async def job(stop: trio.Event) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        await stop.wait()
+        signal.raise_signal(signal.SIGINT)
+        await view.heard.wait()
+        return "report"
+
+    report: object = await module._until_signal(job, view)
+    assert report == "report"
+    assert view.said[0].startswith("stopping")
+    assert "cannot be interrupted" in view.said[1]
+
+
+async def test_what_a_job_raises_comes_out_as_itself() -> None:
+    async def job(stop: trio.Event) -> Any:
+        raise KeyError("itself")
+
+    with pytest.raises(KeyError, match="itself"):
+        await module._until_signal(job, Messages())

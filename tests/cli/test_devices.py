@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.cli.exit_codes import ExitCode
+from tests.cli.conftest import Call, run_program
+
+
+def test_the_simulated_device(call: Call) -> None:
+    done = call("devices", "--device", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    (device,) = done.document["devices"]
+    assert device["selector"] == "simulated"
+    assert device["device_name"] == "simulated device"
+    assert len(bytes.fromhex(device["pipeline_cache_uuid"])) == 16
+    assert device["api_version"].startswith("1.")
+    assert device["problem"] is None
+    assert set(device["features"]) == {
+        "externally_synchronized_caches",
+        "creation_feedback",
+        "pipeline_binaries",
+        "shader_module_identifiers",
+        "internally_synchronized_merge",
+        "compile_required",
+        "driver_caches",
+    }
+
+
+def test_for_people(call: Call) -> None:
+    done = call("devices", "-d", "simulated")
+    assert done.code == ExitCode.OK
+    assert "externally synchronized caches" in done.out
+    assert "--device radv:navi21" in done.out
+    assert "--device simulated" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_without_a_loader_the_package_is_named(tmp_path: Path) -> None:
+    nowhere = {"ORCHESTRATOR_VULKAN_LIBRARY": str(tmp_path / "libvulkan.so.1")}
+    done = run_program("devices", "--json", environment=nowhere)
+    assert done.code == ExitCode.NO_DEVICE
+    assert done.document["error"]["kind"] == "no_device"
+    assert "simulated" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "none.json"
+    done = run_program(
+        "devices",
+        environment={"VK_DRIVER_FILES": str(folder), "VK_ICD_FILENAMES": str(folder)},
+    )
+    assert done.code == ExitCode.NO_DEVICE
+    assert "mesa-vulkan-drivers" in done.err

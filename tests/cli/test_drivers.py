@@ -1,0 +1,66 @@
+# Purpose: the main job through the command line on a real driver, each call in a process of its own.
+"""The command line on RADV and lavapipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.exit_codes import ExitCode
+from tests.cli.conftest import Done, run_program
+from tests.cli.test_compile import check_outcomes, handed_over
+from tests.drivers import driver_environment, driver_manifest
+
+pytestmark = pytest.mark.driver
+UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
+
+
+def program(device: str, verb: str, *arguments: str | Path) -> Done:
+    driver_manifest(device)
+    return run_program(verb, *arguments, "--device", device, "--json", unset=UNSET)
+
+
+def test_devices() -> None:
+    done = program("radv:navi21", "devices")
+    assert done.code == ExitCode.OK, done.err
+    (device,) = done.document["devices"]
+    assert "NAVI21" in device["device_name"]
+    assert device["features"]["externally_synchronized_caches"] is True
+    assert device["features"]["driver_caches"].startswith("disabled")
+
+
+def test_devices_without_a_selector_lists_what_the_loader_finds() -> None:
+    done = run_program("devices", "--json", environment=driver_environment("lavapipe"))
+    assert done.code == ExitCode.OK, done.err
+    assert "llvmpipe" in done.document["devices"][0]["device_name"]
+    assert done.document["devices"][0]["selector"] == "0"
+
+
+@pytest.mark.parametrize("mode", ["per-worker", "shared"])
+def test_the_second_run_has_hits_only(small_set: Path, tmp_path: Path, mode: str) -> None:
+    # Compute pipelines: RADV reports no hit for graphics pipelines that it links from libraries.
+    arguments = (small_set, "--mode", mode, "--workers", "2", "--cache-dir", tmp_path / "cache")
+    first = program("radv:navi21", "compile", *arguments)
+    assert first.code == ExitCode.OK, first.err
+    check_outcomes(first.document)
+    assert first.document["outcomes"]["compiled"] > 0
+    assert first.document["outcomes"]["failed"] == 0
+    second = program("radv:navi21", "compile", *arguments)
+    assert second.code == ExitCode.OK, second.err
+    check_outcomes(second.document)
+    assert second.document["cache_file"]["load_status"] == "LOADED"
+    assert second.document["outcomes"]["compiled"] == 0
+    assert second.document["outcomes"]["cache_hits"] == handed_over(first.document)
+
+
+def test_the_cache_of_another_family_is_refused_by_field(tmp_path: Path) -> None:
+    first = program("radv:navi21", "compile", "sample", "--cache-dir", tmp_path)
+    path = Path(first.document["cache_file"]["path"])
+    taken = program("radv:navi21", "inspect", path)
+    assert taken.code == ExitCode.OK, taken.err
+    assert taken.document["offered"]["accepted"] is True
+    refused = program("radv:navi31", "inspect", path)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert refused.document["offered"]["status"] in ("OTHER_DEVICE", "OTHER_DRIVER")
+    assert refused.document["offered"]["field"] in refused.document["offered"]["detail"]

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import UsageError, explain, report
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.errors import (
+    ArchiveError,
+    DeviceError,
+    DriverError,
+    ManifestError,
+    NoDeviceError,
+    OrchestratorError,
+    RecordError,
+)
+from orchestrator.stores.errors import SaveError
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "code"),
+    [
+        (UsageError("no", "do this"), "usage", ExitCode.BAD_INPUT),
+        (ArchiveError("a.foz", 16, "not an archive"), "archive", ExitCode.BAD_INPUT),
+        (RecordError(6, 0xAB, "cut off", 20), "record", ExitCode.BAD_INPUT),
+        (ManifestError("m.toml: graphics.x: bad"), "manifest", ExitCode.BAD_INPUT),
+        (NoDeviceError("none"), "no_device", ExitCode.NO_DEVICE),
+        (DriverError("vkCreateDevice", -3, "VK_ERROR_INITIALIZATION_FAILED"), "driver", ExitCode.NO_DEVICE),
+        (DeviceError("refused"), "device", ExitCode.NO_DEVICE),
+        (SaveError(Path("c"), "fsync", "full"), "store", ExitCode.BAD_INPUT),
+        (OrchestratorError("else"), "other", ExitCode.BAD_INPUT),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_every_error_has_a_message_and_an_exit_code(
+    error: OrchestratorError, kind: str, code: ExitCode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failure = explain(error)
+    assert (failure.kind, failure.exit_code) == (kind, code)
+    assert failure.message == str(error)
+    assert report(failure, json=True) is code
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {error}\n")
+    assert bool(failure.next_step) == ("next:  " in captured.err)
+    document = json.loads(captured.out)["error"]
+    assert document["kind"] == kind
+    assert document["exit_code"] == code
+    assert document["message"] == str(error)
+
+
+def test_without_json_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    report(explain(NoDeviceError("none")), json=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_places_are_given_to_programs() -> None:
+    assert explain(ArchiveError("a.foz", 16, "x")).document()["error"]["offset"] == 16
+    assert explain(RecordError(6, 0xAB, "x")).document()["error"]["key"] == "00000000000000ab"
+
+
+def test_an_archive_that_cannot_be_opened_is_no_case_for_inspect() -> None:
+    step = explain(ArchiveError("a.foz", 0, "cannot be opened: No such file or directory")).next_step
+    assert step == "check the path"
+
+
+def test_names_that_are_not_utf8_can_be_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    report(explain(ArchiveError("\udcff.foz", 0, "x")), json=True)
+    assert json.loads(capsys.readouterr().out)["error"]["path"] == "\\xff.foz"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.samples import sample_manifest_path, sample_path
+from tests.cli.conftest import Call
+
+HEADER_BYTES = 128
+
+
+@pytest.fixture
+def cache_file(call: Call, small_set: Path, tmp_path: Path) -> Path:
+    """A cache file that the simulated device saved."""
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json")
+    assert done.code == ExitCode.OK
+    return Path(done.document["cache_file"]["path"])
+
+
+def test_a_cache_file(call: Call, cache_file: Path) -> None:
+    done = call("inspect", cache_file, "--json")
+    assert done.code == ExitCode.OK
+    document = done.document
+    assert document["kind"] == "cache file"
+    assert document["status"] == "LOADED"
+    assert document["data_hash_matches"] is True
+    assert document["bytes"] == cache_file.stat().st_size
+    assert document["header"]["data_size"] == document["bytes"] - HEADER_BYTES
+    assert document["header"]["pipeline_cache_uuid"] == document["vulkan_header"]["pipeline_cache_uuid"]
+    assert "whole" in call("inspect", cache_file).out
+
+
+def test_a_device_that_takes_it(call: Call, cache_file: Path) -> None:
+    done = call("inspect", cache_file, "--device", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["offered"]["accepted"] is True
+    assert done.document["device"]["device_name"] == "simulated device"
+    assert "would be taken" in call("inspect", cache_file, "--device", "simulated").out
+
+
+def test_a_symbolic_link_is_followed(call: Call, cache_file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(cache_file)
+    done = call("inspect", link, "--device", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["offered"]["accepted"] is True
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        (lambda content: content[:-1], "TRUNCATED"),
+        (lambda content: content + b"x", "EXTENDED"),
+        (lambda content: content[:-1] + bytes([content[-1] ^ 1]), "HASH_MISMATCH"),
+        (lambda content: content[:20] + bytes([content[20] ^ 1]) + content[21:], "HEADER_DAMAGED"),
+        (lambda content: content[:40], "TRUNCATED"),
+    ],
+    ids=["truncated", "extended", "data", "header", "stump"],
+)
+def test_a_damaged_cache_file(call: Call, cache_file: Path, change: object, status: str) -> None:
+    assert callable(change)
+    cache_file.write_bytes(change(cache_file.read_bytes()))
+    done = call("inspect", cache_file, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["kind"] == "cache file"
+    assert done.document["status"] == status
+    assert status in call("inspect", cache_file).out
+
+
+def test_bare_driver_data(call: Call, cache_file: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "pipeline_cache.bin"
+    bare.write_bytes(cache_file.read_bytes()[HEADER_BYTES:])
+    done = call("inspect", bare, "-d", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["kind"] == "driver data without our header"
+    assert done.document["header"] is None
+    assert done.document["offered"]["accepted"] is True
+
+
+def test_bare_data_of_another_device_is_refused_by_field(
+    call: Call, cache_file: Path, tmp_path: Path
+) -> None:
+    content = bytearray(cache_file.read_bytes()[HEADER_BYTES:])
+    content[12] ^= 0xFF  # deviceID
+    bare = tmp_path / "pipeline_cache.bin"
+    bare.write_bytes(content)
+    done = call("inspect", bare, "-d", "simulated", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["offered"]["field"] == "deviceID"
+    assert "deviceID: expected" in call("inspect", bare, "-d", "simulated").out
+
+
+def test_an_archive(call: Call) -> None:
+    done = call("inspect", sample_path(), "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["kind"] == "archive"
+    assert done.document["version"] == 6
+    assert done.document["records"]["compute_pipeline"] > 0
+    assert f"orchestrator list {sample_path()}" in call("inspect", sample_path()).out
+
+
+def test_an_archive_with_damaged_headers(call: Call, small_set: Path) -> None:
+    small_set.write_bytes(small_set.read_bytes()[:-1])
+    done = call("inspect", small_set, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert len(done.document["damage"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "seems"),
+    [
+        (b"\x7fELF" + bytes(60), "ELF"),
+        (b"\x03\x02\x23\x07" + bytes(16), "SPIR-V"),
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"hello\n", "text"),
+        (bytes(200), "zeros"),
+        (b"\xfe\xff\x00\x01", "unknown"),
+    ],
+)
+def test_something_else_is_named(call: Call, tmp_path: Path, content: bytes, seems: str) -> None:
+    path = tmp_path / "thing"
+    path.write_bytes(content)
+    done = call("inspect", path, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert seems in done.document["seems"]
+    assert done.document["error"]["exit_code"] == ExitCode.BAD_INPUT
+    assert seems in call("inspect", path).out
+
+
+def test_a_manifest_is_named(call: Call) -> None:
+    assert "manifest" in call("inspect", sample_manifest_path()).out
+
+
+def test_what_cannot_be_read(call: Call, tmp_path: Path) -> None:
+    assert call("inspect", tmp_path / "missing").code == ExitCode.BAD_INPUT
+    assert "directory" in call("inspect", tmp_path, "--json").document["seems"]
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert call("inspect", fifo).code == ExitCode.BAD_INPUT
+    empty = tmp_path / "empty"
+    empty.touch()
+    assert call("inspect", empty, "--json").document["status"] == "EMPTY"

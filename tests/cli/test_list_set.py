@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.samples import sample_manifest_path, sample_path
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.records import RecordTag
+from tests.cli.conftest import Call
+
+KEYS = {"set", "records", "applications", "groups", "verified", "unusable_records", "damage"}
+
+
+def test_the_sample(call: Call) -> None:
+    done = call("list", "sample", "--json")
+    assert done.code == ExitCode.OK
+    assert done.err == ""
+    document = done.document
+    assert set(document) == KEYS
+    with Archive.open(sample_path()) as archive:
+        for tag in RecordTag:
+            assert document["records"][tag.name.lower()]["count"] == len(archive.keys(tag))
+        assert document["set"]["files"] == [
+            {"path": str(sample_path()), "bytes": archive.size, "records": len(archive)}
+        ]
+    assert document["set"]["unique"] == sum(document["set"]["pipelines"].values())
+    assert document["damage"] == []
+    assert document["verified"] is True
+    assert document["unusable_records"] == 0
+
+
+def test_stored_bytes_sum_to_less_than_the_file(call: Call) -> None:
+    document = call("list", "sample", "--json").document
+    stored = sum(each.get("stored_bytes", 0) for each in document["records"].values())
+    assert 0 < stored < sample_path().stat().st_size
+
+
+def test_pipelines_by_key(call: Call, small_set: Path) -> None:
+    document = call("list", small_set, "--pipelines", "--json").document
+    with Archive.open(small_set) as archive:
+        expected = [f"{key:016x}" for key in archive.keys(RecordTag.COMPUTE_PIPELINE)]
+    assert document["pipelines"] == {"graphics": [], "compute": expected, "ray_tracing": []}
+    shown = call("list", small_set, "--pipelines").out.splitlines()
+    assert shown[-len(expected) :] == [f"{key}  compute" for key in expected]
+
+
+def test_for_people(call: Call) -> None:
+    done = call("list", "sample")
+    assert done.code == ExitCode.OK
+    assert "graphics pipeline" in done.out
+    assert "no damage" in done.out
+    assert "\x1b" not in done.out + done.err
+
+
+def test_a_manifest_is_a_set(call: Call) -> None:
+    archive = call("list", "sample", "--json").document
+    manifest = call("list", sample_manifest_path(), "--json").document
+    assert manifest["set"]["pipelines"] == archive["set"]["pipelines"]
+    assert manifest["set"]["content_hash"] == archive["set"]["content_hash"]
+    assert manifest["set"]["files"] == []
+
+
+def test_several_archives_are_one_set(call: Call, small_set: Path) -> None:
+    whole = call("list", "sample", "--json").document
+    both = call("list", "sample", small_set, "--json").document
+    assert both["set"]["unique"] == whole["set"]["unique"]
+    assert len(both["set"]["files"]) == 2
+
+
+def test_damage_is_shown_with_offset_and_reason(call: Call, damaged_set: tuple[Path, int]) -> None:
+    path, key = damaged_set
+    done = call("list", path, "--json")
+    assert done.code == ExitCode.OK
+    (damage,) = done.document["damage"]
+    assert damage["key"] == f"{key:016x}"
+    assert damage["tag"] == "compute_pipeline"
+    assert damage["offset"] > 16
+    assert "crc32" in damage["reason"]
+    assert done.document["unusable_records"] == 1
+    shown = call("list", path).out
+    assert f"at byte {damage['offset']} compute pipeline {key:016x}" in shown.replace("_", " ")
+
+
+def test_without_verification_only_headers_are_read(call: Call, damaged_set: tuple[Path, int]) -> None:
+    done = call("list", damaged_set[0], "--no-verify", "--json")
+    assert done.document["damage"] == []
+    assert done.document["verified"] is False
+    assert done.document["unusable_records"] is None
+    assert "payloads were not read" in call("list", damaged_set[0], "--no-verify").out
+
+
+def test_a_truncated_archive_shows_what_is_left(call: Call, small_set: Path) -> None:
+    whole = call("list", small_set, "--json").document["set"]["unique"]
+    content = small_set.read_bytes()
+    small_set.write_bytes(content[: len(content) * 2 // 3])
+    document = call("list", small_set, "--json").document
+    assert document["damage"]
+    assert 0 <= document["set"]["unique"] < whole
+
+
+def test_what_is_no_archive_ends_with_two(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "notes.foz"
+    path.write_text("not an archive")
+    done = call("list", path, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "archive"
+    assert str(path) in done.err
+    assert call("list", tmp_path / "missing.foz").code == ExitCode.BAD_INPUT
+    assert call("list", tmp_path).code == ExitCode.BAD_INPUT
+
+
+def test_a_manifest_stands_alone(call: Call) -> None:
+    done = call("list", sample_manifest_path(), "sample")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "orchestrator pack" in done.err

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from orchestrator.cli import output
+from orchestrator.cli.output import BAD, Output, make_console, styled, table, write_json
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+def _shown(stream: io.StringIO) -> str:
+    make_console(stream).print(styled("bad", BAD))
+    return stream.getvalue()
+
+
+def test_a_terminal_gets_colours() -> None:
+    assert "\x1b[31m" in _shown(Terminal())
+
+
+def test_a_pipe_gets_none() -> None:
+    assert _shown(io.StringIO()) == "bad\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb"), ("TERM", "unknown")])
+def test_a_terminal_may_ask_for_none(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    assert _shown(Terminal()) == "bad\n"
+
+
+def test_only_a_capable_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert Output(json=False).live
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Output(json=False).live
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Output(json=False).live
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    assert not Output(json=False).live
+
+
+def test_words_of_strangers_are_neither_markup_nor_control_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json=False).line("[bold]game[/bold] \x1b[2J :smile:")
+    assert capsys.readouterr().out == "[bold]game[/bold] \\x1b[2J :smile:\n"
+
+
+def test_long_lines_of_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json=False).line("word " * 100 + "end")
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown = Output(json=False)
+    path = "/" + "x" * 60
+    shown.facts([("cache file", path), ("note", "words that " * 6)])
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == f"cache file  {path}"
+    assert len(lines) > 2
+    assert all(line.startswith(" " * 12) and len(line) <= 40 for line in lines[2:])
+
+
+def test_with_json_only_the_document_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Output(json=True)
+    shown.line("for people")
+    made = table("a")
+    made.add_row("1")
+    shown.show(made)
+    shown.facts([("name", "value")])
+    shown.document({"a": 1})
+    shown.message("a message")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"a": 1}
+    assert captured.err == "a message\n"
+
+
+def test_without_json_there_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(json=False).document({"a": 1})
+    assert capsys.readouterr().out == ""
+
+
+def test_documents_are_indented_utf8(capsys: pytest.CaptureFixture[str]) -> None:
+    write_json({"name": "ü", "list": [1]})
+    assert capsys.readouterr().out == '{\n  "name": "ü",\n  "list": [\n    1\n  ]\n}\n'
+
+
+def test_a_broken_pipe_is_raised() -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        make_console(Gone()).print("x")
+
+
+def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_console(io.StringIO()).width == output.PIPE_WIDTH
+    monkeypatch.setenv("COLUMNS", "61")
+    assert make_console(io.StringIO()).width == 61

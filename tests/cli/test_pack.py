@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.samples import sample_manifest_path, sample_path
+from tests.cli.conftest import Call
+
+
+def test_packing_the_sample_gives_its_archive(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "sample.foz"
+    done = call("pack", sample_manifest_path(), "-o", out, "--json")
+    assert done.code == ExitCode.OK
+    assert done.err == ""
+    document = done.document
+    assert set(document) == {
+        "manifest",
+        "output",
+        "bytes",
+        "records",
+        "modules",
+        "described",
+        "pipelines",
+        "unique",
+        "names",
+    }
+    assert out.stat().st_size == document["bytes"]
+    assert document["described"] == len(document["names"])
+    assert document["unique"] == sum(document["pipelines"].values())
+    listed = [call("list", each, "--json").document["set"] for each in (out, sample_path())]
+    assert listed[0]["content_hash"] == listed[1]["content_hash"]
+
+
+def test_for_people(call: Call, tmp_path: Path) -> None:
+    out = tmp_path / "sample.foz"
+    done = call("pack", sample_manifest_path(), "--output", out)
+    assert done.code == ExitCode.OK
+    assert f"next: orchestrator compile {out}" in done.out
+
+
+def test_a_wrong_manifest_names_the_entry_and_writes_nothing(call: Call, tmp_path: Path) -> None:
+    manifest = tmp_path / "wrong.toml"
+    manifest.write_text('manifest = 1\n[compute.blur]\nshader = "blur.spv"\n')
+    out = tmp_path / "out.foz"
+    done = call("pack", manifest, "-o", out, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "manifest"
+    assert "compute.blur" in done.err
+    assert not out.exists()
+
+
+def test_a_place_that_takes_no_file(call: Call, tmp_path: Path) -> None:
+    done = call("pack", sample_manifest_path(), "-o", tmp_path / "missing" / "out.foz")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "missing" in done.err
