@@ -18,17 +18,26 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError, likely_cause
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations, FileStatus
 
 TEMPORARY_SUFFIX = ".tmp"
 """How the name of every temporary ends; it starts with a dot and the name of its target."""
 
 # What is asked for where the end of a file should be: nothing comes, unless it grows.
 _PROBE_SIZE = 1 << 16
+
+
+def temporary_of(path: Path) -> Path:
+    """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`.
+
+    Args:
+        path: The file that it is to become.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
 def write_atomically(
@@ -51,7 +60,7 @@ def write_atomically(
     Raises:
         SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    temporary = temporary_of(path)
     try:
         descriptor = operations.open_new(temporary)
     except OSError as error:
@@ -61,7 +70,7 @@ def write_atomically(
         written = _fill(path, descriptor, chunks, operations)
         _rename(path, temporary, operations)
     except BaseException as error:
-        leftover = _remove(temporary, operations)
+        leftover = remove_temporary(temporary, operations)
         if leftover is not None and isinstance(error, SaveError):
             raise SaveError(path, error.step, error.reason, leftover=leftover) from error
         raise
@@ -89,10 +98,10 @@ def _fill(
         step = "checking the size"
         size = operations.fstat(descriptor).size
     except OSError as error:
-        _close_after_failure(descriptor, operations)
+        close_quietly(descriptor, operations)
         raise SaveError(path, step, likely_cause(error)) from error
     except BaseException:
-        _close_after_failure(descriptor, operations)
+        close_quietly(descriptor, operations)
         raise
     try:
         operations.close(descriptor)
@@ -122,8 +131,12 @@ def _rename(path: Path, temporary: Path, operations: FileOperations) -> None:
         raise SaveError(path, "rename", likely_cause(error)) from error
 
 
-def _close_after_failure(descriptor: int, operations: FileOperations) -> bool:
-    """Close while an earlier failure is on its way up, which must stay the one that is reported."""
+def close_quietly(descriptor: int, operations: FileOperations) -> bool:
+    """Close a descriptor whose close has nothing to say: nothing was written, or an earlier failure is on its way up.
+
+    Returns:
+        Whether the close succeeded; the descriptor is gone either way.
+    """
     try:
         operations.close(descriptor)
     except OSError:
@@ -131,8 +144,16 @@ def _close_after_failure(descriptor: int, operations: FileOperations) -> bool:
     return True
 
 
-def _remove(temporary: Path, operations: FileOperations) -> Path | None:
-    """Remove a temporary; returns it where that failed."""
+def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
+    """Remove a temporary, if it is there.
+
+    Args:
+        temporary: The file.
+        operations: The calls to use.
+
+    Returns:
+        The temporary where that failed, or None.
+    """
     try:
         operations.unlink(temporary)
     except FileNotFoundError:
@@ -200,7 +221,12 @@ def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPE
 
 
 def read_capped_parts(
-    path: Path, head_size: int, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS
+    path: Path,
+    head_size: int,
+    cap: int,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+    *,
+    check: Callable[[FileStatus], None] | None = None,
 ) -> tuple[bytes, bytes]:
     """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
 
@@ -211,6 +237,7 @@ def read_capped_parts(
         head_size: Bytes of the head.
         cap: Bytes at most, of head and rest.
         operations: The calls to use.
+        check: Called with the status of the open file before anything is read; what it raises ends the read.
 
     Returns:
         The head, shorter only where the file is, and the rest.
@@ -220,19 +247,13 @@ def read_capped_parts(
         TooLargeError: It is larger than the cap, or grew beyond it while it was read.
         ReadError: The system would not, or it is no regular file.
     """
-    try:
-        descriptor = operations.open_existing(path)
-    except FileNotFoundError as error:
-        raise MissingFileError(path, "there is no such file") from error
-    except OSError as error:
-        raise ReadError(path, likely_cause(error)) from error
-    except ValueError as error:
-        # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
-        raise ReadError(path, f"it is no path: {error}") from error
+    descriptor = _open_for_reading(path, operations)
     try:
         status = operations.fstat(descriptor)
         if not status.is_regular:
             raise ReadError(path, "it is not a regular file")
+        if check is not None:
+            check(status)
         if status.size > cap:
             raise TooLargeError(path, f"it has {status.size} bytes, more than the {cap} that are allowed")
         head = _read_up_to(descriptor, head_size, head_size, operations)
@@ -243,10 +264,58 @@ def read_capped_parts(
         raise ReadError(path, likely_cause(error)) from error
     finally:
         # A close of a file that was only read has nothing to lose, so its failure says nothing of the content.
-        _close_after_failure(descriptor, operations)
+        close_quietly(descriptor, operations)
     if len(head) + len(rest) > cap:
         raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
     return head, rest
+
+
+def read_head(
+    path: Path,
+    size: int,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+    *,
+    check: Callable[[FileStatus], None] | None = None,
+) -> bytes:
+    """Read the first bytes of a file, of any size.
+
+    Args:
+        path: The file; a regular one, and no symbolic link.
+        size: Bytes to read.
+        operations: The calls to use.
+        check: See `read_capped_parts`.
+
+    Returns:
+        The bytes, fewer only where the file is shorter.
+
+    Raises:
+        MissingFileError: There is none.
+        ReadError: The system would not, or it is no regular file.
+    """
+    descriptor = _open_for_reading(path, operations)
+    try:
+        status = operations.fstat(descriptor)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        if check is not None:
+            check(status)
+        return _read_up_to(descriptor, size, size, operations)
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    finally:
+        close_quietly(descriptor, operations)
+
+
+def _open_for_reading(path: Path, operations: FileOperations) -> int:
+    try:
+        return operations.open_existing(path)
+    except FileNotFoundError as error:
+        raise MissingFileError(path, "there is no such file") from error
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    except ValueError as error:
+        # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
+        raise ReadError(path, f"it is no path: {error}") from error
 
 
 def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:

@@ -91,6 +91,13 @@ class TooLargeError(ReadError):
     """The file is larger than the caller's cap; nothing of it was read."""
 
 
+class UntrustedError(ReadError):
+    """Others own the file or its directory, or may write one of them; nothing of it was read.
+
+    The reason names which, and the command that mends it.
+    """
+
+
 class QuarantineError(OrchestratorError):
     """A file could not be moved into the quarantine, or the move could not be made to last.
 

@@ -26,6 +26,9 @@ class Fault(enum.StrEnum):
     ENOSPC: the call fails with ENOSPC if it is one that takes space; so does every later one.
     SHORT_WRITE: a write writes half (of one byte: nothing fewer than one); other calls work.
     EINTR: the call fails with EINTR once.
+    KILL: the process ends before the call: the kernel closes its files, and nothing that it would still do,
+        clean-up included, has an effect. Raised as `ProcessKilledError`, for which nobody may wait.
+    INTERRUPTED: the call raises KeyboardInterrupt, as a cancellation does; later calls work.
     """
 
     EIO_ONCE = "EIO once"
@@ -33,9 +36,21 @@ class Fault(enum.StrEnum):
     ENOSPC = "ENOSPC"
     SHORT_WRITE = "short write"
     EINTR = "EINTR"
+    KILL = "kill"
+    INTERRUPTED = "interrupted"
 
 
-_TAKES_SPACE = frozenset({"open_new", "write", "fsync", "rename", "make_directory", "sync_directory"})
+FAILURES = (Fault.EIO_ONCE, Fault.EIO_FOREVER, Fault.ENOSPC, Fault.SHORT_WRITE, Fault.EINTR)
+"""The faults that a process lives to see: answers of the system, which whoever called must handle."""
+
+
+class ProcessKilledError(BaseException):
+    """The simulated process has ended. Not an Exception: what handles errors must not see the end of its process."""
+
+
+_TAKES_SPACE = frozenset(
+    {"open_new", "open_lock", "write", "fsync", "rename", "link", "make_directory", "sync_directory"}
+)
 
 
 @frozen
@@ -61,13 +76,21 @@ class FaultyFileOperations:
         fault: What goes wrong, or None to only record.
         at: Number of the call at which it goes wrong, from 0.
         inner: The operations behind it.
-        calls: Every call so far.
+        calls: Every call so far; a killed process makes none.
+        killed: Whether the simulated process has ended.
     """
 
     fault: Fault | None = None
     at: int = 0
     inner: FileOperations = REAL_FILE_OPERATIONS
     calls: list[RecordedCall] = field(factory=list, init=False)
+    killed: bool = field(default=False, init=False)
+    _open: set[int] = field(factory=set, init=False)
+
+    @property
+    def open_descriptors(self) -> frozenset[int]:
+        """Descriptors that were opened and not closed."""
+        return frozenset(self._open)
 
     @property
     def fired(self) -> bool:
@@ -76,6 +99,8 @@ class FaultyFileOperations:
 
     def _enter(self, name: str, path: Path | None = None) -> Fault | None:
         """Record a call, and fail it if its turn has come; returns a fault that the call itself must act out."""
+        if self.killed:
+            raise ProcessKilledError(name)
         number = len(self.calls)
         fault = self._fault_at(name, number)
         self.calls.append(RecordedCall(name, path, fault))
@@ -86,6 +111,11 @@ class FaultyFileOperations:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             case Fault.EINTR:
                 raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
+            case Fault.INTERRUPTED:
+                raise KeyboardInterrupt(name)
+            case Fault.KILL:
+                self._end_process()
+                raise ProcessKilledError(name)
             case _:
                 return fault
 
@@ -101,15 +131,26 @@ class FaultyFileOperations:
                 hit = number == self.at
         return self.fault if hit else None
 
+    def _end_process(self) -> None:
+        # What the kernel does for a process that is gone: its descriptors are closed, and with them its locks.
+        self.killed = True
+        for descriptor in self._open:
+            self.inner.close(descriptor)
+        self._open.clear()
+
+    def _opened(self, descriptor: int) -> int:
+        self._open.add(descriptor)
+        return descriptor
+
     def open_new(self, path: Path) -> int:
         """See `FileOperations.open_new`."""
         self._enter("open_new", path)
-        return self.inner.open_new(path)
+        return self._opened(self.inner.open_new(path))
 
     def open_existing(self, path: Path) -> int:
         """See `FileOperations.open_existing`."""
         self._enter("open_existing", path)
-        return self.inner.open_existing(path)
+        return self._opened(self.inner.open_existing(path))
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """See `FileOperations.write`."""
@@ -136,7 +177,9 @@ class FaultyFileOperations:
         try:
             self._enter("close")
         finally:
-            self.inner.close(descriptor)
+            if not self.killed:
+                self._open.discard(descriptor)
+                self.inner.close(descriptor)
 
     def rename(self, source: Path, destination: Path) -> None:
         """See `FileOperations.rename`."""
@@ -167,3 +210,37 @@ class FaultyFileOperations:
         """See `FileOperations.stat`."""
         self._enter("stat", path)
         return self.inner.stat(path)
+
+    def resolve(self, path: Path) -> Path:
+        """See `FileOperations.resolve`."""
+        self._enter("resolve", path)
+        return self.inner.resolve(path)
+
+    def link(self, source: Path, destination: Path) -> None:
+        """See `FileOperations.link`."""
+        self._enter("link", destination)
+        self.inner.link(source, destination)
+
+    def open_lock(self, path: Path) -> int:
+        """See `FileOperations.open_lock`."""
+        self._enter("open_lock", path)
+        return self._opened(self.inner.open_lock(path))
+
+    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """See `FileOperations.try_lock`."""
+        self._enter("try_lock")
+        return self.inner.try_lock(descriptor, shared=shared)
+
+    def unlock(self, descriptor: int) -> None:
+        """See `FileOperations.unlock`."""
+        self._enter("unlock")
+        self.inner.unlock(descriptor)
+
+    def truncate(self, descriptor: int) -> None:
+        """See `FileOperations.truncate`."""
+        self._enter("truncate")
+        self.inner.truncate(descriptor)
+
+    def effective_user(self) -> int | None:
+        """See `FileOperations.effective_user`; not counted, since it is no call to the file system."""
+        return self.inner.effective_user()

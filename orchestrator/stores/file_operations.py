@@ -1,9 +1,14 @@
-# Purpose: the one place where stores touch the file system. Every call that makes something last, or reads
-# it back, is a method here, so that a test can fail any of them, record them, or end the process at one.
+# Purpose: the one place where stores touch the file system. Every call that makes something last, reads it back,
+# or keeps two processes apart, is a method here, so that a test can fail any of them, record them, or end the
+# process at one.
 #
 # Guarantees: each method is one system call (or none, where the system has no such notion). Errors are
 # OSErrors. Interrupted calls are repeated by Python itself (PEP 475), so EINTR does not surface unless it is
 # injected. Thread-safe: there is no state.
+#
+# Locks are those of flock(2): they belong to the open file, not to the process, so that two threads exclude each
+# other too; the kernel frees them when the last descriptor of the open file is gone, however its process ended.
+# On Windows they are those of msvcrt.locking, on a byte far behind any content, since they are mandatory there.
 #
 # Assumptions: paths are of one file system per directory; descriptors are closed by whoever opened them.
 """The persistence calls of the stores, behind one Protocol."""
@@ -15,9 +20,14 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from attrs import frozen
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 # Flags that a system lacks are left out: Windows has no symbolic-link check at open, and text mode instead.
 _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
@@ -26,6 +36,12 @@ _BINARY: int = getattr(os, "O_BINARY", 0)
 
 # What a file system answers that has no fsync of directories. It is no failure: there is nothing to do.
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+
+# What the systems answer where another open file holds the lock.
+_LOCKED_ELSEWHERE = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
+
+# Where msvcrt locks its byte: behind the content of any file that is locked.
+_WINDOWS_LOCK_OFFSET = 1 << 30
 
 
 @frozen
@@ -38,6 +54,8 @@ class FileStatus:
         is_directory: Whether it is a directory.
         permissions: The permission bits, such as 0o600.
         owner: User id of the owner; 0 where the system has none.
+        modified_ns: When the content was last changed, ns since the epoch.
+        file_id: Device and inode: equal for two names of one file, and for nothing else that exists now.
     """
 
     size: int
@@ -45,6 +63,8 @@ class FileStatus:
     is_directory: bool
     permissions: int
     owner: int
+    modified_ns: int = 0
+    file_id: tuple[int, int] = (0, 0)
 
 
 class FileOperations(Protocol):
@@ -88,6 +108,30 @@ class FileOperations(Protocol):
 
     def stat(self, path: Path) -> FileStatus:
         """Status of a file or directory; symbolic links are followed."""
+
+    def resolve(self, path: Path) -> Path:
+        """The path without symbolic links. A loop of links stays one; what does not exist is no error."""
+
+    def link(self, source: Path, destination: Path) -> None:
+        """Give a file a second name, which must not exist."""
+
+    def open_lock(self, path: Path) -> int:
+        """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
+
+    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """Lock an open file without waiting; False where another open file holds a lock that excludes it.
+
+        A shared lock excludes only one that is not; where the system has none it is not shared.
+        """
+
+    def unlock(self, descriptor: int) -> None:
+        """Give the lock of an open file back, for every descriptor of it, inherited ones included."""
+
+    def truncate(self, descriptor: int) -> None:
+        """Cut an open file to no bytes."""
+
+    def effective_user(self) -> int | None:
+        """User id that new files get; None where the system has none. Not a call that can fail."""
 
 
 class PosixFileOperations:
@@ -154,6 +198,63 @@ class PosixFileOperations:
         """See `FileOperations.stat`."""
         return _status(path.stat())
 
+    def resolve(self, path: Path) -> Path:
+        """See `FileOperations.resolve`."""
+        # Not Path.resolve, which raises on a loop of links.
+        return Path(os.path.realpath(path))
+
+    def link(self, source: Path, destination: Path) -> None:
+        """See `FileOperations.link`."""
+        destination.hardlink_to(source)
+
+    def open_lock(self, path: Path) -> int:
+        """See `FileOperations.open_lock`."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY, 0o600)
+
+    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """See `FileOperations.try_lock`."""
+        try:
+            if sys.platform == "win32":
+                lock_byte(msvcrt, descriptor, msvcrt.LK_NBLCK)
+            else:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _LOCKED_ELSEWHERE:
+                return False
+            raise
+        return True
+
+    def unlock(self, descriptor: int) -> None:
+        """See `FileOperations.unlock`."""
+        if sys.platform == "win32":
+            lock_byte(msvcrt, descriptor, msvcrt.LK_UNLCK)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def truncate(self, descriptor: int) -> None:
+        """See `FileOperations.truncate`."""
+        os.ftruncate(descriptor, 0)
+
+    def effective_user(self) -> int | None:
+        """See `FileOperations.effective_user`."""
+        return None if sys.platform == "win32" else os.geteuid()
+
+
+def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
+    """Lock or unlock as Windows can: one byte, far behind the content. The position of the file is kept.
+
+    Args:
+        locking: The module msvcrt; given, so that this can be tested where there is none.
+        descriptor: The open file.
+        mode: LK_NBLCK or LK_UNLCK.
+    """
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    os.lseek(descriptor, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
+    try:
+        locking.locking(descriptor, mode, 1)
+    finally:
+        os.lseek(descriptor, position, os.SEEK_SET)
+
 
 def _status(result: os.stat_result) -> FileStatus:
     return FileStatus(
@@ -162,6 +263,8 @@ def _status(result: os.stat_result) -> FileStatus:
         is_directory=stat.S_ISDIR(result.st_mode),
         permissions=stat.S_IMODE(result.st_mode),
         owner=result.st_uid,
+        modified_ns=result.st_mtime_ns,
+        file_id=(result.st_dev, result.st_ino),
     )
 
 

@@ -5,14 +5,19 @@
 from __future__ import annotations
 
 import enum
-import os
 from pathlib import Path
 
 from attrs import frozen
 
 from orchestrator.stores.atomic_file import read_capped_parts
-from orchestrator.stores.cache_file import DEFAULT_CAP, prove_content
-from orchestrator.stores.errors import CacheHeaderError, MissingFileError, ReadError, TooLargeError
+from orchestrator.stores.cache_content import DEFAULT_CAP, prove_content
+from orchestrator.stores.errors import (
+    CacheHeaderError,
+    MissingFileError,
+    ReadError,
+    TooLargeError,
+    likely_cause,
+)
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.hashing import content_hash128
 from orchestrator.stores.load_status import LoadStatus
@@ -75,7 +80,7 @@ def inspect_cache_file(
         operations: The calls to use.
     """
     try:
-        head, data = read_capped_parts(_followed(path), PREFIX_HEADER_SIZE, cap, operations)
+        head, data = read_capped_parts(_followed(path, operations), PREFIX_HEADER_SIZE, cap, operations)
     except ReadError as error:
         return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, _read_status(error), error.reason)
     size = len(head) + len(data)
@@ -105,12 +110,13 @@ def inspect_cache_file(
     )
 
 
-def _followed(path: Path) -> Path:
-    # os.path.realpath, not Path.resolve, which raises on a loop of links; then it stays one, and is not read.
+def _followed(path: Path, operations: FileOperations) -> Path:
     try:
-        return Path(os.path.realpath(path))
+        return operations.resolve(path)
     except ValueError as error:
         raise ReadError(path, f"it is no path: {error}") from error
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
 
 
 def _read_status(error: ReadError) -> LoadStatus:

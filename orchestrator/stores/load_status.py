@@ -27,6 +27,8 @@ class LoadStatus(enum.StrEnum):
     VULKAN_HEADER_MISMATCH: the header in the driver's data is not a version one, or disagrees with ours.
     TOO_LARGE: larger than the cap of the caller.
     UNREADABLE: the system would not let it be read, or it is no regular file.
+    UNTRUSTED_PERMISSIONS: others own it or may write it, or the directory that it is in.
+    CRASHED_LAST_TIME: a process died while a driver was given this data; the driver was not given it again.
     REJECTED_BY_DRIVER: proven, and the driver still failed to create a cache from it.
     DROPPED_BY_DRIVER: the driver took it without an error and kept next to nothing of it.
     """
@@ -46,5 +48,7 @@ class LoadStatus(enum.StrEnum):
     VULKAN_HEADER_MISMATCH = "VULKAN_HEADER_MISMATCH"
     TOO_LARGE = "TOO_LARGE"
     UNREADABLE = "UNREADABLE"
+    UNTRUSTED_PERMISSIONS = "UNTRUSTED_PERMISSIONS"
+    CRASHED_LAST_TIME = "CRASHED_LAST_TIME"
     REJECTED_BY_DRIVER = "REJECTED_BY_DRIVER"
     DROPPED_BY_DRIVER = "DROPPED_BY_DRIVER"

@@ -10,7 +10,7 @@ from pathlib import Path
 from attrs import evolve
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
+from orchestrator.stores.fault_injection import FAILURES, FaultyFileOperations
 from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
 
 NAVI21 = DeviceIdentity(
@@ -49,18 +49,14 @@ def file_content(identity: DeviceIdentity = NAVI21, data: bytes | None = None) -
 
 def sweep(clean_calls: int) -> Iterator[FaultyFileOperations]:
     """Operations with every fault at every call; the last of each fault is past the end and must not fire."""
-    for fault in Fault:
+    for fault in FAILURES:
         for at in range(clean_calls + 1):
             yield FaultyFileOperations(fault, at)
 
 
 def assert_no_open_descriptors(operations: FaultyFileOperations) -> None:
     """Every descriptor that was opened was closed."""
-    opened = [
-        call for call in operations.calls if call.name in {"open_new", "open_existing"} and call.fault is None
-    ]
-    closed = [call for call in operations.calls if call.name == "close"]
-    assert len(opened) == len(closed)
+    assert operations.open_descriptors == frozenset()
 
 
 def temporaries(directory: Path) -> list[str]:

@@ -11,7 +11,7 @@ from attrs import define, field
 
 from orchestrator.stores.atomic_file import ensure_directory, read_capped, read_capped_parts, write_atomically
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError
-from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
+from orchestrator.stores.fault_injection import FAILURES, Fault, FaultyFileOperations
 from orchestrator.stores.file_operations import FileStatus, PosixFileOperations
 from tests.stores.samples import assert_no_open_descriptors, sweep, temporaries
 
@@ -76,7 +76,7 @@ def test_every_fault_at_every_call_leaves_the_old_or_the_new_file(tmp_path: Path
         else:
             assert left == []
         cases += 1
-    assert cases == len(Fault) * 10
+    assert cases == len(FAILURES) * 10
 
 
 def test_an_exception_in_the_content_leaves_nothing_behind(tmp_path: Path) -> None:

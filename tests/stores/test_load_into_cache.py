@@ -19,7 +19,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.stores.cache_file import cache_path, load_into_cache, save_cache_file
-from orchestrator.stores.fault_injection import Fault, FaultyFileOperations
+from orchestrator.stores.fault_injection import FAILURES, FaultyFileOperations
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
 from orchestrator.stores.quarantine import KEPT_FILES
@@ -161,7 +161,7 @@ def test_every_fault_while_a_file_is_refused_gives_a_cache(tmp_path: Path) -> No
     content = rejected(path, device)
     clean = FaultyFileOperations()
     load_into_cache(device, path, operations=clean)
-    for fault in Fault:
+    for fault in FAILURES:
         for at in range(len(clean.calls) + 1):
             path.write_bytes(content)
             operations = FaultyFileOperations(fault, at)

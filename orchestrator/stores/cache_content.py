@@ -1,0 +1,284 @@
+# Purpose: what a cache file is, where it is, and how its content is proven before a driver is given it.
+#
+#   size cap -> permissions -> magic, version, header hash -> exact length -> identity, field by field -> data hash
+#   -> Vulkan's header agrees with ours
+#
+# Guarantees:
+# - One file per device identity and ABI; its name says which. driverVersion is not part of the name: a driver
+#   update finds the old file, says that it is another driver's, and the next save replaces it.
+# - Reading never raises; what is wrong is a LoadStatus, the field, and a sentence. Nothing is LOADED that was
+#   not proven to be, byte for byte, what the same driver gave.
+# - Nothing that is worthless is worth saving: no empty data, no bare header, no header with a count of zero.
+#
+# Assumptions: a hash finds accidents, not attackers; against those, only what the user alone may write is read.
+"""Cache files: where they are, what they hold, and whether a device may be given it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import attrs
+from attrs import frozen
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.atomic_file import read_capped_parts, read_head
+from orchestrator.stores.errors import (
+    CacheHeaderError,
+    MissingFileError,
+    ReadError,
+    TooLargeError,
+    UntrustedError,
+)
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import (
+    PREFIX_HEADER_SIZE,
+    FieldDifference,
+    PipelineCacheHeader,
+    PipelineCachePrefixHeader,
+)
+from orchestrator.stores.trust import trust_check
+
+CACHE_FILE_SUFFIX = ".pipeline-cache"
+"""How the name of every cache file ends."""
+
+DEFAULT_CAP = 1 << 30
+"""Bytes that a cache file may have unless a caller says otherwise: 1 GiB."""
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+_SLUG_LENGTH = 40
+
+
+@frozen
+class LoadResult:
+    """What became of a cache file.
+
+    Attributes:
+        status: The word for it. LOADED from `read_cache_file` means read and proven; from `load_into_cache`,
+            also that the driver took and kept it.
+        path: The file.
+        field: The first field that differs or is wrong, as Vulkan names it, or None.
+        detail: A sentence: expected and found for every field that differs, or the cause.
+        data: The driver's data, without our header; empty unless the status is LOADED.
+        quarantined: Where the file was moved to, or None.
+        instead_of: Where this is of the previous generation: what became of the current one. None otherwise.
+        data_hash: xxh3_128 of the data that was proven, 16 bytes; empty where none was.
+    """
+
+    status: LoadStatus
+    path: Path
+    field: str | None = None
+    detail: str = ""
+    data: bytes = attrs.field(default=b"", repr=False)
+    quarantined: Path | None = None
+    instead_of: LoadResult | None = None
+    data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
+
+
+@frozen
+class SaveReport:
+    """What became of a save.
+
+    Attributes:
+        path: The file.
+        saved_bytes: Bytes of the file that was written, header included; 0 where it was skipped.
+        skipped: Why nothing was written, or None. A file that was there before is then unchanged.
+        leftovers: Files of processes that were killed, which could not be removed.
+    """
+
+    path: Path
+    saved_bytes: int
+    skipped: str | None = None
+    leftovers: tuple[Path, ...] = ()
+
+
+def cache_path(directory: Path, identity: DeviceIdentity) -> Path:
+    """Where the cache of a device is kept: one file per device identity and ABI.
+
+    The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI and
+    pipelineCacheUUID, so that two builds of a driver beside each other keep a file each.
+
+    Args:
+        directory: The directory of cache files.
+        identity: Of the device.
+
+    Returns:
+        Such as `radv-amd-radeon-rx-6800-radv-navi21-64bit-0f3a5b7c9d1e.pipeline-cache` in the directory.
+    """
+    key = (
+        f"{identity.vendor_id:08x}{identity.device_id:08x}{identity.driver_id:08x}{identity.driver_abi:04x}"
+        f"{identity.pipeline_cache_uuid.hex()}"
+    )
+    digits = content_hash128(key.encode()).hex()[:12]
+    parts = (
+        _slug(identity.driver_name or f"driver {identity.driver_id}"),
+        _slug(identity.device_name or f"device {identity.vendor_id:04x} {identity.device_id:04x}"),
+        f"{identity.driver_abi}bit",
+        digits,
+    )
+    return directory / ("-".join(part for part in parts if part) + CACHE_FILE_SUFFIX)
+
+
+def _slug(text: str) -> str:
+    return _NOT_IN_NAMES.sub("-", text.lower())[:_SLUG_LENGTH].strip("-")
+
+
+def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
+    """Check all of a cache file that can be checked without a device.
+
+    Args:
+        head: The first 128 bytes of the file.
+        data: The rest.
+
+    Returns:
+        Its header; the driver's data behind it is whole, and starts with a Vulkan header that agrees.
+
+    Raises:
+        CacheHeaderError: It is none, or damaged; the status says how.
+    """
+    header = PipelineCachePrefixHeader.unpack(head)
+    _check_length(header, data)
+    _check_data(header, data)
+    return header
+
+
+def _check_length(header: PipelineCachePrefixHeader, data: bytes) -> None:
+    if len(data) == header.data_size:
+        if data:
+            return
+        raise CacheHeaderError(LoadStatus.EMPTY, "dataSize", "the file holds a header and no data")
+    cut = len(data) < header.data_size
+    raise CacheHeaderError(
+        LoadStatus.TRUNCATED if cut else LoadStatus.EXTENDED,
+        "dataSize",
+        f"the file has {PREFIX_HEADER_SIZE + len(data)} bytes and its header says "
+        f"{PREFIX_HEADER_SIZE + header.data_size}: "
+        + ("a write or a copy was cut off" if cut else "something was appended"),
+    )
+
+
+def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
+    found = content_hash128(data)
+    if found != header.data_hash:
+        raise CacheHeaderError(
+            LoadStatus.HASH_MISMATCH,
+            "dataHash",
+            f"dataHash: expected {header.data_hash.hex()}, found {found.hex()}: the data was damaged since it was saved",
+        )
+    inner = PipelineCacheHeader.unpack(data)
+    for name, ours, theirs in (
+        ("vendorID", header.vendor_id, inner.vendor_id),
+        ("deviceID", header.device_id, inner.device_id),
+        ("pipelineCacheUUID", header.pipeline_cache_uuid, inner.pipeline_cache_uuid),
+    ):
+        if ours != theirs:
+            raise CacheHeaderError(
+                LoadStatus.VULKAN_HEADER_MISMATCH,
+                name,
+                f"{name} of the driver's data is not the one that the file was saved for",
+            )
+
+
+def read_cache_file(
+    path: Path,
+    identity: DeviceIdentity,
+    *,
+    cap: int = DEFAULT_CAP,
+    relax_driver_version: bool = False,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> LoadResult:
+    """Read a cache file and prove that a device may be given its data. Never raises. Thread-safe.
+
+    Args:
+        path: The file, as from `cache_path`.
+        identity: Of the device that is to take the data.
+        cap: Bytes that the file may have.
+        relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
+            known to change pipelineCacheUUID whenever their data changes.
+        operations: The calls to use.
+
+    Returns:
+        LOADED with the driver's data, or what is wrong.
+    """
+    try:
+        head, data = read_capped_parts(
+            path, PREFIX_HEADER_SIZE, cap, operations, check=trust_check(path, operations)
+        )
+    except MissingFileError as error:
+        return LoadResult(LoadStatus.MISSING, path, detail=error.reason)
+    except TooLargeError as error:
+        return LoadResult(LoadStatus.TOO_LARGE, path, detail=error.reason)
+    except UntrustedError as error:
+        return LoadResult(LoadStatus.UNTRUSTED_PERMISSIONS, path, detail=error.reason)
+    except ReadError as error:
+        return LoadResult(LoadStatus.UNREADABLE, path, detail=error.reason)
+    try:
+        header = PipelineCachePrefixHeader.unpack(head)
+        _check_length(header, data)
+        differences = header.differences(identity)
+        refused = [one for one in differences if not (relax_driver_version and one.field == "driverVersion")]
+        if refused:
+            return _refusal(path, refused)
+        _check_data(header, data)
+    except CacheHeaderError as error:
+        return LoadResult(error.status, path, error.field, error.reason)
+    accepted = "".join(f"{one}; accepted by policy" for one in differences)
+    return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data, data_hash=header.data_hash)
+
+
+def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes | None:
+    """The hash that the header of a cache file gives its data, to tell whether it is still the same file.
+
+    Args:
+        path: The file.
+        operations: The calls to use.
+
+    Returns:
+        16 bytes, or None where there is no file with a header that is whole and trusted.
+
+    Raises:
+        ReadError: There is a file, and what it holds cannot be known.
+    """
+    try:
+        head = read_head(path, PREFIX_HEADER_SIZE, operations, check=trust_check(path, operations))
+        return PipelineCachePrefixHeader.unpack(head).data_hash
+    except (MissingFileError, UntrustedError, CacheHeaderError):
+        return None
+
+
+def _refusal(path: Path, differences: list[FieldDifference]) -> LoadResult:
+    first = differences[0]
+    return LoadResult(first.status, path, first.field, "; ".join(str(one) for one in differences))
+
+
+def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | None:
+    """Why a driver's data is not worth a file, or None.
+
+    Args:
+        identity: Of the device that gave it.
+        data: Exactly the bytes that the driver wrote.
+        cap: Bytes that the file may have.
+    """
+    if not data:
+        return "the driver's cache holds nothing: it gave no data"
+    try:
+        inner = PipelineCacheHeader.unpack(data)
+    except CacheHeaderError as error:
+        return f"the data would be refused when loaded: {error.reason}"
+    difference = inner.difference(identity)
+    if difference is not None:
+        return f"the data would be refused when loaded: the driver's header differs in {difference}"
+    if _only_zeros(data, inner.header_size):
+        # An empty cache of RADV is 36 bytes: the header and a count of zero. A stub's is the header alone.
+        zeros = " and zeros" if len(data) > inner.header_size else ""
+        return f"the driver's cache holds nothing: its {len(data)} bytes are a header{zeros}"
+    if PREFIX_HEADER_SIZE + len(data) > cap:
+        return f"the file would have {PREFIX_HEADER_SIZE + len(data)} bytes, more than the {cap} that are allowed"
+    return None
+
+
+def _only_zeros(data: bytes, start: int) -> bool:
+    # Compiled code is told from zeros by its first bytes, nearly always; the rest is counted only after that.
+    return not any(data[start : start + 64]) and data.count(0, start) == len(data) - start
