@@ -480,7 +480,11 @@ class PipelineSetBuilder:
                 raise ManifestError(f"{self.where}: render pass {render_pass:016x} was not added to this set")
             return subpass_attachments(self._render_passes[render_pass], subpass, self.where), None
         if rendering is not None:
-            return rendering.attachments(self.where), rendering.structure(self.where)
+            drawn = rendering.attachments(self.where)
+            if not parts & FRAGMENT_OUTPUT_INTERFACE:
+                # Formats belong to the output part; the others have only the view mask of the structure.
+                rendering = Rendering(view_mask=rendering.view_mask)
+            return drawn, rendering.structure(self.where)
         if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
             raise ManifestError(f"{self.where}: give a render pass, or rendering formats")
         return Attachments(0, depth=False, stencil=False), None

@@ -89,11 +89,13 @@ class Attachments:
         colors: Number of colour attachments, unused ones included.
         depth: Whether there is a depth attachment.
         stencil: Whether there is a stencil attachment.
+        dynamic: Whether that comes from formats for dynamic rendering, not from a render pass.
     """
 
     colors: int
     depth: bool
     stencil: bool
+    dynamic: bool = False
 
 
 def state_names() -> frozenset[str]:
@@ -178,7 +180,10 @@ def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool)
     if not discard:
         if parts & (FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
             tables.add("multisampleState")
-        if parts & FRAGMENT_SHADER and (attachments.depth or attachments.stencil):
+        # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering
+        # does not know its formats, so it needs the state whatever they are.
+        unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
+        if parts & FRAGMENT_SHADER and (attachments.depth or attachments.stencil or unknown_formats):
             tables.add("depthStencilState")
         if parts & FRAGMENT_OUTPUT_INTERFACE and attachments.colors:
             tables.add("colorBlendState")

@@ -53,7 +53,7 @@ class Rendering:
     def attachments(self, where: str) -> Attachments:
         """What a pipeline with these formats draws into."""
         depth, stencil = self._depth_stencil(where)
-        return Attachments(len(self.color_formats), depth != 0, stencil != 0)
+        return Attachments(len(self.color_formats), depth != 0, stencil != 0, dynamic=True)
 
     def _depth_stencil(self, where: str) -> tuple[int, int]:
         depth = (
