@@ -4,48 +4,131 @@
 #   sets, schedule, stores    what to compile; who compiles what, when; what is kept
 #   run                       workers, barrier, merge: executes the schedule
 #   measure, cli              what it cost; thin verbs over all of it
-# Only names that users build on are exported here. Importing them loads neither cffi nor a Vulkan library nor
-# anything of the command line; a Vulkan device loads the binding when it is opened.
+# Only names that users build on are exported here. A name is loaded when it is first used, because everything else
+# pays for this module too: the command line's help would take three times as long with numpy and trio. Using them
+# loads neither cffi nor a Vulkan library nor anything of the command line; a Vulkan device loads the binding when
+# it is opened. Checkers read the imports below, the interpreter reads the table; a test compares the two.
 """Compile Vulkan pipeline sets in parallel, and know what it costs."""
 
-from orchestrator.devices import list_devices as list_devices
-from orchestrator.devices import open_device as open_device
-from orchestrator.devices.device import CacheMode as CacheMode
-from orchestrator.devices.device import CapturedFeatures as CapturedFeatures
-from orchestrator.devices.device import CreationBatch as CreationBatch
-from orchestrator.devices.device import Device as Device
-from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
-from orchestrator.devices.device import DeviceIdentity as DeviceIdentity
-from orchestrator.devices.device import PipelineCache as PipelineCache
-from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
-from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
-from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
-from orchestrator.devices.image import PipelineKind as PipelineKind
-from orchestrator.errors import ArchiveError as ArchiveError
-from orchestrator.errors import DeviceError as DeviceError
-from orchestrator.errors import DriverError as DriverError
-from orchestrator.errors import ExternalSynchronizationError as ExternalSynchronizationError
-from orchestrator.errors import ManifestError as ManifestError
-from orchestrator.errors import NoDeviceError as NoDeviceError
-from orchestrator.errors import OrchestratorError as OrchestratorError
-from orchestrator.errors import RecordError as RecordError
-from orchestrator.run import MergeReport as MergeReport
-from orchestrator.run import OutcomeStatus as OutcomeStatus
-from orchestrator.run import Progress as Progress
-from orchestrator.run import RunReport as RunReport
-from orchestrator.run import run_pipelines as run_pipelines
-from orchestrator.run.compile import CompileProgress as CompileProgress
-from orchestrator.run.compile import compile_set as compile_set
-from orchestrator.run.compile_report import CompileReport as CompileReport
-from orchestrator.sets.archive import Archive as Archive
-from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
-from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
-from orchestrator.sets.image_builder import BuiltImage as BuiltImage
-from orchestrator.sets.image_builder import build_image as build_image
-from orchestrator.sets.jobs import PipelineJob as PipelineJob
-from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
-from orchestrator.stores.cache_file import cache_path as cache_path
-from orchestrator.stores.cache_file import load_into_cache as load_into_cache
-from orchestrator.stores.cache_file import read_cache_file as read_cache_file
-from orchestrator.stores.cache_file import save_cache_file as save_cache_file
-from orchestrator.stores.load_status import LoadStatus as LoadStatus
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.devices import list_devices as list_devices
+    from orchestrator.devices import open_device as open_device
+    from orchestrator.devices.device import CacheMode as CacheMode
+    from orchestrator.devices.device import CapturedFeatures as CapturedFeatures
+    from orchestrator.devices.device import CreationBatch as CreationBatch
+    from orchestrator.devices.device import Device as Device
+    from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
+    from orchestrator.devices.device import DeviceIdentity as DeviceIdentity
+    from orchestrator.devices.device import PipelineCache as PipelineCache
+    from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
+    from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
+    from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
+    from orchestrator.devices.image import PipelineKind as PipelineKind
+    from orchestrator.errors import ArchiveError as ArchiveError
+    from orchestrator.errors import DeviceError as DeviceError
+    from orchestrator.errors import DriverError as DriverError
+    from orchestrator.errors import ExternalSynchronizationError as ExternalSynchronizationError
+    from orchestrator.errors import ManifestError as ManifestError
+    from orchestrator.errors import NoDeviceError as NoDeviceError
+    from orchestrator.errors import OrchestratorError as OrchestratorError
+    from orchestrator.errors import RecordError as RecordError
+    from orchestrator.run import MergeReport as MergeReport
+    from orchestrator.run import OutcomeStatus as OutcomeStatus
+    from orchestrator.run import Progress as Progress
+    from orchestrator.run import RunReport as RunReport
+    from orchestrator.run import run_pipelines as run_pipelines
+    from orchestrator.run.compile import CompileProgress as CompileProgress
+    from orchestrator.run.compile import compile_set as compile_set
+    from orchestrator.run.compile_report import CompileReport as CompileReport
+    from orchestrator.sets.archive import Archive as Archive
+    from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
+    from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
+    from orchestrator.sets.image_builder import BuiltImage as BuiltImage
+    from orchestrator.sets.image_builder import build_image as build_image
+    from orchestrator.sets.jobs import PipelineJob as PipelineJob
+    from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
+    from orchestrator.stores.cache_file import cache_path as cache_path
+    from orchestrator.stores.cache_file import load_into_cache as load_into_cache
+    from orchestrator.stores.cache_file import read_cache_file as read_cache_file
+    from orchestrator.stores.cache_file import save_cache_file as save_cache_file
+    from orchestrator.stores.load_status import LoadStatus as LoadStatus
+
+_HOMES = {
+    "orchestrator.devices": (
+        "list_devices",
+        "open_device",
+    ),
+    "orchestrator.devices.device": (
+        "CacheMode",
+        "CapturedFeatures",
+        "CreationBatch",
+        "Device",
+        "DeviceFeatures",
+        "DeviceIdentity",
+        "PipelineCache",
+        "PipelineCacheData",
+        "PreparedPipelines",
+    ),
+    "orchestrator.devices.image": (
+        "CreateInfoImage",
+        "PipelineKind",
+    ),
+    "orchestrator.errors": (
+        "ArchiveError",
+        "DeviceError",
+        "DriverError",
+        "ExternalSynchronizationError",
+        "ManifestError",
+        "NoDeviceError",
+        "OrchestratorError",
+        "RecordError",
+    ),
+    "orchestrator.run": (
+        "MergeReport",
+        "OutcomeStatus",
+        "Progress",
+        "RunReport",
+        "run_pipelines",
+    ),
+    "orchestrator.run.compile": (
+        "CompileProgress",
+        "compile_set",
+    ),
+    "orchestrator.run.compile_report": ("CompileReport",),
+    "orchestrator.sets.archive": ("Archive",),
+    "orchestrator.sets.archive_writer": ("ArchiveWriter",),
+    "orchestrator.sets.builder": ("PipelineSetBuilder",),
+    "orchestrator.sets.image_builder": (
+        "BuiltImage",
+        "build_image",
+    ),
+    "orchestrator.sets.jobs": ("PipelineJob",),
+    "orchestrator.sets.pipeline_set": ("PipelineSet",),
+    "orchestrator.stores.cache_file": (
+        "cache_path",
+        "load_into_cache",
+        "read_cache_file",
+        "save_cache_file",
+    ),
+    "orchestrator.stores.load_status": ("LoadStatus",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not."""
+    return sorted(_HOME_OF)

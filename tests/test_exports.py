@@ -4,8 +4,12 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
+from pathlib import Path
+
+import pytest
 
 import orchestrator
 from tests.drivers import run_on_device
@@ -73,3 +77,29 @@ def test_import_loads_neither_bindings_nor_command_line() -> None:
     loaded = set(run_on_device(None, _LOADED_AFTER_IMPORT))
     assert "orchestrator" in loaded
     assert sorted(loaded & set(KEPT_OUT)) == []
+
+
+def test_checkers_and_the_interpreter_see_the_same_names() -> None:
+    """What is imported for checkers alone is what loads when it is used, from the same module."""
+    tree = ast.parse(Path(orchestrator.__file__).read_text("utf-8"))
+    imported = {
+        alias.asname: node.module
+        for block in tree.body
+        if isinstance(block, ast.If)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert imported == orchestrator._HOME_OF
+    assert sorted(map(str, imported)) == dir(orchestrator)
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        orchestrator.nothing  # noqa: B018 - the access is the test
+
+
+def test_import_alone_loads_no_library() -> None:
+    source = "import sys\ndef main():\n    import orchestrator\n    return sorted(sys.modules)\n"
+    loaded = set(run_on_device(None, source))
+    assert sorted(loaded & {*KEPT_OUT, "numpy", "trio", "msgspec"}) == []

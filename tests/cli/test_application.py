@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli import app, application, main
 from orchestrator.cli.exit_codes import ExitCode
 from tests.cli.conftest import Call, run_program
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, run_on_device
 
 VERBS = [name for name in app if not name.startswith("-")]
 
@@ -110,6 +110,18 @@ def test_it_is_a_module_too() -> None:
     assert done.code == ExitCode.BAD_INPUT
     assert done.err.startswith("error: no-such-file.foz")
     assert "Traceback" not in done.err
+
+
+def test_help_loads_nothing_that_only_work_needs() -> None:
+    source = """
+import sys
+def main():
+    from orchestrator.cli import app
+    app.parse_args(["compile", "sample"])
+    return sorted(sys.modules)
+"""
+    loaded = set(run_on_device(None, source))
+    assert sorted(loaded & {"numpy", "trio", "msgspec", "cffi", "_cffi_backend", "xxhash"}) == []
 
 
 def test_a_reader_that_goes_away_ends_it_quietly() -> None:
