@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from importlib import resources
 
@@ -212,9 +213,19 @@ class Registry(msgspec.Struct, frozen=True):
         return value.name if value is not None else f"VkResult {result}"
 
 
-@lru_cache(maxsize=1)
+# msgspec works out what a recursive type of structures looks like when it first decodes one, and two threads that do
+# so at a time crash the process (0.22): the first call is made by one.
+_first_call = threading.Lock()
+
+
 def registry() -> Registry:
     """The tables; decoded on the first call (about 20 ms)."""
+    with _first_call:
+        return _decode()
+
+
+@lru_cache(maxsize=1)
+def _decode() -> Registry:
     data = resources.files("orchestrator.registry").joinpath("registry.json").read_bytes()
     return msgspec.json.decode(data, type=Registry)
 
