@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _OFFERS = (
     ("externally_synchronized_caches", "externally synchronized caches"),
-    ("creation_feedback", "creation feedback (hits and driver time are known)"),
+    ("creation_feedback", "creation feedback"),
     ("pipeline_binaries", "pipeline binaries"),
     ("shader_module_identifiers", "shader module identifiers"),
-    ("internally_synchronized_merge", "merge while in use (maintenance8)"),
+    ("internally_synchronized_merge", "merge while in use"),
     ("compile_required", "fail instead of compiling"),
 )
 
@@ -128,4 +128,4 @@ def _hints(output: Output) -> None:
     output.line(
         "RADV compiles for AMD GPUs that are not there: --device radv:navi21, radv:navi31, radv:vega10, ..."
     )
-    output.line("No driver at all: --device simulated (deterministic, compiles nothing)")
+    output.line("No driver at all: --device simulated (deterministic; a model of a driver, compiles nothing)")
