@@ -40,6 +40,7 @@ _COUNT_WRITTEN = frozenset(
     }
 )
 NULL_HANDLE = "0" * 16
+_FLOAT_MAX = 3.4028234663852886e38
 _INTEGER_RANGES = {
     "B": (0, 0xFF), "b": (-0x80, 0x7F), "H": (0, 0xFFFF), "h": (-0x8000, 0x7FFF),
     "I": (0, 0xFFFFFFFF), "i": (-0x80000000, 0xFFFFFFFF), "Q": (0, 2**64 - 1), "q": (-(2**63), 2**63 - 1),
@@ -225,6 +226,9 @@ def encode_scalar(member: Member, value: object, where: str) -> object:
         case "float":
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ManifestError(f"{where}: a number is expected, not {value!r}")
+            # JSON has no infinities, and the member is a float in C.
+            if not -_FLOAT_MAX <= value <= _FLOAT_MAX:
+                raise ManifestError(f"{where}: {value!r} is outside the range of a 32-bit float")
             return float(value)
         case "enum":
             return _integer(member, enum_number(member.type, value, where), where)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
@@ -14,6 +19,7 @@ from orchestrator.samples import sample_manifest_path
 from orchestrator.sets.archive import Archive
 from orchestrator.sets.documents import TABLES, decode_document
 from orchestrator.sets.manifest import PackedSet, load_manifest, pack_manifest
+from orchestrator.sets.manifest_schema import decode_manifest
 from orchestrator.sets.records import RecordTag
 from tests.drivers import REPOSITORY
 
@@ -250,3 +256,48 @@ def test_a_manifest_that_fails_leaves_the_old_archive(write: Any, tmp_path: Path
     with pytest.raises(ManifestError):
         pack_manifest(write(UI.replace("srgb", "srbg")), destination)
     assert destination.read_bytes() == before
+
+
+ANYTHING = st.recursive(
+    st.sampled_from(
+        [True, 0, -1, 2**40, 2**70, 0.5, float("nan"), "", "auto", "back", "main", "shaders/ui.vert.spv"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["structure", "binding", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in a document."""
+    items = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
+    return [(value, key) for key, _ in items] + [place for _, each in items for place in places(each)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_manifest_only_manifest_errors_come_out(data: st.DataObject) -> None:
+    document = copy.deepcopy(tomllib.loads(examples("whole")))
+    for _ in range(data.draw(st.integers(1, 2))):
+        found = places(document)
+        container, key = found[data.draw(st.integers(0, len(found) - 1))]
+        container[key] = data.draw(ANYTHING)
+    path = sample_manifest_path().with_name("mutated.toml")
+    try:
+        decoded_manifest = decode_manifest(document, "mutated.toml")
+        with mock.patch("orchestrator.sets.manifest.read_manifest", return_value=decoded_manifest):
+            packed = load_manifest(path)
+    except ManifestError as error:
+        assert "mutated.toml" in str(error)  # noqa: PT017 - either outcome is right
+        return
+    for tag in TABLES:
+        for key in packed.records.keys(tag):
+            decode_document(tag, key, packed.records.payload(tag, key))

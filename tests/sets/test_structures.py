@@ -53,6 +53,8 @@ def test_a_count_that_contradicts_its_list_is_refused() -> None:
         ),
         ({"mag_filter": "linar"}, r"here\.mag_filter: unknown VkFilter 'linar'; did you mean linear"),
         ({"min_lod": "low"}, r"here\.min_lod: a number is expected"),
+        ({"max_lod": float("inf")}, r"here\.max_lod: inf is outside the range"),
+        ({"max_lod": float("nan")}, r"here\.max_lod: nan is outside the range"),
         ({"compare_enable": 2}, r"here\.compare_enable: true or false is expected"),
         ({"flags": -1}, r"here\.flags: -1 is outside"),
         ({"p_next": [{"reduction_mode": "min"}]}, r"here\.p_next\[0\]: name the structure"),
