@@ -20,6 +20,7 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.documents import (
     BARE_ARRAYS,
     FLAT_STRUCTS,
+    SHARED_STATES,
     WORD_ARRAYS,
     count_members,
     flat_members,
@@ -155,6 +156,8 @@ class StructPacker:
             self._steps.append(_bytes_step(member))
         elif member.type in BARE_ARRAYS:
             self._steps.append(_bare_array_step(member))
+        elif member.name in SHARED_STATES:
+            self._steps.append(_shared_pointer_step(member))
         elif member.category in ("struct", "union"):
             self._steps.append(_struct_pointer_step(member))
         elif member.category == "handle":
@@ -332,6 +335,22 @@ def _struct_pointer_step(member: Member) -> _Step:
             if each.pointers or each.handles:
                 _adopt(array, each, index * size)
         piece.pointers.append((member.offset, heap.place(array)))
+
+    return step
+
+
+def _shared_pointer_step(member: Member) -> _Step:
+    read = operator.attrgetter(member.name)
+    nested = packer(member.type)
+
+    def step(value: Any, piece: Piece, heap: Heap) -> None:
+        pointed = read(value)
+        if pointed is None:
+            return
+        offset = heap.known(pointed)
+        if offset is None:
+            offset = heap.remember(pointed, heap.place(nested.pack(pointed, heap)))
+        piece.pointers.append((member.offset, offset))
 
     return step
 

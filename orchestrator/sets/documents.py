@@ -13,6 +13,9 @@
 #   - pNext is an array of structures tagged by sType; those entries have no pNext of their own
 # Attribute names of the decoded values are the registry's member names.
 #
+# Graphics pipelines of a set share most of their state, so each state structure is decoded once for each spelling of
+# it (SharedStates) and the pipelines refer to one value; whoever packs or checks it can remember what came of it.
+#
 # Absent scalars are zero and absent pointers are null, as zero-initialised C structures are: the archive leaves
 # out what the driver must ignore.
 """Typed decoding of a set's JSON documents, driven by the registry."""
@@ -22,7 +25,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -33,6 +36,21 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.records import RecordTag
 
 SUPPORTED_VERSIONS = (5, 6)
+
+#: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
+SHARED_STATES: Final = frozenset(
+    {
+        "pVertexInputState",
+        "pInputAssemblyState",
+        "pTessellationState",
+        "pViewportState",
+        "pRasterizationState",
+        "pMultisampleState",
+        "pDepthStencilState",
+        "pColorBlendState",
+        "pDynamicState",
+    }
+)
 
 #: Table and structure of each tag whose records hold one Vulkan structure. A render pass may be of either form.
 TABLES: dict[RecordTag, tuple[tuple[str, str], ...]] = {
@@ -207,13 +225,58 @@ def chain_members(parent: str) -> tuple[Struct, ...]:
     return tuple(registry().structs[name] for name in names)
 
 
+class SharedStates:
+    """State structures of graphics pipelines, by their JSON. One thread; lives as long as what was decoded with it."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, bytes], Any] = {}
+
+    def resolve(self, pipeline: Any) -> None:
+        """Replace the undecoded states of a pipeline by decoded values, which it may share with others."""
+        for member, written in _shared_members():
+            text = bytes(getattr(pipeline, member))
+            if text in _ABSENT:
+                setattr(pipeline, member, None)
+                continue
+            value = self._values.get((member, text))
+            if value is None:
+                try:
+                    value = _state_decoder(member).decode(text)
+                except msgspec.DecodeError as error:
+                    raise ValueError(f"{error} in {written!r}") from error
+                self._values[member, text] = value
+            setattr(pipeline, member, value)
+
+
+_ABSENT: Final = (b"", b"null")
+_GRAPHICS: Final = "VkGraphicsPipelineCreateInfo"
+
+
 @functools.cache
-def struct_type(name: str, *, chained: bool = False) -> type[msgspec.Struct]:
+def _shared_members() -> tuple[tuple[str, str], ...]:
+    """State members of a graphics pipeline, with their names in JSON."""
+    struct = registry().struct(_GRAPHICS)
+    return tuple(
+        (member.name, json_name(struct.name, member))
+        for member in struct.members
+        if member.name in SHARED_STATES
+    )
+
+
+@functools.cache
+def _state_decoder(member: str) -> msgspec.json.Decoder[Any]:
+    struct = next(each for each in registry().struct(_GRAPHICS).members if each.name == member)
+    return msgspec.json.Decoder(struct_type(struct.type), dec_hook=_decode_handle)
+
+
+@functools.cache
+def struct_type(name: str, *, chained: bool = False, raw_states: bool = False) -> type[msgspec.Struct]:
     """The msgspec type of a structure.
 
     Args:
         name: Name of the structure, or an alias.
         chained: Its form as an entry of a pNext array: tagged by sType, without a pNext of its own.
+        raw_states: Leave the members in `SHARED_STATES` undecoded, for `SharedStates.resolve`.
     """
     struct = registry().struct(name)
     counts = count_members(struct)
@@ -229,7 +292,11 @@ def struct_type(name: str, *, chained: bool = False) -> type[msgspec.Struct]:
             if not chained and member.pointer:
                 fields.append(("pNext", _chain_type(struct.name), None))
             continue
-        if struct.union and member.category not in ("struct", "union"):
+        annotation: Any
+        default: Any
+        if raw_states and member.name in SHARED_STATES:
+            annotation, default = msgspec.Raw, msgspec.field(default_factory=msgspec.Raw)
+        elif struct.union and member.category not in ("struct", "union"):
             annotation, default = _scalar_type(member) | None, None
         elif struct.union:
             annotation, default = struct_type(member.type) | None, None
@@ -262,18 +329,20 @@ def _chain_type(parent: str) -> Any:
 def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
     fields: list[Any] = [("version", int)]
     for table, struct in TABLES[tag]:
-        fields.append((table, dict[str, struct_type(struct)], msgspec.field(default_factory=dict)))  # type: ignore[misc]
+        entry: Any = struct_type(struct, raw_states=struct == _GRAPHICS)
+        fields.append((table, dict[str, entry], msgspec.field(default_factory=dict)))
     document = msgspec.defstruct(f"{tag.name.lower()}_document", fields, gc=False)
     return msgspec.json.Decoder(document, dec_hook=_decode_handle)
 
 
-def decode_document(tag: RecordTag, key: int, payload: bytes) -> Any:
+def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
     """Decode the structure that a record holds.
 
     Args:
         tag: Tag of the record; one of `TABLES`.
         key: Its hash, which names the entry in the document's table.
         payload: Its decompressed payload: JSON, up to the first NUL byte.
+        states: Where graphics pipelines share their state, or None to share nothing.
 
     Returns:
         A msgspec value whose class has the structure's name and whose attributes are its members.
@@ -285,6 +354,9 @@ def decode_document(tag: RecordTag, key: int, payload: bytes) -> Any:
     text = payload.split(b"\0", 1)[0]
     try:
         document = _decoder(tag).decode(text)
+        if tag is RecordTag.GRAPHICS_PIPELINE:
+            for each in document.graphicsPipelines.values():
+                (states or SharedStates()).resolve(each)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
     if document.version not in SUPPORTED_VERSIONS:

@@ -65,6 +65,7 @@ class Heap:
         self.data = bytearray()
         self.targets: dict[int, int] = {}
         self.handles: list[HandleSlot] = []
+        self._values: dict[int, tuple[object, int]] = {}
         self._interned: dict[tuple[bytes, tuple[tuple[int, int], ...]], int] = {}
 
     def place(self, piece: Piece, *, unique: bool = False) -> int:
@@ -81,6 +82,16 @@ class Heap:
         if known is None:
             known = self._interned[data, pointers] = self._append(data, pointers)
         return known
+
+    def known(self, value: object) -> int | None:
+        """Offset of a value that was remembered, by identity."""
+        found = self._values.get(id(value))
+        return None if found is None else found[1]
+
+    def remember(self, value: object, offset: int) -> int:
+        """Remember where a value that several pipelines share was placed; returns the offset."""
+        self._values[id(value)] = (value, offset)  # the reference keeps the identity from being used again
+        return offset
 
     def take_handles(self) -> list[HandleSlot]:
         """The handle fields placed since the last call."""

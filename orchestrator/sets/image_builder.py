@@ -23,7 +23,7 @@ from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.errors import RecordError
 from orchestrator.sets.create_infos import packer
-from orchestrator.sets.documents import UnknownStructureError, decode_document
+from orchestrator.sets.documents import SharedStates, UnknownStructureError, decode_document
 from orchestrator.sets.heap import Heap, PackError, Piece
 from orchestrator.sets.image_layout import ImageLayout, PipelineEntry, Slot
 from orchestrator.sets.jobs import PipelineJob
@@ -155,6 +155,7 @@ class _ImageBuilder:
         self._checker = RequirementChecker(capabilities)
         self._code = _ModuleCode(source, module_bytes)
         self._heap = Heap()
+        self._states = SharedStates()
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule] | _UnusableError] = {}
@@ -203,7 +204,7 @@ class _ImageBuilder:
 
     def _document(self, tag: RecordTag, key: int) -> Any:
         try:
-            return decode_document(tag, key, self._source.records.payload(tag, key))
+            return decode_document(tag, key, self._source.records.payload(tag, key), self._states)
         except UnknownStructureError as error:
             raise _UnusableError(error.reason, unsupported=True) from None
         except RecordError as error:

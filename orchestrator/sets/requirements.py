@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.sets.documents import SHARED_STATES
 from orchestrator.sets.requirement_answers import DeviceAnswers
 from orchestrator.sets.requirement_context import DynamicStates, multiview
 from orchestrator.sets.requirement_context import Malformed as Malformed
@@ -55,6 +56,7 @@ class RequirementChecker:
         self._answers = DeviceAnswers(capabilities)
         self._shaders = ShaderRequirements(self._answers)
         self._plans: dict[type, Plan] = {}
+        self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What a module's version, capabilities and extensions lack."""
@@ -147,11 +149,24 @@ class RequirementChecker:
         for name, child in zip(plan.children, plan.child_values(value), strict=True):
             if child is None or name in ignored:
                 continue
+            if graphics and name in SHARED_STATES:
+                missing = self._shared(child, dynamic)
+                if missing is not None:
+                    return missing
+                continue
             for each in child if isinstance(child, list | tuple) else (child,):
                 missing = self._walk(each, dynamic)
                 if missing is not None:
                     return missing
         return None
+
+    def _shared(self, state: Any, dynamic: DynamicStates) -> str | None:
+        """What a state lacks that many pipelines share; remembered by identity and dynamic states."""
+        known = self._states.get((id(state), dynamic))
+        if known is None:
+            # The reference to the state keeps its identity from being used again.
+            known = self._states[id(state), dynamic] = (state, self._walk(state, dynamic))
+        return known[1]
 
     def _arrays(self, plan: Plan, value: Any, dynamic: DynamicStates) -> str | None:
         for name, known in plan.arrays:
