@@ -121,12 +121,17 @@ def _duplicates(duplicates: Duplicates) -> dict[str, Any]:
 
 
 def _cache_file(file: CacheFileSummary) -> dict[str, Any]:
+    document: dict[str, Any] = {"path": None if file.path is None else path_text(file.path)}
     loaded = file.loaded
-    return {
-        "path": None if file.path is None else path_text(file.path),
+    instead_of = None if loaded is None else loaded.instead_of
+    return document | {
         "load_status": None if loaded is None else loaded.status.value,
         "load_field": None if loaded is None else loaded.field,
         "load_detail": None if loaded is None else loaded.detail,
+        "loaded_from": None if loaded is None else path_text(loaded.path),
+        "instead_of": None
+        if instead_of is None
+        else {"status": instead_of.status.value, "field": instead_of.field, "detail": instead_of.detail},
         "quarantined": None
         if loaded is None or loaded.quarantined is None
         else path_text(loaded.quarantined),

@@ -185,6 +185,12 @@ def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         else:
             text = styled(f"{loaded.status.value}: {loaded.detail}", WARN)
         rows.append(("  loaded", text))
+        if loaded.instead_of is not None:
+            current = loaded.instead_of
+            words = (
+                f"from the previous generation; the current one is {current.status.value}: {current.detail}"
+            )
+            rows.append(("", styled(words, WARN)))
         if loaded.quarantined is not None:
             rows.append(("  quarantine", path_text(loaded.quarantined)))
     if file.error:

@@ -148,6 +148,29 @@ def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path,
     assert third["cache_file"]["load_status"] == "LOADED"
 
 
+def test_the_previous_generation_takes_the_place_of_a_damaged_one(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    compile_json(call, small_set, "--cache-dir", tmp_path)
+    first = compile_json(call, small_set, "--cache-dir", tmp_path)
+    path = Path(first["cache_file"]["path"])
+    assert first["cache_file"]["loaded_from"] == str(path)
+    assert first["cache_file"]["instead_of"] is None
+    content = path.read_bytes()
+    for write_json in (True, False):
+        path.unlink()  # the previous generation may be a link to the same file
+        path.write_bytes(content[:-1])
+        path.chmod(0o600)
+        if write_json:
+            file = compile_json(call, small_set, "--cache-dir", tmp_path)["cache_file"]
+            assert file["load_status"] == "LOADED"
+            assert file["loaded_from"] != str(path)
+            assert file["instead_of"]["status"] == "TRUNCATED"
+        else:
+            shown = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path)
+            assert "the current one is TRUNCATED" in shown.out
+
+
 def test_no_such_device(call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_VULKAN_LIBRARY", str(tmp_path / "libvulkan.so.1"))
     from orchestrator.devices.vulkan.loader import library
