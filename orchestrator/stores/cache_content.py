@@ -64,6 +64,7 @@ class LoadResult:
         data: The driver's data, without our header; empty unless the status is LOADED.
         quarantined: Where the file was moved to, or None.
         instead_of: Where this is of the previous generation: what became of the current one. None otherwise.
+        previous: Where neither generation loaded and this is of the current one: what became of the previous one.
         data_hash: xxh3_128 of the data that was proven, 16 bytes; empty where none was.
     """
 
@@ -74,6 +75,7 @@ class LoadResult:
     data: bytes = attrs.field(default=b"", repr=False)
     quarantined: Path | None = None
     instead_of: LoadResult | None = None
+    previous: LoadResult | None = None
     data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
 
 

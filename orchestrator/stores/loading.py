@@ -33,7 +33,7 @@ from orchestrator.stores.generations import has_previous, previous_path, retire_
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.prefix_header import PipelineCacheHeader
 from orchestrator.stores.quarantine import quarantine_file
-from orchestrator.stores.sentinel import DeadSentinel, dead_sentinels, loading_sentinel
+from orchestrator.stores.sentinel import DeadSentinel, dead_sentinels, is_sentinel_of, loading_sentinel
 from orchestrator.stores.writer_lock import writer_lock
 
 KEPT_FRACTION = 0.10
@@ -122,6 +122,8 @@ class CacheLoader:
     operations: FileOperations
     has_lock: bool = False
     _dead: tuple[DeadSentinel, ...] | None = field(default=None, init=False)
+    # Whether no sentinel stands that could still accuse what is there; False where that is not known.
+    _unaccused: bool = field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
         """Load the current generation, or else the previous one.
@@ -142,7 +144,7 @@ class CacheLoader:
             said = _joined(f"the current generation: {current.status}: {current.detail}", previous.detail)
             return cache, evolve(previous, detail=said, instead_of=current)
         said = _joined(current.detail, f"the previous generation: {previous.status}: {previous.detail}")
-        return None, evolve(current, detail=said)
+        return None, evolve(current, detail=said, previous=previous)
 
     def _load_one(self, path: Path) -> tuple[PipelineCache | None, LoadResult]:
         result = read_cache_file(
@@ -179,6 +181,7 @@ class CacheLoader:
                 )
                 return None, self._quarantined(refused)
             problems.extend(self._remove(deaths))
+            self._unaccused = self._unaccused and not problems
             judged = _judge_kept(result, self.device.pipeline_cache_size(cache))
         except BaseException:
             if cache is not None:
@@ -188,7 +191,8 @@ class CacheLoader:
 
     def _settled(self, result: LoadResult) -> LoadResult:
         """The current generation has loaded, so the previous one may go. A writer has its own use for it."""
-        if self.has_lock or result.status is not LoadStatus.LOADED:
+        if self.has_lock or result.status is not LoadStatus.LOADED or not self._unaccused:
+            # With a sentinel left, the current generation may yet go to the quarantine: this one stays for then.
             return result
         try:
             if has_previous(self.path, self.operations):
@@ -239,7 +243,10 @@ class CacheLoader:
     def _dead_sentinels(self) -> tuple[DeadSentinel, ...]:
         if self._dead is None:
             try:
-                self._dead = dead_sentinels(self.path, self.operations)
+                names = self.operations.list_directory(self.path.parent)
+                self._dead = dead_sentinels(self.path, self.operations, names)
+                standing = {name for name in names if is_sentinel_of(self.path, name)}
+                self._unaccused = standing <= {one.path.name for one in self._dead}
             except OSError:
                 # A directory that is not listed accuses nobody; the file itself was read.
                 self._dead = ()
@@ -255,6 +262,7 @@ class CacheLoader:
                 continue
             except OSError as error:
                 problems.append(f"{one.path} could not be removed: {likely_cause(error)}")
+                self._unaccused = False
         return problems
 
 

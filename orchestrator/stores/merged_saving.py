@@ -223,8 +223,8 @@ class _MergedSave:
 
 
 def _not_replaced(found: LoadResult) -> str | None:
-    """Why what is there is not replaced, or None."""
-    for one in (found, found.instead_of):
+    """Why what is there is not replaced, or None: one of its generations may be good, and could not be looked at."""
+    for one in (found, found.instead_of, found.previous):
         if one is not None and one.status in _NOT_REPLACED:
             return f"what is there is not replaced, since it may be good: {one.status}: {one.detail}"
     return None

@@ -137,9 +137,7 @@ def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problem
             problems.append(f"{sentinel} could not be removed: {likely_cause(error)}{accuses}")
 
 
-def dead_sentinels(
-    path: Path, operations: FileOperations, names: list[str] | None = None
-) -> tuple[DeadSentinel, ...]:
+def dead_sentinels(path: Path, operations: FileOperations, names: list[str]) -> tuple[DeadSentinel, ...]:
     """The sentinels of a cache file whose process died, the armed ones and those that never were.
 
     A sentinel that cannot be read or locked is taken for that of a living process.
@@ -147,13 +145,8 @@ def dead_sentinels(
     Args:
         path: The cache file.
         operations: The calls to use.
-        names: The names in its directory, where the caller has them.
-
-    Raises:
-        OSError: The directory cannot be listed.
+        names: The names in its directory.
     """
-    if names is None:
-        names = operations.list_directory(path.parent)
     found = (
         _if_dead(path.with_name(name), operations) for name in sorted(names) if is_sentinel_of(path, name)
     )

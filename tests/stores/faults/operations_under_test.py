@@ -1,0 +1,194 @@
+# Purpose: every operation of the stores in every situation that has a path of its own, as data, so that one suite
+# fails every call of each, and another cancels at every call.
+"""The operations of the stores, each with its situation and what may be there afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from attrs import frozen
+
+from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.stores.cache_file import (
+    load_into_cache,
+    read_cache_file,
+    save_cache_file,
+    save_merged,
+    sweep_directory,
+)
+from orchestrator.stores.file_operations import FileOperations
+from orchestrator.stores.generations import previous_path
+from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+from orchestrator.stores.quarantine import quarantine_file
+from tests.stores.faults.sets import (
+    IDENTITY,
+    NOTHING,
+    OLD,
+    OLDER,
+    OURS,
+    UNION,
+    Keys,
+    compile_keys,
+    data_of,
+    file_of,
+)
+
+NOW_NS = 10**18
+_HOUR_NS = 3600 * 10**9
+
+
+@frozen
+class Situation:
+    """An operation, what it meets, and what may be there when it ended in whatever way.
+
+    Attributes:
+        name: For messages.
+        meet: Puts files there.
+        act: Runs the operation; whether it promises that what it was to achieve is there now.
+        before: What a load gives before.
+        after: What a load gives once the promise is kept.
+        accuses: A process that dies in it may have died of the driver, so that the file may go to the quarantine.
+    """
+
+    name: str
+    meet: Callable[[Path], None]
+    act: Callable[[SimulatedDevice, Path, FileOperations], bool]
+    before: Keys
+    after: Keys
+    accuses: bool = False
+
+
+def _files(current: bytes | None, previous: bytes | None = None) -> Callable[[Path], None]:
+    def meet(path: Path) -> None:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if current is not None:
+            path.write_bytes(current)
+        if previous is not None:
+            previous_path(path).write_bytes(previous)
+
+    return meet
+
+
+def _damaged(keys: Keys) -> bytes:
+    content = bytearray(file_of(keys))
+    content[-1] ^= 1
+    return bytes(content)
+
+
+def _poison(keys: Keys) -> bytes:
+    """A file that proves well, of data that the driver fails on."""
+    data = bytearray(data_of(keys))
+    data[-1] ^= 1
+    return PipelineCachePrefixHeader.describe(IDENTITY, bytes(data)).pack() + data
+
+
+def sentinel_of(path: Path, content: bytes, number: int = 1) -> Path:
+    """The sentinel of a process that died with a file's data."""
+    data_hash = PipelineCachePrefixHeader.unpack(content).data_hash
+    sentinel = path.with_name(f".{path.name}.{number:016x}.loading")
+    sentinel.write_bytes(b"loading %s by 4242\n" % data_hash.hex().encode())
+    return sentinel
+
+
+def _meet_accused(path: Path) -> None:
+    _files(file_of(OLD), file_of(OLDER))(path)
+    sentinel_of(path, file_of(OLD))
+
+
+def _meet_leftovers(path: Path) -> None:
+    _files(file_of(OLD))(path)
+    path.with_name(f".{path.name}.{'0' * 16}.tmp").write_bytes(file_of(OURS)[:100])
+    path.with_name(f".{path.name}.previous.{'1' * 16}.tmp").write_bytes(b"")
+    sentinel_of(path, file_of(OURS))
+
+
+def _save(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    return (
+        save_cache_file(
+            path, device.identity, data_of(OURS), lock_wait_s=0, operations=operations
+        ).saved_bytes
+        > 0
+    )
+
+
+def _load(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    cache, _ = load_into_cache(device, path, operations=operations)
+    device.destroy_pipeline_cache(cache)
+    return False
+
+
+def _read(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    read_cache_file(path, device.identity, operations=operations)
+    return False
+
+
+def _merge(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    ours: PipelineCache = device.create_pipeline_cache(name="ours")
+    try:
+        compile_keys(device, ours, OURS)
+        report = save_merged(device, path, ours, lock_wait_s=0, operations=operations)
+    finally:
+        device.destroy_pipeline_cache(ours)
+    return report.saved_bytes > 0
+
+
+def _merge_data(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    return save_merged(device, path, data_of(OURS), lock_wait_s=0, operations=operations).saved_bytes > 0
+
+
+def _quarantine(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    quarantine_file(path, operations)
+    return True
+
+
+def _sweep(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
+    sweep_directory(path.parent, now_ns=NOW_NS + _HOUR_NS, operations=operations)
+    return False
+
+
+SITUATIONS = (
+    Situation("save: the first", _files(None), _save, NOTHING, OURS),
+    Situation("save: over a first one", _files(file_of(OLD)), _save, OLD, OURS),
+    Situation("save: over one that has not loaded", _files(file_of(OLD), file_of(OLDER)), _save, OLD, OURS),
+    Situation("save: over a damaged one", _files(_damaged(OLD), file_of(OLDER)), _save, OLDER, OURS),
+    Situation("save: after kills", _meet_leftovers, _save, OLD, OURS),
+    Situation("read", _files(file_of(OLD)), _read, OLD, OLD),
+    Situation("load: the current", _files(file_of(OLD)), _load, OLD, OLD, accuses=True),
+    Situation(
+        "load: switch of generations", _files(file_of(OLD), file_of(OLDER)), _load, OLD, OLD, accuses=True
+    ),
+    Situation("load: the previous", _files(_damaged(OLD), file_of(OLDER)), _load, OLDER, OLDER, accuses=True),
+    Situation("load: after a crash", _meet_accused, _load, OLDER, OLDER, accuses=True),
+    Situation(
+        "load: what the driver fails on",
+        _files(_poison(OLD), file_of(OLDER)),
+        _load,
+        OLDER,
+        OLDER,
+        accuses=True,
+    ),
+    Situation("merge: the first", _files(None), _merge, NOTHING, OURS),
+    Situation("merge: with what is there", _files(file_of(OLD)), _merge, OLD, UNION, accuses=True),
+    Situation("merge: of data", _files(file_of(OLD)), _merge_data, OLD, UNION, accuses=True),
+    Situation(
+        "merge: before the current has loaded",
+        _files(file_of(OLD), file_of(OLDER)),
+        _merge,
+        OLD,
+        UNION,
+        accuses=True,
+    ),
+    Situation("merge: nothing new", _files(file_of(UNION)), _merge, UNION, UNION, accuses=True),
+    Situation(
+        "merge: with the previous",
+        _files(_damaged(OLD), file_of(OLDER)),
+        _merge,
+        OLDER,
+        OLDER | OURS,
+        accuses=True,
+    ),
+    Situation("quarantine", _files(file_of(OLD), file_of(OLDER)), _quarantine, OLD, OLDER),
+    Situation("sweep", _meet_leftovers, _sweep, OLD, OLD),
+)

@@ -1,0 +1,185 @@
+"""When a save is due: by examples, and by any sequence of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
+
+POLICY = SavePolicy(quiet_ns=10, growth_pipelines=50, growth_bytes=1000, overdue_ns=100, pause_ns=20)
+
+
+def decider() -> SaveDecider:
+    return SaveDecider(POLICY)
+
+
+def test_nothing_is_due_when_nothing_was_created() -> None:
+    one = decider()
+    one.loaded(5000)
+    one.created(0, 0, 6000)
+    assert one.due(10**9) is None
+    assert one.next_due_ns() is None
+    assert [one.forced(reason) for reason in FORCED] == [None] * 3
+
+
+def test_quiet_is_counted_from_the_last_pipeline() -> None:
+    one = decider()
+    one.created(0, 1)
+    one.created(7, 1)
+    assert (one.due(16), one.next_due_ns()) == (None, 17)
+    assert one.due(17) is SaveReason.QUIET
+
+
+def test_growth_does_not_wait() -> None:
+    one = decider()
+    one.created(0, 49, 999)
+    assert one.due(1) is None
+    one.created(1, 1)
+    assert one.due(1) is SaveReason.GROWTH
+    other = decider()
+    other.loaded(5000)
+    other.created(1, 1, 5999)
+    assert other.due(1) is None
+    other.created(1, 0, 6000)
+    assert (other.due(1), other.next_due_ns()) == (SaveReason.GROWTH, 1)
+
+
+def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
+    one = decider()
+    for now in range(0, 97, 8):
+        one.created(now, 1)
+        assert one.due(now) is None
+    assert (one.due(100), one.next_due_ns()) == (SaveReason.OVERDUE, 100)
+
+
+@pytest.mark.parametrize("reason", sorted(FORCED))
+def test_an_end_waits_for_nothing(reason: SaveReason) -> None:
+    one = decider()
+    one.created(0, 1)
+    assert one.forced(reason) is reason
+    one.started()
+    assert one.forced(reason) is None
+    one.failed(1)
+    assert one.due(2) is None
+    assert one.forced(reason) is reason
+
+
+def test_only_an_end_forces() -> None:
+    with pytest.raises(ValueError, match="quiet is no reason to force"):
+        decider().forced(SaveReason.QUIET)
+
+
+def test_a_cache_without_content_is_never_due() -> None:
+    one = decider()
+    one.created(0, 500, 32)
+    assert one.due(10**9) is None
+    assert one.forced(SaveReason.EXIT) is None
+    one.created(1, 0, 33)
+    assert one.forced(SaveReason.EXIT) is SaveReason.EXIT
+
+
+def test_what_is_created_during_a_save_is_new() -> None:
+    one = decider()
+    one.created(0, 50)
+    one.started()
+    one.created(1, 3)
+    assert one.due(1000) is None
+    assert one.next_due_ns() is None
+    one.saved(5)
+    assert one.new_pipelines == 3
+    assert (one.due(24), one.next_due_ns()) == (None, 25)
+    assert one.due(25) is SaveReason.QUIET
+
+
+def test_what_failed_is_new_again_after_a_pause() -> None:
+    one = decider()
+    one.created(0, 50)
+    one.started()
+    one.created(1, 3)
+    one.failed(5)
+    assert one.new_pipelines == 53
+    assert (one.due(24), one.next_due_ns()) == (None, 25)
+    assert one.due(25) is SaveReason.GROWTH
+
+
+def test_a_save_begins_and_ends_once() -> None:
+    one = decider()
+    one.created(0, 1)
+    one.started()
+    with pytest.raises(RuntimeError, match="under way"):
+        one.started()
+    one.saved(0)
+    with pytest.raises(RuntimeError, match="no save"):
+        one.saved(0)
+    with pytest.raises(RuntimeError, match="no save"):
+        one.failed(0)
+
+
+def test_a_policy_that_never_waits_is_refused() -> None:
+    with pytest.raises(ValueError, match="quiet_ns"):
+        SavePolicy(quiet_ns=0)
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("created"), st.integers(0, 60), st.none() | st.integers(0, 5000)),
+        st.tuples(st.just("ask")),
+        st.tuples(st.just("force"), st.sampled_from(sorted(FORCED))),
+        st.tuples(st.just("saved")),
+        st.tuples(st.just("failed")),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(events=st.lists(st.tuples(st.integers(0, 40), EVENTS), max_size=12))
+def test_any_sequence_of_events(events: list[tuple[int, list[tuple[object, ...]]]]) -> None:
+    """Against a model that knows which pipelines are safe: never due without need, and none is forgotten."""
+    one = decider()
+    created, safe, in_save, now = 0, 0, 0, 0
+    for step, group in events:
+        now += step
+        for event in group:
+            if event[0] == "created":
+                assert isinstance(event[1], int)
+                size = event[2]
+                assert size is None or isinstance(size, int)
+                one.created(now, event[1], size)
+                created += event[1]
+            elif event[0] in {"saved", "failed"}:
+                if not one.saving:
+                    continue
+                if event[0] == "saved":
+                    one.saved(now)
+                    safe = in_save
+                else:
+                    one.failed(now)
+            else:
+                if event[0] == "ask":
+                    reason = one.due(now)
+                else:
+                    assert isinstance(event[1], SaveReason)
+                    reason = one.forced(event[1])
+                if reason is not None:
+                    assert created > safe
+                    assert one.cache_bytes is None or one.cache_bytes > 32
+                    assert not one.saving
+                    one.started()
+                    in_save = created
+            assert one.new_pipelines == created - (in_save if one.saving else safe)
+            moment = one.next_due_ns()
+            assert (moment is not None) == (one.is_new and not one.saving)
+            if moment is not None:
+                # Whoever sleeps until then is never early, and never misses it.
+                assert one.due(max(moment, now)) is not None
+                assert moment <= now or one.due(moment - 1) is None
+                assert moment <= now + max(POLICY.quiet_ns, POLICY.pause_ns)
+    if one.saving:
+        one.saved(now)
+        safe = in_save
+    # An end saves what is left, and then nothing is.
+    left = one.forced(SaveReason.EXIT)
+    assert (left is not None) == (created > safe and (one.cache_bytes is None or one.cache_bytes > 32))
