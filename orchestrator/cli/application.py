@@ -2,8 +2,8 @@
 #
 # Guarantees:
 # - Only the verb that is called imports what it needs: asking for help opens no driver and loads no numpy.
-# - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug keeps
-#   its traceback, because it is what a report needs.
+# - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
+#   its traceback, because it is what a report needs, and has an exit code of its own.
 # - A reader that goes away (`orchestrator list x | head`) ends the program quietly.
 """The command-line application."""
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from importlib import metadata
 
@@ -23,7 +24,7 @@ from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.cli.inspect import inspect_verb
 from orchestrator.cli.list_set import list_verb
 from orchestrator.cli.pack import pack_verb
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 
 
 def version() -> str:
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     json = "--json" in options
+    _open_closed_streams()
     try:
         code = _run(tokens, json=json)
         sys.stdout.flush()
@@ -74,6 +76,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the end of the line: shown whole, and not passed off as a result
+        traceback.print_exc()
+        message = f"a bug of this program: {type(error).__name__}: {error}"
+        return report(
+            Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {}), json=json
+        )
     return code
 
 
@@ -83,6 +91,8 @@ def _run(tokens: Sequence[str], *, json: bool) -> int:
         result = command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         return report(_usage(error, tokens), json=json)
+    except ExternalSynchronizationError:
+        raise  # the caller's bug, and here the caller is this program
     except OrchestratorError as error:
         return report(explain(error), json=json)
     return result if isinstance(result, int) else ExitCode.OK
@@ -93,6 +103,14 @@ def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
     help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
     message = " ".join(str(error).split())
     return Failure("usage", message, f"{help_call} shows what there is", ExitCode.BAD_INPUT, {})
+
+
+def _open_closed_streams() -> None:
+    """Give the process streams where its caller closed them (`>&-`)."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - open until the process ends
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def _discard_stdout() -> None:

@@ -39,7 +39,7 @@ class Failure:
     """An error as the user sees it.
 
     Attributes:
-        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other.
+        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other, bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
@@ -74,7 +74,10 @@ def explain(error: OrchestratorError) -> Failure:
         case ArchiveError():
             step = (
                 "check the path"
-                if "cannot be opened" in error.reason
+                if any(
+                    each in error.reason
+                    for each in ("cannot be opened", "cannot be created", "cannot be written")
+                )
                 else "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
                 "`.toml`, or the word sample"
             )

@@ -13,6 +13,7 @@ class ExitCode(enum.IntEnum):
     PIPELINES_FAILED: the verb did its work, and some pipelines failed.
     BAD_INPUT: usage, a file that is not what it should be, or a place that cannot be written.
     NO_DEVICE: no device answers, or the one that does cannot be used.
+    BUG: the program itself failed; not 1, which would say that it did its work.
     INTERRUPTED: stopped by SIGINT or SIGTERM; what was done by then is kept.
     BROKEN_PIPE: whoever read the output went away, as for a program that SIGPIPE ends.
     """
@@ -21,5 +22,6 @@ class ExitCode(enum.IntEnum):
     PIPELINES_FAILED = 1
     BAD_INPUT = 2
     NO_DEVICE = 3
+    BUG = 70
     INTERRUPTED = 130
     BROKEN_PIPE = 141

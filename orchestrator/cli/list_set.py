@@ -245,4 +245,4 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
         output.line(f"  {where}{what}: {each.reason}")
     if len(damage) > _DAMAGE_SHOWN:
         output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --json")
-    output.line("the other records can be used; `compile` leaves the damaged ones out and says so")
+    output.line("the other records can be used; `compile` counts pipelines that need a damaged one as failed")

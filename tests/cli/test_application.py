@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 from orchestrator.cli import app, application, main
 from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.errors import ExternalSynchronizationError
 from tests.cli.conftest import Call, run_program
 from tests.drivers import REPOSITORY, run_on_device
 
@@ -85,13 +87,24 @@ def test_json_behind_the_end_of_options_is_a_file(call: Call) -> None:
     assert done.out == ""
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
+@pytest.mark.parametrize("error", [ZeroDivisionError("by zero"), ExternalSynchronizationError("in use")])
+def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, call: Call, error: Exception) -> None:
+    def broken(**_: object) -> int:
+        raise error
 
-    monkeypatch.setattr(application, "_run", broken)
-    with pytest.raises(ZeroDivisionError):
-        main(["devices"])
+    monkeypatch.setattr("orchestrator.cli.devices._open", broken)
+    monkeypatch.setattr("orchestrator.cli.devices._all", broken)
+    done = call("devices", "--json")
+    assert done.code == ExitCode.BUG
+    assert "Traceback" in done.err
+    assert "please report it" in done.err
+    assert done.document["error"]["kind"] == "bug"
+
+
+def test_streams_that_the_caller_closed() -> None:
+    command = [sys.executable, "-m", "orchestrator", "list", "sample"]
+    shell = " ".join(shlex.quote(each) for each in command) + " >&- 2>&-"
+    assert subprocess.run(["sh", "-c", shell], cwd=REPOSITORY, timeout=120, check=False).returncode == 0
 
 
 def test_an_interrupt_outside_of_a_compile(
