@@ -308,7 +308,11 @@ class _Job:
 
     def _save(self, device: Device, primary: PipelineCache) -> None:
         try:
-            if self.cache_file.path is not None:
+            if self._nothing_new():
+                self.cache_file = evolve(
+                    self.cache_file, not_saved="nothing new: the loaded cache held everything"
+                )
+            elif self.cache_file.path is not None:
                 data = device.pipeline_cache_data(primary).data
                 saved = save_cache_file(self.cache_file.path, device.identity, data)
                 self.cache_file = evolve(
@@ -318,6 +322,13 @@ class _Job:
             self.cache_file = evolve(self.cache_file, error=str(error))
         finally:
             device.destroy_pipeline_cache(primary)
+
+    def _nothing_new(self) -> bool:
+        """Whether the last run compiled nothing, so that the cache file holds what the primary does."""
+        loaded = self.cache_file.loaded
+        if loaded is None or loaded.status is not LoadStatus.LOADED or not self.runs:
+            return False
+        return all(run.counts()[OutcomeStatus.COMPILED] == 0 for run in self.runs)
 
     def report(self) -> CompileReport:
         """The report; after `run`."""

@@ -70,6 +70,8 @@ def test_radv_creates_what_others_create_and_then_hits_everything(corpus: Corpus
     assert second.cache_file.loaded is not None
     assert second.cache_file.loaded.status is LoadStatus.LOADED
     assert second.counts()[OutcomeStatus.COMPILED] == 0
+    assert second.cache_file.saved_bytes == 0
+    assert "nothing new" in second.cache_file.not_saved
     assert second.counts()[OutcomeStatus.CACHE_HIT] == corpus.pipelines - len(
         first.of_status(OutcomeStatus.SKIPPED)
     )
