@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+import threading
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -241,7 +242,9 @@ class SharedStates:
             value = self._values.get((member, text))
             if value is None:
                 try:
-                    value = _state_decoder(member).decode(text)
+                    with _making:
+                        decoder = _state_decoder(member)
+                    value = decoder.decode(text)
                 except msgspec.DecodeError as error:
                     raise ValueError(f"{error} in {written!r}") from error
                 self._values[member, text] = value
@@ -325,6 +328,10 @@ def _chain_type(parent: str) -> Any:
     return list[functools.reduce(operator.or_, types)] | None  # type: ignore[misc]
 
 
+# msgspec may crash when two threads make a type's decoder at a time, so types and decoders are made under a lock.
+_making: Final = threading.RLock()
+
+
 @functools.cache
 def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
     fields: list[Any] = [("version", int)]
@@ -353,7 +360,9 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
     """
     text = payload.split(b"\0", 1)[0]
     try:
-        document = _decoder(tag).decode(text)
+        with _making:
+            decoder = _decoder(tag)
+        document = decoder.decode(text)
         if tag is RecordTag.GRAPHICS_PIPELINE:
             for each in document.graphicsPipelines.values():
                 (states or SharedStates()).resolve(each)

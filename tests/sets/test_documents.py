@@ -15,6 +15,7 @@ from orchestrator.errors import RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.documents import TABLES, UnknownStructureError, chain_members, decode_document
 from orchestrator.sets.records import RecordTag
+from tests.drivers import run_on_device
 
 KEY = 0x0123456789ABCDEF
 NULL = "0" * 16
@@ -181,3 +182,30 @@ def test_random_documents_decode_or_are_refused(value: Any) -> None:
         except RecordError:
             continue
         assert type(decoded).__name__ == tables[0][1]
+
+
+_FIRST_USE = """
+import threading
+from orchestrator.sets.documents import TABLES, decode_document
+from orchestrator.errors import RecordError
+def main():
+    barrier = threading.Barrier(8)
+    refused = []
+    def use(tag):
+        barrier.wait()
+        try:
+            decode_document(tag, 1, b"{}")
+        except RecordError as error:
+            refused.append(error.tag)
+    tags = [*TABLES, *TABLES][:8]
+    threads = [threading.Thread(target=use, args=(tag,)) for tag in tags]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return len(refused)
+"""
+
+
+def test_threads_may_meet_in_the_first_use() -> None:
+    assert run_on_device(None, _FIRST_USE) == 8
