@@ -133,13 +133,30 @@ class FifoScheduler:
         self._assigned[worker] = assignment
         return assignment
 
-    def finished(self, worker: int, assignment: Assignment) -> None:
+    def finished(
+        self,
+        worker: int,
+        assignment: Assignment,
+        *,
+        hits: int = 0,  # noqa: ARG002 - it learns nothing
+        compiles: int = 0,  # noqa: ARG002
+        elapsed_ns: int = 0,  # noqa: ARG002
+    ) -> None:
         """A worker's assignment ended and all its jobs were created; see `Scheduler.finished`."""
         self._end(worker, assignment)
         if self._has_libraries:
             self._release(assignment.indices)
 
-    def failed(self, worker: int, assignment: Assignment, reasons: Mapping[int, str]) -> None:
+    def failed(
+        self,
+        worker: int,
+        assignment: Assignment,
+        reasons: Mapping[int, str],
+        *,
+        hits: int = 0,  # noqa: ARG002
+        compiles: int = 0,  # noqa: ARG002
+        elapsed_ns: int = 0,  # noqa: ARG002
+    ) -> None:
         """A worker's assignment ended and some jobs were not created; see `Scheduler.failed`."""
         indices = assignment.indices
         bad = np.fromiter(reasons, np.int32, len(reasons))

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -23,9 +24,24 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 
+class Priority(enum.IntEnum):
+    """How urgent a job is; whatever is more urgent is assigned first.
+
+    NOW: Somebody waits for it.
+    SOON: The usual.
+    BACKGROUND: When nothing else is left.
+    """
+
+    NOW = 0
+    SOON = 1
+    BACKGROUND = 2
+
+
 @frozen(eq=False)
 class JobGraph:
     """What a scheduler knows about a set's jobs, as arrays; jobs are numbered 0..n-1 in the order of the set.
+
+    Only kinds and libraries bind every scheduler; the rest is for those that make use of it.
 
     Attributes:
         kinds: Kind of each job, shape (n,), uint8; a batch holds jobs of one kind only.
@@ -33,12 +49,27 @@ class JobGraph:
         library_index: The libraries that each job links, shape (l,), int32, each smaller than the job's own
             number (so that the graph has no cycle).
         unusable: Jobs that must not be assigned, with the reason.
+        costs_ns: What each job is believed to cost if it has to be compiled, shape (n,), nanoseconds.
+        keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
+        pipeline_keys: Second-level key of each job (vkGetPipelineKeyKHR, folded to 64 bits), shape (n,),
+            uint64; 0 where it is not known. Jobs with one such key compile to the same code.
+        module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
+        module_index: The shader modules of each job, shape (m,), int32.
+        priorities: `Priority` of each job, shape (n,), uint8.
+        groups: A number of the caller's for each job, shape (n,), int32, by which jobs can be cancelled.
     """
 
     kinds: npt.NDArray[np.uint8]
     library_start: npt.NDArray[np.int64]
     library_index: npt.NDArray[np.int32]
     unusable: Mapping[int, str] = field(factory=dict)
+    costs_ns: npt.NDArray[np.int64] | None = None
+    keys: npt.NDArray[np.uint64] | None = None
+    pipeline_keys: npt.NDArray[np.uint64] | None = None
+    module_start: npt.NDArray[np.int64] | None = None
+    module_index: npt.NDArray[np.int32] | None = None
+    priorities: npt.NDArray[np.uint8] | None = None
+    groups: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         """Number of jobs."""
@@ -68,6 +99,15 @@ class Done:
     """Nothing will be assigned any more, to any worker."""
 
 
+@frozen
+class Paused(Done):
+    """The budget is used up. Nothing will be assigned to this worker until the caller gives a new one.
+
+    To a worker it is the end, as `Done` is; jobs may be left, and a worker that asks under a new budget gets
+    them.
+    """
+
+
 class Scheduler(Protocol):
     """Decides who compiles what, when. See the top of the module for what is guaranteed."""
 
@@ -94,20 +134,41 @@ class Scheduler(Protocol):
             ValueError: The worker's last assignment has not ended, or there is no such worker.
         """
 
-    def finished(self, worker: int, assignment: Assignment) -> None:
+    def finished(
+        self, worker: int, assignment: Assignment, *, hits: int = 0, compiles: int = 0, elapsed_ns: int = 0
+    ) -> None:
         """A worker's assignment ended and all its jobs were created.
+
+        Args:
+            worker: The worker.
+            assignment: What it was assigned.
+            hits: How many of its jobs a cache had.
+            compiles: How many were compiled.
+            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned then.
 
         Raises:
             ValueError: It is not what the worker was assigned last.
         """
 
-    def failed(self, worker: int, assignment: Assignment, reasons: Mapping[int, str]) -> None:
+    def failed(
+        self,
+        worker: int,
+        assignment: Assignment,
+        reasons: Mapping[int, str],
+        *,
+        hits: int = 0,
+        compiles: int = 0,
+        elapsed_ns: int = 0,
+    ) -> None:
         """A worker's assignment ended and some of its jobs were not created.
 
         Args:
             worker: The worker.
             assignment: What it was assigned.
             reasons: The jobs that were not created, by number, with the reason; the others were.
+            hits: As in `finished`.
+            compiles: As in `finished`.
+            elapsed_ns: As in `finished`.
 
         Raises:
             ValueError: It is not what the worker was assigned last, or a reason is for another job.

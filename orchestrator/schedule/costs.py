@@ -1,0 +1,152 @@
+# Purpose: what a compile will cost, believed before it is done: from what an earlier run recorded, else from the
+# size of the code and the number of stages, by a line through recorded compiles.
+#
+#   cost = base(kind) + per_stage(kind) x stages + per_byte(kind) x bytes of SPIR-V          nanoseconds
+#
+# The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about
+# 2 ms a pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit`
+# gives the coefficients of a device from its recorded compiles.
+#
+# Guarantees: pure; every estimate is at least 1 ns, so that a sum of costs is never zero while jobs are left.
+"""Costs of jobs: `estimate_cost`, `CostModel`, `fit`."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from orchestrator.devices.image import PipelineKind
+
+DEFAULT_COST_NS = 2_000_000
+"""Cost of a job of which nothing is known."""
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+@frozen
+class CostLine:
+    """Coefficients of one kind, nanoseconds; see the top of the module.
+
+    Attributes:
+        base_ns: For a pipeline.
+        stage_ns: For each of its stages.
+        byte_ns: For each byte of SPIR-V of its stages.
+    """
+
+    base_ns: float
+    stage_ns: float
+    byte_ns: float
+
+
+@frozen
+class CostModel:
+    """A line for each kind.
+
+    Attributes:
+        lines: Coefficients by kind.
+    """
+
+    lines: dict[PipelineKind, CostLine] = field(
+        factory=lambda: {
+            PipelineKind.GRAPHICS: CostLine(300_000.0, 400_000.0, 150.0),
+            PipelineKind.COMPUTE: CostLine(200_000.0, 400_000.0, 150.0),
+            # Ray tracing compiles a shader for every group, and inlines: dearer for each byte.
+            PipelineKind.RAY_TRACING: CostLine(2_000_000.0, 800_000.0, 300.0),
+        }
+    )
+
+    def estimate(
+        self,
+        kinds: npt.NDArray[np.uint8],
+        spirv_bytes: npt.NDArray[np.int64],
+        stages: npt.NDArray[np.int64],
+    ) -> Nanoseconds:
+        """Estimate many jobs.
+
+        Args:
+            kinds: Position in `PipelineKind` of each, shape (n,).
+            spirv_bytes: Bytes of SPIR-V of all stages of each, shape (n,).
+            stages: Number of stages of each, shape (n,).
+
+        Returns:
+            Nanoseconds, shape (n,), at least 1.
+        """
+        table = np.array(
+            [
+                (line.base_ns, line.stage_ns, line.byte_ns)
+                for line in (self.lines[kind] for kind in PipelineKind)
+            ]
+        )
+        chosen = table[kinds]
+        cost = chosen[:, 0] + chosen[:, 1] * stages + chosen[:, 2] * spirv_bytes
+        return np.maximum(np.rint(cost), 1).astype(np.int64)
+
+
+DEFAULT_MODEL = CostModel()
+
+
+def estimate_cost(kind: PipelineKind, spirv_bytes: int, stages: int, model: CostModel = DEFAULT_MODEL) -> int:
+    """What compiling one pipeline is believed to cost, nanoseconds.
+
+    Args:
+        kind: Its kind.
+        spirv_bytes: Bytes of SPIR-V of all its stages.
+        stages: Number of its stages.
+        model: The coefficients.
+    """
+    line = model.lines[kind]
+    return max(1, round(line.base_ns + line.stage_ns * stages + line.byte_ns * spirv_bytes))
+
+
+def fit(
+    kinds: npt.NDArray[np.uint8],
+    spirv_bytes: npt.NDArray[np.int64],
+    stages: npt.NDArray[np.int64],
+    recorded_ns: npt.NDArray[np.int64],
+    model: CostModel = DEFAULT_MODEL,
+) -> CostModel:
+    """Coefficients from recorded compiles (not cache hits), by least squares.
+
+    Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide what one of 1 ms is
+    believed to cost. A negative coefficient has no meaning; it is set to zero and the others are fitted again.
+    A kind with fewer records than coefficients keeps the line of `model`, scaled to the records there are.
+
+    Args:
+        kinds: Position in `PipelineKind` of each record, shape (n,).
+        spirv_bytes: Bytes of SPIR-V, shape (n,).
+        stages: Number of stages, shape (n,).
+        recorded_ns: What each cost, shape (n,); records below 1 ns are left out.
+        model: What to fall back on.
+    """
+    lines = dict(model.lines)
+    for place, kind in enumerate(PipelineKind):
+        chosen = (kinds == place) & (recorded_ns > 0)
+        cost = recorded_ns[chosen].astype(np.float64)
+        if not len(cost):
+            continue
+        terms = np.stack([np.ones(len(cost)), stages[chosen], spirv_bytes[chosen]], axis=1).astype(np.float64)
+        line = lines[kind]
+        if len(cost) < terms.shape[1]:
+            believed = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
+            scale = float(np.median(cost / np.maximum(believed, 1.0)))
+            lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
+            continue
+        lines[kind] = CostLine(*_non_negative(terms / cost[:, None]))
+    return CostModel(lines)
+
+
+def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    """Least squares of terms @ x = 1 with x >= 0, by leaving negative coefficients out one after another."""
+    used = [0, 1, 2]
+    # Columns differ by orders of magnitude (1 and kilobytes): scaled, so that the rank is found rightly.
+    scale = np.maximum(np.abs(terms).max(axis=0), np.finfo(np.float64).tiny)
+    while True:
+        solved = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(terms)), rcond=None)[0]
+        solved = solved / scale[used]
+        if len(used) == 1 or (solved >= 0).all():
+            break
+        used.pop(int(np.argmin(solved * scale[used])))
+    result = np.zeros(3)
+    result[used] = np.maximum(solved, 0)
+    return float(result[0]), float(result[1]), float(result[2])
