@@ -98,8 +98,8 @@ class SimulatedCapabilities:
         api_version: VkPhysicalDeviceProperties::apiVersion.
         missing_extensions: Names of extensions that are not there.
         missing_features: (structure, member) pairs that are not there.
-        properties: Values by (structure, member); None for a structure that is not there. Others have the largest
-            value of their type.
+        properties: Values by (structure, member); None for a structure that is not there. Others allow as much
+            as their type can say: the largest value, or 1 for a lower bound (minSubgroupSize).
         formats: (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all.
     """
 
@@ -135,7 +135,7 @@ class SimulatedCapabilities:
 
 
 def _largest(member: Member) -> int | float | tuple[int, ...] | None:
-    if member.type == "VkBool32":
+    if member.type == "VkBool32" or member.name.startswith("min"):
         return 1
     if member.array:
         return (_LARGEST.get(member.format, 0),) * member.array

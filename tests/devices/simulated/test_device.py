@@ -414,3 +414,10 @@ def test_an_empty_image_is_an_image() -> None:
 def test_what_is_no_image_is_refused(keys: list[int], options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"."):
         simulated_image(keys, **options)  # type: ignore[arg-type]
+
+
+def test_a_lower_bound_is_low_and_an_upper_bound_is_high() -> None:
+    struct = "VkPhysicalDeviceSubgroupSizeControlProperties"
+    value = SimulatedDevice().capabilities.property_value
+    assert value(struct, "minSubgroupSize") == 1
+    assert value(struct, "maxSubgroupSize") == 0xFFFFFFFF
