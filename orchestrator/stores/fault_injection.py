@@ -244,3 +244,7 @@ class FaultyFileOperations:
     def effective_user(self) -> int | None:
         """See `FileOperations.effective_user`; not counted, since it is no call to the file system."""
         return self.inner.effective_user()
+
+    def boot_id(self) -> str:
+        """See `FileOperations.boot_id`; not counted, since it is no call that can fail."""
+        return self.inner.boot_id()

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 import sys
@@ -39,6 +40,9 @@ _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
 # What the systems answer where another open file holds the lock.
 _LOCKED_ELSEWHERE = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
+
+# Linux: random, and new at each start.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 # Where msvcrt locks its byte: behind the content of any file that is locked.
 _WINDOWS_LOCK_OFFSET = 1 << 30
@@ -132,6 +136,9 @@ class FileOperations(Protocol):
 
     def effective_user(self) -> int | None:
         """User id that new files get; None where the system has none. Not a call that can fail."""
+
+    def boot_id(self) -> str:
+        """Another text after each start of the machine; empty where the system does not tell. Does not fail."""
 
 
 class PosixFileOperations:
@@ -238,6 +245,18 @@ class PosixFileOperations:
     def effective_user(self) -> int | None:
         """See `FileOperations.effective_user`."""
         return None if sys.platform == "win32" else os.geteuid()
+
+    def boot_id(self) -> str:
+        """See `FileOperations.boot_id`."""
+        return _boot_id()
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def lock_byte(locking: Any, descriptor: int, mode: int) -> None:

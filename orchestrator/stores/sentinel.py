@@ -1,7 +1,8 @@
 # Purpose: break crash loops. While a driver is given a file's data, a sentinel stands beside the file; a process
 # that dies there leaves it, and the next one knows that this data may be what kills.
 #
-#   .NAME.<16 hex digits>.loading    "loading <hash of the data> by <process id>\n", locked by its process
+#   .NAME.<16 hex digits>.loading    "loading <hash of the data> by <process id> on <boot id>\n", locked by its
+#                                    process
 #
 #   create, lock -> write the line: armed -> the driver -> cut to nothing: disarmed -> close -> remove
 #
@@ -13,7 +14,8 @@
 # - Between its creation and its line a sentinel accuses nobody; a line that is not whole is none.
 # - Where no sentinel can be made (a full disk, a file system without locks) the load goes on without one.
 #
-# Not synced: a machine that loses power while a driver loads has not crashed because of the driver.
+# Not synced, and not believed after a restart of the machine: one that lost power while a driver loaded did not do
+# so because of the data.
 # A process that is killed from outside in that moment leaves the same trace as one that its driver took down; its
 # data goes to the quarantine once for nothing, unless the caller forgives a number of such deaths.
 """The sentinel around what may crash."""
@@ -36,8 +38,8 @@ from orchestrator.stores.file_operations import FileOperations
 SENTINEL_SUFFIX = ".loading"
 """How the name of every sentinel ends; it starts with a dot and the name of its cache file."""
 
-_LINE = re.compile(rb"loading ([0-9a-f]{32}) by (\d{1,20})\n")
-_LINE_CAP = 128
+_LINE = re.compile(rb"loading ([0-9a-f]{32}) by (\d{1,20}) on ([!-~]{0,64})\n")
+_LINE_CAP = 256
 
 
 @frozen
@@ -46,8 +48,9 @@ class DeadSentinel:
 
     Attributes:
         path: The sentinel.
-        data_hash: xxh3_128 of the data, 16 bytes; empty where it never was armed.
-        process_id: Of the process, as it saw itself; 0 where it never was armed.
+        data_hash: xxh3_128 of the data, 16 bytes; empty where it accuses nothing: it never was armed, or the
+            machine was restarted since.
+        process_id: Of the process, as it saw itself; 0 where it accuses nothing.
     """
 
     path: Path
@@ -96,7 +99,7 @@ def loading_sentinel(path: Path, data_hash: bytes, operations: FileOperations) -
 def _arm(sentinel: Path, data_hash: bytes, operations: FileOperations, problems: list[str]) -> int | None:
     """Create, lock, write; returns the descriptor, or None and a problem where there is no sentinel."""
     descriptor = None
-    line = memoryview(f"loading {data_hash.hex()} by {os.getpid()}\n".encode())
+    line = memoryview(f"loading {data_hash.hex()} by {os.getpid()} on {operations.boot_id()}\n".encode())
     armed = False
     try:
         descriptor = operations.open_new(sentinel)
@@ -138,7 +141,7 @@ def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problem
 
 
 def dead_sentinels(path: Path, operations: FileOperations, names: list[str]) -> tuple[DeadSentinel, ...]:
-    """The sentinels of a cache file whose process died, the armed ones and those that never were.
+    """The sentinels of a cache file whose process died, those that accuse and those that do not.
 
     A sentinel that cannot be read or locked is taken for that of a living process.
 
@@ -157,7 +160,7 @@ def _if_dead(sentinel: Path, operations: FileOperations) -> DeadSentinel | None:
     try:
         line = read_head(sentinel, _LINE_CAP, operations)
         match = _LINE.fullmatch(line)
-        if match is None:
+        if match is None or match[3].decode() != operations.boot_id():
             # Its lock is left alone: a process may just be about to take it.
             return DeadSentinel(sentinel, b"", 0)
         if not _is_abandoned(sentinel, line, operations):

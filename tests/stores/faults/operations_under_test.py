@@ -18,7 +18,7 @@ from orchestrator.stores.cache_file import (
     save_merged,
     sweep_directory,
 )
-from orchestrator.stores.file_operations import FileOperations
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.generations import previous_path
 from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
 from orchestrator.stores.quarantine import quarantine_file
@@ -88,7 +88,7 @@ def sentinel_of(path: Path, content: bytes, number: int = 1) -> Path:
     """The sentinel of a process that died with a file's data."""
     data_hash = PipelineCachePrefixHeader.unpack(content).data_hash
     sentinel = path.with_name(f".{path.name}.{number:016x}.loading")
-    sentinel.write_bytes(b"loading %s by 4242\n" % data_hash.hex().encode())
+    sentinel.write_bytes(f"loading {data_hash.hex()} by 4242 on {REAL_FILE_OPERATIONS.boot_id()}\n".encode())
     return sentinel
 
 
