@@ -124,6 +124,8 @@ def _run(items: list[pytest.Item], target: str) -> Reports:
                 last = row["started"]
                 continue
             report = config.hook.pytest_report_from_serializable(config=config, data=row)
+            if isinstance(report.longrepr, list):  # where it was skipped: a tuple, which JSON does not have
+                report.longrepr = tuple(report.longrepr)
             reports.setdefault(report.nodeid, []).append(report)
     for item in items:
         own = reports.setdefault(item.nodeid, [])
