@@ -136,7 +136,11 @@ class CacheLoader:
         """
         cache, current = self._load_one(self.path)
         if cache is not None:
-            return cache, self._settled(current)
+            try:
+                return cache, self._settled(current)
+            except BaseException:
+                self.device.destroy_pipeline_cache(cache)
+                raise
         cache, previous = self._load_one(previous_path(self.path))
         if previous.status is LoadStatus.MISSING:
             return None, current

@@ -1,0 +1,163 @@
+# Purpose: F4. A file that is damaged in any way is refused, never reaches a driver, and never ends the process; with a
+# previous generation, that one is loaded instead.
+"""F4: damaged files."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stores.cache_file import load_into_cache
+from orchestrator.stores.generations import previous_path
+from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.inspection import inspect_cache_file
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import (
+    PREFIX_HEADER_SIZE,
+    VULKAN_HEADER_SIZE,
+    PipelineCachePrefixHeader,
+)
+from tests.stores.faults.conftest import CountCases
+from tests.stores.faults.model_disk import ModelDisk
+from tests.stores.faults.sets import (
+    NOTHING,
+    OLDER,
+    POISON,
+    Keys,
+    file_of,
+    keys_in,
+    path_in,
+    strict_device,
+)
+
+PATH = path_in(Path("/caches"))
+CONTENT = file_of(frozenset({1, 2}))
+SEED = 4
+FLIPS = 1500
+
+
+def flipped_bits() -> Iterator[bytes]:
+    """Every bit of both headers, ours and the driver's."""
+    for bit in range((PREFIX_HEADER_SIZE + VULKAN_HEADER_SIZE) * 8):
+        damaged = bytearray(CONTENT)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+
+
+def truncated() -> Iterator[bytes]:
+    """Every length that is too short."""
+    for length in range(len(CONTENT)):
+        yield CONTENT[:length]
+
+
+def extended() -> Iterator[bytes]:
+    """Too long: by a byte, by zeros, by a block, by another file."""
+    for tail in (b"\0", b"\n", *(bytes(1 << power) for power in range(1, 15)), CONTENT, file_of(OLDER)):
+        yield CONTENT + tail
+
+
+def zero_tails() -> Iterator[bytes]:
+    """The right length, and zeros from some byte on."""
+    for kept in range(len(CONTENT)):
+        yield CONTENT[:kept] + bytes(len(CONTENT) - kept)
+
+
+def random_flips() -> Iterator[bytes]:
+    """One to eight bytes of the payload changed."""
+    chance = random.Random(SEED)
+    for _ in range(FLIPS):
+        damaged = bytearray(CONTENT)
+        for _ in range(chance.randrange(1, 9)):
+            damaged[chance.randrange(PREFIX_HEADER_SIZE, len(damaged))] ^= chance.randrange(1, 256)
+        yield bytes(damaged)
+
+
+def shuffled_parts() -> Iterator[bytes]:
+    """Blocks of another good file in this one, as a file system that mixes up blocks would give."""
+    other = file_of(frozenset({3, 4}))
+    assert len(other) == len(CONTENT)
+    for block in (16, 64, 512):
+        for start in range(0, len(CONTENT), block):
+            yield CONTENT[:start] + other[start : start + block] + CONTENT[start + block :]
+
+
+DAMAGES = (flipped_bits, truncated, extended, zero_tails, random_flips, shuffled_parts)
+
+
+def accepted(content: bytes, *, with_previous: bool) -> Keys:
+    """What a driver is given of a damaged file; fails if that is an error, or blames the driver."""
+    disk = ModelDisk.holding({PATH: content})
+    if with_previous:
+        disk = ModelDisk.holding({PATH: content, previous_path(PATH): file_of(OLDER)})
+    device = strict_device()
+    cache, result = load_into_cache(device, PATH, operations=disk)
+    found = keys_in(device.pipeline_cache_data(cache).data)
+    device.close()
+    assert disk.open_descriptors == frozenset()
+    assert result.status is not LoadStatus.REJECTED_BY_DRIVER
+    if with_previous:
+        assert result.instead_of is not None or result.path == PATH
+    return found
+
+
+def run_suite() -> tuple[int, list[str]]:
+    """Every damage, with and without a previous generation; how many, and those that a driver was given."""
+    cases = 0
+    wrong = []
+    for damage in DAMAGES:
+        for number, content in enumerate(damage()):
+            if content == CONTENT:
+                continue
+            with_previous = number % 2 == 1
+            cases += 1
+            found = accepted(content, with_previous=with_previous)
+            if found != (OLDER if with_previous else NOTHING):
+                wrong.append(f"{damage.__name__} {number}: {'poison' if found == POISON else sorted(found)}")
+    return cases, wrong
+
+
+def test_no_damage_is_accepted_and_none_crashes(count_cases: CountCases) -> None:
+    cases, wrong = run_suite()
+    assert not wrong, "\n".join(wrong[:20])
+    count_cases(
+        "F4 damage",
+        f"{cases} damaged files, none accepted: every bit of both headers, every truncation and zero tail of "
+        f"{len(CONTENT)} bytes, {FLIPS} random flips (seed {SEED})",
+    )
+
+
+def test_inspection_takes_no_damaged_file_for_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for damage in (flipped_bits, extended, random_flips):
+        for content in list(damage())[::7]:
+            path.write_bytes(content)
+            assert inspect_cache_file(path).status is not LoadStatus.LOADED
+
+
+def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test of the test: what is behind the data is left unread."""
+
+    def check(header: PipelineCachePrefixHeader, data: bytes) -> None:
+        if content_hash128(data[: header.data_size]) != header.data_hash:
+            pytest.fail("not reached by an extension")
+
+    monkeypatch.setattr("orchestrator.stores.cache_content._check_length", lambda header, data: None)
+    monkeypatch.setattr("orchestrator.stores.cache_content._check_data", check)
+    monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (extended,))
+    with pytest.raises(AssertionError):
+        assert run_suite()[1] == []
+
+
+@pytest.mark.parametrize("check", ["_check_data", "_check_length"])
+def test_a_check_that_is_left_out_is_found(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test of the test: without the hash, damage reaches the driver. Without the length, the hash still tells."""
+    monkeypatch.setattr(f"orchestrator.stores.cache_content.{check}", lambda header, data: None)
+    monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (random_flips, truncated))
+    if check == "_check_length":
+        assert run_suite()[1] == []
+    else:
+        with pytest.raises(AssertionError):
+            assert run_suite()[1] == []
