@@ -47,6 +47,7 @@ _COMMANDS: Final = {
     PipelineKind.COMPUTE: ("vkCreateComputePipelines", "VkComputePipelineCreateInfo *"),
     PipelineKind.RAY_TRACING: ("vkCreateRayTracingPipelinesKHR", "VkRayTracingPipelineCreateInfoKHR *"),
 }
+_KINDS: Final = tuple(PipelineKind)
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
 
 
@@ -193,20 +194,9 @@ class VulkanDevice:
         """See `Device.create_pipelines`."""
         self._require_open()
         bound = _own(prepared)
-        count = len(indices)
-        batch = CreationBatch(
-            results=np.zeros(count, np.int32),
-            feedback_flags=np.zeros(count, np.uint32),
-            durations_ns=np.zeros(count, np.uint64),
-            handles=np.zeros(count, np.uint64),
-        )
-        kinds = bound.image.kinds[indices]
         acquired = bound.acquire_modules(indices)
         try:
-            for number, kind in enumerate(PipelineKind):
-                chosen = np.flatnonzero(kinds == number)
-                if chosen.size:
-                    self._create_kind(bound, kind, indices, chosen, cache, fail_on_compile_required, batch)
+            batch = self._create_batch(bound, indices, cache, fail_on_compile_required)
         finally:
             bound.release_modules(acquired)
         self._settle(bound, indices, batch, keep=keep)
@@ -292,34 +282,56 @@ class VulkanDevice:
         self.handle = handle[0]
         return how
 
+    def _create_batch(
+        self,
+        bound: VulkanPreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        """Create a batch, one call a kind."""
+        kinds = bound.image.kinds[indices]
+        if len(indices) and (kinds == kinds[0]).all():  # what schedulers hand out
+            return self._create_kind(bound, _KINDS[kinds[0]], indices, cache, fail_on_compile_required)
+        count = len(indices)
+        batch = CreationBatch(
+            results=np.zeros(count, np.int32),
+            feedback_flags=np.zeros(count, np.uint32),
+            durations_ns=np.zeros(count, np.uint64),
+            handles=np.zeros(count, np.uint64),
+        )
+        for number, kind in enumerate(_KINDS):
+            chosen = np.flatnonzero(kinds == number)
+            if chosen.size:
+                part = self._create_kind(bound, kind, indices[chosen], cache, fail_on_compile_required)
+                batch.results[chosen] = part.results
+                batch.feedback_flags[chosen] = part.feedback_flags
+                batch.durations_ns[chosen] = part.durations_ns
+                batch.handles[chosen] = part.handles
+        return batch
+
     def _create_kind(
         self,
         bound: VulkanPreparedPipelines,
         kind: PipelineKind,
         indices: npt.NDArray[np.int32],
-        chosen: npt.NDArray[np.intp],
         cache: PipelineCache | None,
         fail_on_compile_required: bool,
-        batch: CreationBatch,
-    ) -> None:
-        """Create the pipelines of one kind in a batch and write what became of them into it."""
-        of_kind = indices[chosen]
-        self._require_libraries(bound, of_kind)
-        infos = bound.create_infos(kind, of_kind, fail_on_compile_required=fail_on_compile_required)
-        handles = np.zeros(len(of_kind), np.uint64)
+    ) -> CreationBatch:
+        """Create pipelines of one kind in one call; ask again, one by one, for those that were not created."""
+        self._require_libraries(bound, indices)
+        infos = bound.create_infos(kind, indices, fail_on_compile_required=fail_on_compile_required)
+        handles = np.zeros(len(indices), np.uint64)
         result = self._call(kind, infos, handles, cache)
-        flags, durations = bound.take_feedback(of_kind)
-        results = np.where(handles == 0, np.int32(result), np.int32(SUCCESS))
-        missing = np.flatnonzero(handles == 0)
-        if len(of_kind) > 1:
-            for each in missing.tolist():
-                results[each] = self._call(kind, infos[each : each + 1], handles[each : each + 1], cache)
-            again_flags, again_durations = bound.take_feedback(of_kind[missing])
-            flags[missing], durations[missing] = again_flags, again_durations
-        batch.results[chosen] = results
-        batch.handles[chosen] = handles
-        batch.feedback_flags[chosen] = flags
-        batch.durations_ns[chosen] = durations
+        results = np.zeros(len(indices), np.int32)
+        if result != SUCCESS:
+            missing = np.flatnonzero(handles == 0)
+            results[missing] = result
+            if len(indices) > 1:
+                for each in missing.tolist():
+                    results[each] = self._call(kind, infos[each : each + 1], handles[each : each + 1], cache)
+        flags, durations = bound.take_feedback(indices)
+        return CreationBatch(results, flags, durations, handles)
 
     def _call(
         self,
@@ -340,7 +352,7 @@ class VulkanDevice:
 
     def _require_libraries(self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> None:
         image = bound.image
-        if not image.library_slots.size:
+        if not bound.has_libraries:
             return
         for index in indices.tolist():
             for library in image.libraries_of(index):
@@ -356,8 +368,8 @@ class VulkanDevice:
         keep: bool,
     ) -> None:
         """Keep libraries for what links them; destroy the rest unless the caller keeps it."""
-        library = bound.image.is_library[indices]
-        if library.any():
+        if bound.has_libraries:
+            library = bound.image.is_library[indices]
             first = library & (bound.library_handles[indices] == 0)
             bound.library_handles[indices[first]] = batch.handles[first]
             batch.handles[first] = 0

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import struct as binary
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -46,6 +45,7 @@ _DESTROY: Final = {
     ObjectKind.RENDER_PASS_2: "vkDestroyRenderPass",
 }
 _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
+_FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 
 
@@ -55,6 +55,7 @@ class VulkanPreparedPipelines:
     Attributes:
         address: Where the bound buffer lies in memory.
         library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
+        has_libraries: Whether any pipeline links another.
     """
 
     def __init__(self, device: VulkanDevice, image: CreateInfoImage, module_limit: int) -> None:
@@ -73,6 +74,9 @@ class VulkanPreparedPipelines:
             -1, _FEEDBACK_WORDS
         )
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
+        self.has_libraries = bool(image.library_slots.size)
+        self._has_flags_2 = bool((image.flags2_slots >= 0).any())
+        self._first = {kind: image.first_of(kind) for kind in PipelineKind}
         self.library_handles = np.zeros(len(image), np.uint64)
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
@@ -109,25 +113,26 @@ class VulkanPreparedPipelines:
     ) -> npt.NDArray[np.uint8]:
         """Contiguous create infos of some pipelines of one kind, shape (n, stride), handles filled in."""
         image = self._image
-        if image.library_slots.size:
+        if self.has_libraries:
             for index in indices:
                 first, last = image.library_slot_start[index], image.library_slot_start[index + 1]
                 slots = image.library_slots[first:last] >> 3
                 self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
-        infos = self._infos[kind][indices - image.first_of(kind)]
+        infos = self._infos[kind][indices - self._first[kind]]
         if fail_on_compile_required:
-            flags = infos[:, _flags_offset(kind) :][:, :4].copy().view(np.uint32)
-            infos[:, _flags_offset(kind) : _flags_offset(kind) + 4] = (
-                flags | _FAIL_ON_COMPILE_REQUIRED
-            ).view(np.uint8)
-        slots_2 = image.flags2_slots[indices]
-        slots_2 = slots_2[slots_2 >= 0] >> 3
-        if slots_2.size:
-            mask = np.uint64(_FAIL_ON_COMPILE_REQUIRED)
-            cleared = self._words[slots_2] & ~mask
-            self._words[slots_2] = cleared | mask if fail_on_compile_required else cleared
+            infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(_FAIL_ON_COMPILE_REQUIRED)
+        if self._has_flags_2:
+            self._set_flags_2(indices, fail_on_compile_required)
         self._feedback[indices] = 0
         return infos
+
+    def _set_flags_2(self, indices: npt.NDArray[np.int32], fail_on_compile_required: bool) -> None:
+        """The same flag for pipelines whose 64-bit flags replace the others."""
+        slots_2 = self._image.flags2_slots[indices]
+        slots_2 = slots_2[slots_2 >= 0] >> 3
+        mask = np.uint64(_FAIL_ON_COMPILE_REQUIRED)
+        cleared = self._words[slots_2] & ~mask
+        self._words[slots_2] = cleared | mask if fail_on_compile_required else cleared
 
     def take_feedback(
         self, indices: npt.NDArray[np.int32]
@@ -135,10 +140,6 @@ class VulkanPreparedPipelines:
         """Creation feedback of pipelines after their call: flags, durations in ns."""
         entries = self._feedback[indices]
         return entries[:, 0].astype(np.uint32), entries[:, 1].copy()
-
-    def info_address(self, index: int) -> int:
-        """Address of one pipeline's create info in the bound buffer."""
-        return self.address + int(self._image.offsets[index])
 
     def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
         """Make the modules of pipelines and fill their fields; release what is returned after the call.
@@ -251,12 +252,6 @@ class ModuleRefusedError(OrchestratorError):
 
     def __init__(self, key: int, error: DriverError) -> None:
         super().__init__(f"shader module {key:016x}: {error}")
-
-
-def _flags_offset(kind: PipelineKind) -> int:
-    """Offset of the 32-bit creation flags; the same in all three structures: after sType and pNext."""
-    del kind
-    return binary.calcsize("<I4xQ")
 
 
 def pointer_to(array: npt.NDArray[Any], ctype: str) -> Any:
