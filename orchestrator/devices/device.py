@@ -135,19 +135,29 @@ class PipelineCache:
         handle: The device's own handle.
         externally_synchronized: Whether one call at a time may use it.
         name: For messages and reports, such as "worker 3".
+        internally_synchronized_merge: Whether it can be merged into while other calls use it.
     """
 
     handle: int
     externally_synchronized: bool
     name: str
+    internally_synchronized_merge: bool
     destroyed: bool
     _lock: threading.Lock = field(repr=False)
 
-    def __init__(self, handle: int, *, externally_synchronized: bool, name: str) -> None:
+    def __init__(
+        self,
+        handle: int,
+        *,
+        externally_synchronized: bool,
+        name: str,
+        internally_synchronized_merge: bool = False,
+    ) -> None:
         """Wrap a handle; only a device does this."""
         self.handle = handle
         self.externally_synchronized = externally_synchronized
         self.name = name
+        self.internally_synchronized_merge = internally_synchronized_merge
         self.destroyed = False
         self._lock = threading.Lock()
 
@@ -345,10 +355,13 @@ class CacheMode(enum.StrEnum):
     SHARED: all workers use one internally synchronized cache.
     PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
     PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
+    TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it does not
+        hold in an externally synchronized cache of their own, which migrates into the primary.
     NONE: no cache.
     """
 
     SHARED = "shared"
     PER_WORKER = "per-worker"
     PER_WORKER_INTERNAL = "per-worker-internal"
+    TWO_LEVEL = "two-level"
     NONE = "none"

@@ -3,6 +3,7 @@
 from orchestrator.run.accounting import CreationCall as CreationCall
 from orchestrator.run.merge import Duplicates as Duplicates
 from orchestrator.run.merge import MergeReport as MergeReport
+from orchestrator.run.merge import RollingReport as RollingReport
 from orchestrator.run.orchestrator import available_workers as available_workers
 from orchestrator.run.orchestrator import run_pipelines as run_pipelines
 from orchestrator.run.outcomes import Barrier as Barrier
@@ -12,3 +13,7 @@ from orchestrator.run.outcomes import RunReport as RunReport
 from orchestrator.run.outcomes import RunTiming as RunTiming
 from orchestrator.run.progress import Progress as Progress
 from orchestrator.run.progress import ProgressCallback as ProgressCallback
+from orchestrator.run.rolling import BARRIER as BARRIER
+from orchestrator.run.rolling import ROLLING as ROLLING
+from orchestrator.run.rolling import Fold as Fold
+from orchestrator.run.rolling import MergePolicy as MergePolicy

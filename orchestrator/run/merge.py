@@ -40,22 +40,54 @@ class Duplicates:
 
 
 @frozen
+class RollingReport:
+    """What a rolling merge did, without the merge at the barrier.
+
+    Attributes:
+        folds: Merges into the primary.
+        caches: Worker caches that were folded.
+        pipelines: Pipelines that were compiled in them.
+        source_bytes: Their size in sum.
+        merge_ns: Time of all folds; other threads compile meanwhile.
+        hook_ns: Time in `on_merged`; likewise.
+        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging: looking at the
+            thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a fold before a look-up.
+        deferred: Retirements that were due when no fresh cache was ready, and took place later or not at all.
+        synchronized_by: Who keeps look-ups and folds apart: "driver" (internally synchronized merge), "lock" (one of
+            ours), or "nothing", where nobody but the merger uses the primary.
+    """
+
+    folds: int
+    caches: int
+    pipelines: int
+    source_bytes: int
+    merge_ns: int
+    hook_ns: int
+    longest_pause_ns: int
+    deferred: int
+    synchronized_by: str
+
+
+@frozen
 class MergeReport:
     """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
 
     Attributes:
         source_bytes: Size of each worker cache, worker by worker.
         seed_bytes: Size of the data that each worker cache was created with, 0 for none.
-        primary_bytes_before: Size of the primary before the merge (in mode SHARED: before the run).
+        primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge: before the
+            run).
         primary_bytes_after: Its size after.
         pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
-            their headers + before - after, at least 0. The seed, which each source holds, counts.
+            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that a
+            rolling merge folded on the way are sources here.
         duplicate_job_keys: Keys of the set that more than one worker compiled.
         duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
             pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
         barrier_wait_ns: How long each worker waited at the barrier.
         merge_ns: Time of the merge alone.
         warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
+        rolling: What was merged on the way, or None where all was merged at the barrier.
     """
 
     source_bytes: tuple[int, ...]
@@ -68,6 +100,7 @@ class MergeReport:
     barrier_wait_ns: tuple[int, ...]
     merge_ns: int
     warnings: tuple[str, ...]
+    rolling: RollingReport | None = None
 
 
 @frozen
@@ -137,9 +170,14 @@ def _merge_one_by_one(device: Device, primary: PipelineCache, sources: Sequence[
     return warnings
 
 
-def pruned_bytes(merged: Merged) -> int:
-    """Payload that was there more than once, bytes."""
-    payload = sum(max(0, size - HEADER_BYTES) for size in merged.source_bytes)
+def pruned_bytes(merged: Merged, folded: Sequence[int] = ()) -> int:
+    """Payload that was there more than once, bytes.
+
+    Args:
+        merged: The last merge, with the size of the primary before the first one.
+        folded: Sizes of the sources of earlier merges.
+    """
+    payload = sum(max(0, size - HEADER_BYTES) for size in (*merged.source_bytes, *folded))
     # An empty primary may be shorter than a header on some drivers; its payload is not negative.
     before, after = (max(0, size - HEADER_BYTES) for size in (merged.before, merged.after))
     return max(0, payload + before - after)

@@ -5,9 +5,12 @@
 #                   worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy what the run made
 #                   ...      ─┘
 #
+# With a rolling merge (rolling.py) workers also retire their caches on the way, and a merger folds them into the primary.
+#
 # Guarantees:
 # - While the run lasts its caches belong to it: a worker cache is used by its worker until the barrier and by
-#   the merge after it, never by two at a time; the primary is not touched by anyone else.
+#   the merge after it, never by two at a time; the primary is not touched by anyone else (the caller's hook of a
+#   rolling merge apart, which may read it).
 # - A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in
 #   flight, and only then merges and destroys. The merge still takes place, so that what was compiled is not
 #   lost to the primary; then trio.Cancelled goes on to the caller.
@@ -26,15 +29,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
 from orchestrator.errors import DriverError
+from orchestrator.run.creation import Creator, OneCache, RotatingCache, TwoLevels
 from orchestrator.run.merge import (
     HEADER_BYTES,
     Duplicates,
     Merged,
     MergeReport,
+    RollingReport,
     duplicate_pipeline_keys,
     duplicates,
     merge_into,
@@ -51,6 +56,7 @@ from orchestrator.run.outcomes import (
     timing_of,
 )
 from orchestrator.run.progress import INTERVAL_S, ProgressCallback, progress_of
+from orchestrator.run.rolling import BARRIER, ROLLING, MergedHook, MergePolicy, Rotation
 from orchestrator.run.worker import Exchange, Worker
 from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory
 
@@ -68,6 +74,8 @@ async def run_pipelines(
     *,
     workers: int | None = None,
     mode: CacheMode = CacheMode.PER_WORKER,
+    merge: MergePolicy | None = None,
+    on_merged: MergedHook | None = None,
     primary: PipelineCache | None = None,
     primary_data: bytes = b"",
     seed_workers_from_primary: bool = True,
@@ -85,7 +93,12 @@ async def run_pipelines(
         prepared: What `device.prepare` returned; the caller keeps it open until the run is over.
         workers: Number of workers, one thread each at a time; None for `available_workers`.
         mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
-            synchronized ones, and says so in the report's notes.
+            synchronized ones, and says so in the report's notes; TWO_LEVEL falls back to PER_WORKER, rolling, where
+            the device cannot forbid compiling.
+        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the way. None
+            for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER in the others.
+        on_merged: Called in a thread after each merge on the way, with the primary, which it may read and save; what it
+            raises ends the run. The merge at the barrier does not call it: the primary is the caller's then.
         primary: The primary cache. It stays the caller's, who must not use it during the run. None: the run
             makes one from `primary_data`, returns its data as `RunReport.cache_data`, and destroys it.
         primary_data: Initial data for a primary that the run makes.
@@ -106,7 +119,8 @@ async def run_pipelines(
 
     Raises:
         ValueError: Fewer than one worker; a primary together with primary data, or with mode NONE; mode SHARED
-            with an externally synchronized primary.
+            or TWO_LEVEL with an externally synchronized primary; a rolling merge in mode SHARED or NONE, which have
+            no worker caches.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
@@ -118,10 +132,14 @@ async def run_pipelines(
         raise ValueError("primary and primary_data exclude each other: a cache that exists has its data")
     if mode is CacheMode.NONE and (primary is not None or primary_data):
         raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
-    if mode is CacheMode.SHARED and primary is not None and primary.externally_synchronized:
-        raise ValueError("mode shared needs a primary that is internally synchronized")
+    used_by_all = mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL)
+    if used_by_all and primary is not None and primary.externally_synchronized:
+        raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
+    policy = merge or (ROLLING if mode is CacheMode.TWO_LEVEL else BARRIER)
+    if policy.rolling and mode in (CacheMode.SHARED, CacheMode.NONE):
+        raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
 
-    run = _Run(device, prepared, count, mode, seed_workers_from_primary, keep, primary)
+    run = _Run(device, prepared, count, mode, seed_workers_from_primary, keep, primary, policy, on_merged)
     run.settle(skipped or {}, prepared.unusable)
     exchange = Exchange(scheduler(run.job_graph(), count))
     run.take_unassignable(exchange)
@@ -129,6 +147,7 @@ async def run_pipelines(
     reported = False
     try:
         await trio.to_thread.run_sync(run.open_caches, primary_data, limiter=limiter)
+        run.begin_rotation()
         await _work(run, exchange, limiter, stop, on_progress)
         run.take_unassignable(exchange)
         if on_progress is not None:
@@ -150,8 +169,7 @@ async def _work(
 ) -> None:
     """Run the workers up to the barrier."""
     run.workers = [
-        Worker(number, run.device, run.prepared, run.cache_of(number), exchange, run.table)
-        for number in range(run.worker_count)
+        Worker(number, run.creator_of(number), exchange, run.table) for number in range(run.worker_count)
     ]
     errors: list[Exception] = []
     try:
@@ -160,6 +178,8 @@ async def _work(
             async with trio.open_nursery() as nursery:
                 for worker in run.workers:
                     nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                if run.rotation is not None and run.policy.rolling:
+                    beside.start_soon(run.rotation.serve)
                 if stop is not None:
                     beside.start_soon(_watch, stop, exchange)
                 if on_progress is not None:
@@ -213,11 +233,16 @@ class _Run:
     seed: bool
     keep: bool
     primary: PipelineCache | None
+    policy: MergePolicy
+    on_merged: MergedHook | None
+    rotation: Rotation | None = None
+    seed_data: bytes = b""
     own_primary: PipelineCache | None = None
     worker_caches: list[PipelineCache] = field(factory=list)
     table: OutcomeTable = field(init=False)
     workers: list[Worker] = field(factory=list)
     notes: list[str] = field(factory=list)
+    flagged: bool = False
     seed_bytes: int = 0
     primary_bytes_before: int = 0
     open_ns: int = 0
@@ -268,26 +293,69 @@ class _Run:
             return
         started = time.perf_counter_ns()
         if self.primary is None:
-            self.primary = self.own_primary = self._create_cache(primary_data, "primary", flagged=False)
+            self.primary = self.own_primary = self._create_primary(primary_data)
         self.primary_bytes_before = size_of(self.device, self.primary, self.notes)
         if self.mode is not CacheMode.SHARED:
             self._open_worker_caches(self.primary)
         self.open_ns = time.perf_counter_ns() - started
 
     def _open_worker_caches(self, primary: PipelineCache) -> None:
-        flagged = self.mode is CacheMode.PER_WORKER
+        if self.mode is CacheMode.TWO_LEVEL and not self.device.features.compile_required:
+            self.notes.append(
+                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be looked up "
+                "in the primary: worker caches start with what it holds, as in mode per-worker"
+            )
+        flagged = self.flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
         if flagged and not self.device.features.externally_synchronized_caches:
-            flagged = False
+            flagged = self.flagged = False
             self.notes.append(
                 "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
                 "are internally synchronized, as in mode per-worker-internal"
             )
-        data = b""
-        if self.seed and self.primary_bytes_before > HEADER_BYTES:
-            data = self._read(primary) or b""
-        self.seed_bytes = len(data)
+        if self.seed and not self.looks_up and self.primary_bytes_before > HEADER_BYTES:
+            self.seed_data = self._read(primary) or b""
+        self.seed_bytes = len(self.seed_data)
         for number in range(self.worker_count):
-            self.worker_caches.append(self._create_cache(data, f"worker {number}", flagged=flagged))
+            self.worker_caches.append(self._create_cache(self.seed_data, f"worker {number}", flagged=flagged))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether workers look pipelines up in the primary before they compile."""
+        return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
+
+    def begin_rotation(self) -> None:
+        """Hand the worker caches to a rotation, where they may change during the run. In the trio thread."""
+        if self.primary is None or not (self.policy.rolling or self.looks_up):
+            return
+        self.rotation = Rotation(
+            self.device,
+            self.primary,
+            self.policy,
+            self.worker_caches,
+            self._make_fresh,
+            seed_bytes=self.seed_bytes,
+            primary_bytes=self.primary_bytes_before,
+            looked_up=self.looks_up,
+            on_merged=self.on_merged,
+        )
+        self.worker_caches = []
+
+    def _make_fresh(self, name: str) -> PipelineCache:
+        return self.device.create_pipeline_cache(
+            self.seed_data, externally_synchronized=self.flagged, name=name
+        )
+
+    def _create_primary(self, data: bytes) -> PipelineCache:
+        if self.looks_up and self.device.features.internally_synchronized_merge:
+            try:
+                return self.device.create_pipeline_cache(
+                    data, internally_synchronized_merge=True, name="primary"
+                )
+            except DriverError as refused:
+                self.notes.append(
+                    f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
+                )
+        return self._create_cache(data, "primary", flagged=False)
 
     def _create_cache(self, data: bytes, name: str, *, flagged: bool) -> PipelineCache:
         try:
@@ -305,9 +373,15 @@ class _Run:
             self.notes.append(f"{cache.name} could not be read back: {refused}")
             return None
 
-    def cache_of(self, number: int) -> PipelineCache | None:
-        """The cache that a worker uses."""
-        return self.worker_caches[number] if self.worker_caches else self.primary
+    def creator_of(self, number: int) -> Creator:
+        """How a worker creates its batches."""
+        rotation, primary = self.rotation, self.primary
+        if rotation is None or primary is None:
+            cache = self.worker_caches[number] if self.worker_caches else primary
+            return OneCache(self.device, self.prepared, cache, keep=self.keep)
+        if self.looks_up:
+            return TwoLevels(self.device, self.prepared, rotation, number, primary, keep=self.keep)
+        return RotatingCache(self.device, self.prepared, rotation, number, keep=self.keep)
 
     # --- after the barrier
 
@@ -328,6 +402,8 @@ class _Run:
             reported = False
             raise
         finally:
+            if self.rotation is not None:
+                self.rotation.destroy()
             for cache in self.worker_caches:
                 self.device.destroy_pipeline_cache(cache)
             if self.own_primary is not None:
@@ -336,8 +412,11 @@ class _Run:
                 self.device.destroy_pipelines(self.table.handles)
 
     def _merge(self, primary: PipelineCache) -> None:
-        merged = merge_into(self.device, primary, self.worker_caches, seed_bytes=self.seed_bytes)
-        if not self.worker_caches:
+        if self.rotation is not None:
+            self.rotation.finish()
+        caches = self.worker_caches if self.rotation is None else self.rotation.current_caches()
+        merged = merge_into(self.device, primary, caches, seed_bytes=self.seed_bytes)
+        if not caches:
             merged = Merged((), self.primary_bytes_before, merged.after, 0, merged.warnings)
         self.merged = merged
 
@@ -398,8 +477,16 @@ class _Run:
         if merged is None:
             return None
         warnings = list(merged.warnings)
+        rolling: RollingReport | None = None
+        folded: tuple[int, ...] = ()
+        if self.rotation is not None:
+            rolling = self.rotation.report()
+            warnings += self.rotation.few_warnings()
+            # Between its first and its last merge the primary was one thing; the figures below are those of all.
+            folded = self.rotation.folded_bytes()
+            merged = evolve(merged, before=self.primary_bytes_before)
         compiled = self.table.counts()[OutcomeStatus.COMPILED]
-        if compiled and max((merged.after, *merged.source_bytes)) <= HEADER_BYTES:
+        if compiled and max((merged.after, *merged.source_bytes, *folded)) <= HEADER_BYTES:
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
                 "their header; saving it will not make the next run faster"
@@ -409,10 +496,11 @@ class _Run:
             seed_bytes=self.seed_bytes,
             primary_bytes_before=merged.before,
             primary_bytes_after=merged.after,
-            pruned_bytes=pruned_bytes(merged) if merged.source_bytes else 0,
+            pruned_bytes=pruned_bytes(merged, folded) if merged.source_bytes else 0,
             duplicate_job_keys=self.duplicate_job_keys,
             duplicate_pipeline_keys=self.duplicate_pipeline_keys,
             barrier_wait_ns=barrier.waits_ns,
             merge_ns=merged.merge_ns,
             warnings=tuple(warnings),
+            rolling=rolling,
         )

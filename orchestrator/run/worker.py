@@ -8,7 +8,8 @@
 # - A driver call is never abandoned: cancellation is looked at between batches only.
 # - A call that fails as a whole becomes the outcome of its pipelines, one by one where several were in it, so
 #   that a good pipeline is not lost to a bad neighbour.
-# - The cache of a worker is touched by its own thread only, from the start to the barrier.
+# - The cache of a worker is touched by its own thread only, from the start to the barrier, or until the worker
+#   retires it between two batches.
 """Workers and what they share."""
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST, Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.accounting import (
     CreationCall,
@@ -31,6 +32,7 @@ from orchestrator.run.accounting import (
     driver_time_ns,
     equal_shares,
 )
+from orchestrator.run.creation import Creator
 from orchestrator.run.outcomes import OutcomeTable
 from orchestrator.schedule import Assignment, Done, Scheduler, Wait
 
@@ -118,9 +120,7 @@ class Worker:
 
     Args:
         number: Its number.
-        device: The device.
-        prepared: The pipelines.
-        cache: The cache to use: its own, the shared one, or None.
+        creator: How batches are created, with which cache.
         exchange: Where batches come from.
         table: Where outcomes go.
 
@@ -134,19 +134,14 @@ class Worker:
     def __init__(
         self,
         number: int,
-        device: Device,
-        prepared: PreparedPipelines,
-        cache: PipelineCache | None,
+        creator: Creator,
         exchange: Exchange,
         table: OutcomeTable,
     ) -> None:
         self.number = number
-        self._device = device
-        self._prepared = prepared
-        self._cache = cache
+        self._creator = creator
         self._exchange = exchange
         self._table = table
-        self._keep = table.handles is not None
         self.calls: list[CreationCall] = []
         self.durations_ns: list[npt.NDArray[np.uint64]] = []
         self.arrived_ns = 0
@@ -182,6 +177,7 @@ class Worker:
                     break
                 reasons = self._create(answer.indices, meter)
                 ended = answer
+                self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
         if isinstance(answer, Wait):
             return seen
@@ -192,7 +188,7 @@ class Worker:
         """Create a batch; returns what was not created, with the reason."""
         before = meter.begin()
         try:
-            batch = self._device.create_pipelines(self._prepared, indices, self._cache, keep=self._keep)
+            batch = self._creator.create(indices)
         except ExternalSynchronizationError:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:

@@ -134,7 +134,10 @@ class SimulatedDevice:
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
             cache = PipelineCache(
-                next(_next_handle), externally_synchronized=externally_synchronized, name=name
+                next(_next_handle),
+                externally_synchronized=externally_synchronized,
+                internally_synchronized_merge=internally_synchronized_merge,
+                name=name,
             )
             with self._mutex:
                 self._caches[cache.handle] = cache, CacheUse(made, name, internally_synchronized_merge)

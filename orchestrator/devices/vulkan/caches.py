@@ -66,7 +66,12 @@ class VulkanCaches:
         device = self._device
         result = device.commands.vkCreatePipelineCache(device.handle, info, device.allocator, handle)
         check("vkCreatePipelineCache", result)
-        cache = PipelineCache(int(handle[0]), externally_synchronized=externally_synchronized, name=name)
+        cache = PipelineCache(
+            int(handle[0]),
+            externally_synchronized=externally_synchronized,
+            internally_synchronized_merge=internally_synchronized_merge,
+            name=name,
+        )
         with self._lock:
             self._live.add(cache)
         return cache

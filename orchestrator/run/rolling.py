@@ -1,0 +1,400 @@
+# Purpose: merging without stopping the world. A worker whose cache has gathered enough retires it between two batches and
+# goes on with a fresh one; one merger folds the retired caches into the primary, which can be read and saved in
+# between.
+#
+#   worker   current ──(enough, and a spare is there)──> retired ─┐        fresh <── spares
+#   merger                                     fold <─────────────┘  ──> primary ──> on_merged ──> make spares
+#
+# Guarantees:
+# - A cache is at one place: current of one worker, retired, or spare. Between two it moves under a lock, so that it is
+#   never used by two threads; a fold takes retired caches only.
+# - A worker waits for nothing here: fresh caches are made beforehand by the merger, and where none is ready the
+#   worker goes on with what it has. Its pause is a look at the thresholds and, when it retires, one lock.
+# - Nothing is lost: what is retired and not folded when the run ends is folded then (`finish`), and a failed fold leaves the
+#   caches to be destroyed by the run.
+#
+# How fresh caches start: with the data that worker caches start with, not with what the primary has gained meanwhile: it
+# is read once, and a scheduler sends no pipeline twice, so that what others compiled is not asked for again.
+#
+# Assumptions: nobody but the merger merges into the primary. Look-ups in it go through `PrimaryGuard`.
+"""Rolling merge: `MergePolicy`, `Rotation`, and what it did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import trio
+from attrs import define, field, frozen, validators
+
+from orchestrator.devices.device import Device, PipelineCache
+from orchestrator.errors import DriverError
+from orchestrator.run.merge import HEADER_BYTES, RollingReport, merge_into, size_of
+
+_MOST_SPARES = 4
+_MOST_WARNINGS = 4
+
+
+def _threshold(default: int | None) -> int | None:
+    value: int | None = field(default=default, validator=validators.optional(validators.ge(1)))
+    return value
+
+
+@frozen
+class MergePolicy:
+    """When worker caches are merged into the primary.
+
+    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a worker's cache
+    holds something new and one of the thresholds is reached; None is never.
+
+    Attributes:
+        rolling: Whether to merge while workers run.
+        batches: Batches since the worker took the cache.
+        gained_bytes: Bytes that the cache has gained. Asking a driver for the size takes time, so it is asked for
+            seldom and can be exceeded.
+        age_ns: Time since the worker took the cache.
+    """
+
+    rolling: bool = False
+    batches: int | None = _threshold(512)
+    gained_bytes: int | None = _threshold(16 << 20)
+    age_ns: int | None = _threshold(2_000_000_000)
+
+
+BARRIER = MergePolicy()
+"""One merge, when all workers have ended."""
+
+ROLLING = MergePolicy(rolling=True)
+"""Merges while workers run, at the default thresholds."""
+
+
+@frozen
+class Fold:
+    """One merge of retired caches into the primary.
+
+    Attributes:
+        number: 1 for the first.
+        pipelines: Pipelines that were compiled in the caches that were folded.
+        source_bytes: Size of each of those, header and what it started with included.
+        primary_bytes: Size of the primary after it.
+        merge_ns: Time of the merge.
+    """
+
+    number: int
+    pipelines: int
+    source_bytes: tuple[int, ...]
+    primary_bytes: int
+    merge_ns: int
+
+
+MergedHook = Callable[[PipelineCache, Fold], None]
+"""Called after a fold with the primary, in a thread of the merger; may read it, and block. Must not merge or destroy it."""
+
+
+class PrimaryGuard:
+    """Lets look-ups in the primary run beside each other, and a fold alone. Thread-safe.
+
+    With `needed` false it lets everything through: the driver does it, or nobody looks anything up.
+    """
+
+    def __init__(self, *, needed: bool) -> None:
+        """Make a guard."""
+        self.needed = needed
+        self._changed = threading.Condition()
+        self._looking = 0
+        self._folding = False
+
+    @contextmanager
+    def look_up(self) -> Iterator[None]:
+        """Use the primary beside other look-ups. A fold that waits goes first, or it would wait for ever."""
+        if not self.needed:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not self._folding)
+            self._looking += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._looking -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def fold(self) -> Iterator[None]:
+        """Use the primary alone. One fold at a time."""
+        if not self.needed:
+            yield
+            return
+        with self._changed:
+            self._folding = True
+            self._changed.wait_for(lambda: not self._looking)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._folding = False
+                self._changed.notify_all()
+
+
+@define(eq=False)
+class _Slot:
+    """A worker's current cache. Used by that worker's thread, and by the run when no worker is left."""
+
+    cache: PipelineCache
+    since_ns: int
+    batches: int = 0
+    compiled: int = 0
+    size_asked_at: int = 1
+    waits_for_spare: bool = False
+    longest_pause_ns: int = 0
+
+
+@frozen(eq=False)
+class _Retired:
+    cache: PipelineCache
+    compiled: int
+
+
+class Rotation:
+    """The caches of a run with a rolling merge; see the top of the module.
+
+    Made in the trio thread. `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the
+    rest to the run when no worker is left.
+
+    Args:
+        device: The device.
+        primary: What is merged into.
+        policy: When.
+        current: The first cache of each worker; owned by the rotation from now on.
+        make: Makes a fresh cache of a name; called in the merger's thread.
+        seed_bytes: Size of the data that worker caches start with.
+        primary_bytes: Size of the primary now.
+        looked_up: Whether workers look pipelines up in the primary.
+        on_merged: Called after each fold.
+
+    Attributes:
+        guard: Keeps look-ups and folds apart.
+        warnings: What a user should know.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        primary: PipelineCache,
+        policy: MergePolicy,
+        current: Sequence[PipelineCache],
+        make: Callable[[str], PipelineCache],
+        *,
+        seed_bytes: int = 0,
+        primary_bytes: int = 0,
+        looked_up: bool = False,
+        on_merged: MergedHook | None = None,
+    ) -> None:
+        self._device = device
+        self._primary = primary
+        self._policy = policy
+        self._make = make
+        self._seed_bytes = seed_bytes
+        self._looked_up = looked_up
+        self._on_merged = on_merged
+        now = time.perf_counter_ns()
+        self._slots = [_Slot(cache, now) for cache in current]
+        self._lock = threading.Lock()
+        self._spares: list[PipelineCache] = []
+        self._retired: deque[_Retired] = deque()
+        self._folding: list[_Retired] = []
+        self._made = 0
+        self._wanted = False
+        self._spares_refused = False
+        self._deferred = 0
+        self._hook_ns = 0
+        self._folds: list[Fold] = []
+        self._lot = trio.lowlevel.ParkingLot()
+        self._token = trio.lowlevel.current_trio_token()
+        self.guard = PrimaryGuard(needed=looked_up and not primary.internally_synchronized_merge)
+        self.warnings: list[str] = []
+        self.primary_is_filled = primary_bytes > HEADER_BYTES
+
+    # --- a worker's side
+
+    def current(self, worker: int) -> PipelineCache:
+        """The cache of a worker."""
+        return self._slots[worker].cache
+
+    def batch_ended(self, worker: int, compiled: int) -> None:
+        """A worker has ended a batch and begun no other; retire its cache if that is due.
+
+        Args:
+            worker: Which.
+            compiled: Pipelines that the batch compiled in its cache.
+        """
+        if not self._policy.rolling:
+            return
+        slot = self._slots[worker]
+        slot.batches += 1
+        slot.compiled += compiled
+        if not slot.compiled:
+            return  # nothing new: a warm run makes no merges
+        began = time.perf_counter_ns()
+        if not self._wanted:
+            self._wanted = True  # the first news of the run: from now on spares are worth making
+            self._wake()
+        if self._is_due(slot, began):
+            self._retire(slot)
+        self.note_pause(worker, time.perf_counter_ns() - began)
+
+    def note_pause(self, worker: int, pause_ns: int) -> None:
+        """A worker paused."""
+        slot = self._slots[worker]
+        slot.longest_pause_ns = max(slot.longest_pause_ns, pause_ns)
+
+    def _is_due(self, slot: _Slot, now_ns: int) -> bool:
+        policy = self._policy
+        if slot.waits_for_spare:
+            return True
+        if policy.batches is not None and slot.batches >= policy.batches:
+            return True
+        if policy.age_ns is not None and now_ns - slot.since_ns >= policy.age_ns:
+            return True
+        if policy.gained_bytes is None or slot.compiled < slot.size_asked_at:
+            return False
+        gained = size_of(self._device, slot.cache, self.warnings) - max(self._seed_bytes, HEADER_BYTES)
+        if gained >= policy.gained_bytes:
+            return True
+        # Half the way to where the threshold will be at this rate, so that a few questions find it.
+        each = max(1, gained) / slot.compiled
+        ahead = int((policy.gained_bytes - gained) / each / 2)
+        slot.size_asked_at = slot.compiled + max(1, ahead)
+        return False
+
+    def _retire(self, slot: _Slot) -> None:
+        with self._lock:
+            fresh = self._spares.pop() if self._spares else None
+            if fresh is not None:
+                self._retired.append(_Retired(slot.cache, slot.compiled))
+            elif not slot.waits_for_spare:
+                self._deferred += 1
+        slot.waits_for_spare = fresh is None
+        if fresh is not None:
+            slot.cache, slot.since_ns = fresh, time.perf_counter_ns()
+            slot.batches = slot.compiled = 0
+            slot.size_asked_at = 1
+            self._wake()
+
+    def _wake(self) -> None:
+        self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
+
+    # --- the merger's side
+
+    async def serve(self) -> None:
+        """Fold and make spares until cancelled, between two folds.
+
+        Raises:
+            ExternalSynchronizationError: The caller merges into the primary, or uses it in a way that excludes merging.
+        """
+        limiter = trio.CapacityLimiter(1)
+        while True:
+            # From these looks to the parking there is no checkpoint, and a worker's news unparks from the trio thread.
+            while not (self._retired or (self._wanted and self._lacks_spares())):
+                await self._lot.park()
+            await trio.to_thread.run_sync(self._serve_once, limiter=limiter)
+
+    def _lacks_spares(self) -> bool:
+        return not self._spares_refused and len(self._spares) < self._most_spares
+
+    @property
+    def _most_spares(self) -> int:
+        # Each holds the seed; a worker that finds none goes on and loses nothing.
+        return min(len(self._slots), _MOST_SPARES)
+
+    def _serve_once(self) -> None:
+        self._fold(self._on_merged)
+        while self._lacks_spares():
+            self._made += 1
+            try:
+                spare = self._make(f"fresh {self._made}")
+            except DriverError as refused:
+                self._spares_refused = True
+                self.warnings.append(f"no more fresh caches for workers, which keep theirs: {refused}")
+                return
+            with self._lock:
+                self._spares.append(spare)
+
+    def _fold(self, hook: MergedHook | None) -> None:
+        with self._lock:
+            self._folding.extend(self._retired)
+            self._retired.clear()
+        if not self._folding:
+            return
+        with self.guard.fold():
+            merged = merge_into(
+                self._device,
+                self._primary,
+                [each.cache for each in self._folding],
+                seed_bytes=self._seed_bytes,
+            )
+        fold = Fold(
+            number=len(self._folds) + 1,
+            pipelines=sum(each.compiled for each in self._folding),
+            source_bytes=merged.source_bytes,
+            primary_bytes=merged.after,
+            merge_ns=merged.merge_ns,
+        )
+        self._folds.append(fold)
+        self.warnings += merged.warnings
+        self.primary_is_filled |= merged.after > HEADER_BYTES
+        while self._folding:
+            self._device.destroy_pipeline_cache(self._folding.pop().cache)
+        if hook is not None:
+            began = time.perf_counter_ns()
+            hook(self._primary, fold)
+            self._hook_ns += time.perf_counter_ns() - began
+
+    # --- the run's side, when no worker is left
+
+    def finish(self) -> None:
+        """Fold what was retired and not folded. Blocking."""
+        self._fold(None)
+
+    def current_caches(self) -> list[PipelineCache]:
+        """The last cache of each worker, worker by worker."""
+        return [slot.cache for slot in self._slots]
+
+    def destroy(self) -> None:
+        """Destroy everything that is left. Blocking; idempotent."""
+        left = [slot.cache for slot in self._slots] + self._spares
+        left += [each.cache for each in (*self._retired, *self._folding)]
+        for cache in left:
+            self._device.destroy_pipeline_cache(cache)
+
+    def report(self) -> RollingReport:
+        """What it did."""
+        folds = self._folds
+        synchronized_by = "lock" if self.guard.needed else "driver" if self._looked_up else "nothing"
+        return RollingReport(
+            folds=len(folds),
+            caches=len(self.folded_bytes()),
+            pipelines=sum(each.pipelines for each in folds),
+            source_bytes=sum(self.folded_bytes()),
+            merge_ns=sum(each.merge_ns for each in folds),
+            hook_ns=self._hook_ns,
+            longest_pause_ns=max((slot.longest_pause_ns for slot in self._slots), default=0),
+            deferred=self._deferred,
+            synchronized_by=synchronized_by,
+        )
+
+    def folded_bytes(self) -> tuple[int, ...]:
+        """Size of each cache that was folded."""
+        return tuple(size for fold in self._folds for size in fold.source_bytes)
+
+    def few_warnings(self) -> tuple[str, ...]:
+        """The warnings, each once; of many the first ones, for a driver that refuses does so at every fold."""
+        different = list(dict.fromkeys(self.warnings))
+        if len(different) > _MOST_WARNINGS:
+            more = len(different) - _MOST_WARNINGS
+            different[_MOST_WARNINGS:] = [f"and {more} more warnings of the rolling merge"]
+        return tuple(different)
