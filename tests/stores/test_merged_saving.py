@@ -1,0 +1,312 @@
+"""Saves that lose nothing of what others saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.simulated import (
+    CacheOperation,
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_identity,
+)
+from orchestrator.errors import DriverError, ExternalSynchronizationError
+from orchestrator.stores.cache_file import (
+    cache_path,
+    load_into_cache,
+    read_cache_file,
+    save_cache_file,
+    save_merged,
+)
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.fault_injection import FaultyFileOperations
+from orchestrator.stores.file_operations import PosixFileOperations
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.writer_lock import writer_lock
+from tests.stores.faults.sets import (
+    IDENTITY,
+    NOTHING,
+    OLD,
+    OLDER,
+    OURS,
+    UNION,
+    Keys,
+    compile_keys,
+    data_of,
+    file_of,
+    loaded_keys,
+    path_in,
+    readable,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return path_in(tmp_path / "caches")
+
+
+def with_bugs(bugs: DriverBugs) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(bugs=bugs))
+
+
+def cache_with(
+    device: SimulatedDevice, keys: Keys, *, externally_synchronized: bool = False
+) -> PipelineCache:
+    cache = device.create_pipeline_cache(externally_synchronized=externally_synchronized, name="ours")
+    compile_keys(device, cache, keys)
+    return cache
+
+
+def put(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_two_that_compiled_different_pipelines_lose_neither(path: Path, flagged: bool) -> None:
+    first, second = SimulatedDevice(), SimulatedDevice()
+    ours = cache_with(second, OURS, externally_synchronized=flagged)
+    report = save_merged(first, path, cache_with(first, OLD))
+    assert report.saved_bytes == path.stat().st_size
+    assert (report.skipped, report.bytes_before, report.added_bytes) == (None, 0, len(data_of(OLD)))
+    report = save_merged(second, path, ours)
+    assert loaded_keys(path) == (UNION, LoadStatus.LOADED)
+    assert report.found is not None
+    assert (report.found.status, report.found.data) == (LoadStatus.LOADED, b"")
+    assert report.our_bytes == len(data_of(OURS))
+    assert (report.bytes_before, report.bytes_after) == (len(data_of(OLD)), len(data_of(UNION)))
+    assert report.added_bytes == len(data_of(UNION)) - len(data_of(OLD))
+    assert (report.note, report.leftovers) == ("", ())
+    # Ours is as it was, and nothing else is left.
+    assert second.pipeline_cache_size(ours) == len(data_of(OURS))
+    assert second.live_caches == 1
+
+
+def test_data_is_merged_as_a_cache_is(path: Path) -> None:
+    device = SimulatedDevice()
+    save_merged(device, path, data_of(OLD))
+    save_merged(device, path, data_of(OURS))
+    assert loaded_keys(path)[0] == UNION
+    assert device.live_caches == 0
+
+
+def test_a_device_without_the_flag_merges_too(path: Path) -> None:
+    features = simulated_features(externally_synchronized_caches=False)
+    device = SimulatedDevice(evolve(SimulatedOptions(), features=features))
+    put(path, file_of(OLD))
+    save_merged(device, path, data_of(OURS))
+    assert loaded_keys(path)[0] == UNION
+
+
+def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
+    put(path, file_of(UNION))
+    before = path.stat().st_mtime_ns
+    operations = FaultyFileOperations()
+    report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=operations)
+    assert (report.saved_bytes, report.added_bytes) == (0, 0)
+    assert report.skipped == "nothing is new: what is there holds all of it"
+    assert path.stat().st_mtime_ns == before
+    names = [call.name for call in operations.calls]
+    assert names.count("sync_directory") == 1
+    assert "rename" not in names
+
+    class Broken(PosixFileOperations):
+        def sync_directory(self, directory: Path) -> None:
+            raise OSError(5, os.strerror(5))
+
+    with pytest.raises(SaveError, match="fsync of the directory failed"):
+        save_merged(SimulatedDevice(), path, data_of(OURS), operations=Broken())
+
+
+def test_an_empty_cache_is_not_saved(path: Path) -> None:
+    device = SimulatedDevice()
+    report = save_merged(device, path, device.create_pipeline_cache())
+    assert report.skipped == "the driver's cache holds nothing: its 32 bytes are a header"
+    assert not path.parent.exists()
+
+
+def test_without_the_lock_nothing_is_done(path: Path) -> None:
+    put(path, file_of(OLD))
+    device = SimulatedDevice()
+    with writer_lock(path) as held:
+        assert held
+        report = save_merged(device, path, data_of(OURS), lock_wait_s=0)
+    assert (report.saved_bytes, report.found) == (0, None)
+    assert report.skipped == "another process is saving this file, and did not finish within 0 s"
+    assert readable(path) == [OLD]
+
+
+def test_what_loaded_in_a_merge_becomes_the_previous_one(path: Path) -> None:
+    device = SimulatedDevice()
+    for keys in (OLDER, OLD, OURS):
+        save_merged(device, path, data_of(keys))
+    assert readable(path) == [UNION, OLDER | OLD]
+
+
+def test_what_is_damaged_is_replaced_by_what_the_previous_one_gives(path: Path) -> None:
+    device = SimulatedDevice()
+    save_merged(device, path, data_of(OLDER))
+    save_merged(device, path, data_of(OLD))
+    path.write_bytes(path.read_bytes()[:-1])
+    report = save_merged(device, path, data_of(OURS))
+    assert report.found is not None
+    assert report.found.instead_of is not None
+    assert report.found.instead_of.status is LoadStatus.TRUNCATED
+    assert readable(path) == [OLDER | OURS, OLDER]
+
+
+def test_a_damaged_current_is_replaced_though_nothing_is_new(path: Path) -> None:
+    device = SimulatedDevice()
+    save_merged(device, path, data_of(UNION))
+    save_merged(device, path, data_of(frozenset({99})))
+    path.write_bytes(b"")
+    report = save_merged(device, path, data_of(OURS))
+    assert (report.skipped, report.added_bytes) == (None, 0)
+    assert readable(path) == [UNION, UNION]
+
+
+def test_another_driver_s_file_is_replaced(path: Path) -> None:
+    old = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(uuid_not_bumped=True)))
+    new = SimulatedDevice(
+        SimulatedOptions(identity=simulated_identity(driver_version=2), bugs=DriverBugs(uuid_not_bumped=True))
+    )
+    path = cache_path(path.parent, new.identity)
+    assert cache_path(path.parent, old.identity) == path
+    save_merged(old, path, cache_with(old, OLD))
+    report = save_merged(new, path, cache_with(new, OURS))
+    assert report.found is not None
+    assert (report.found.status, report.found.field) == (LoadStatus.OTHER_DRIVER, "driverVersion")
+    assert report.saved_bytes
+    assert load_into_cache(new, path)[1].status is LoadStatus.LOADED
+
+
+class Unreadable(PosixFileOperations):
+    """The current file, or the previous one, cannot be read."""
+
+    def __init__(self, suffix: str) -> None:
+        self.suffix = suffix
+
+    def open_existing(self, path: Path) -> int:
+        if path.name.endswith(self.suffix):
+            raise OSError(5, os.strerror(5))
+        return super().open_existing(path)
+
+
+@pytest.mark.parametrize("suffix", [".pipeline-cache", ".previous"])
+def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
+    put(path, file_of(OLD) if suffix == ".pipeline-cache" else b"damaged")
+    path.with_name(path.name + ".previous").write_bytes(file_of(OLDER))
+    before = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir())
+    report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=Unreadable(suffix))
+    assert report.saved_bytes == 0
+    assert report.skipped is not None
+    assert report.skipped.startswith("what is there is not replaced, since it may be good: UNREADABLE: ")
+    after = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir() if each.suffix != ".lock")
+    assert after == before
+
+
+def test_what_is_over_the_cap_is_not_replaced(path: Path) -> None:
+    put(path, file_of(UNION))
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER), cap=len(file_of(UNION)) - 1)
+    assert report.skipped is not None
+    assert "TOO_LARGE" in report.skipped
+    assert readable(path) == [UNION]
+
+
+@pytest.mark.parametrize(
+    "bugs",
+    [DriverBugs(merge_does_nothing=True), DriverBugs(out_of_memory_operations={CacheOperation.MERGE})],
+)
+@pytest.mark.parametrize(("there", "kept"), [(OLDER, OURS), (UNION, UNION)])
+def test_a_driver_that_does_not_merge_costs_no_more_than_the_smaller_one(
+    path: Path, bugs: DriverBugs, there: Keys, kept: Keys
+) -> None:
+    put(path, file_of(there))
+    device = with_bugs(bugs)
+    report = save_merged(device, path, data_of(OURS))
+    why = "would not merge: vkMerge" if bugs.out_of_memory_operations else "this driver does not merge"
+    assert why in report.note
+    assert (
+        f"of what was there ({len(data_of(there))} bytes) and our cache ({len(data_of(OURS))} bytes)"
+        in report.note
+    )
+    assert loaded_keys(path)[0] == kept
+    assert (report.saved_bytes == 0) == (there == UNION)
+    assert device.live_caches == 0
+
+
+def test_a_driver_that_drops_what_it_is_given_keeps_ours(path: Path) -> None:
+    put(path, file_of(OLD))
+    device = with_bugs(DriverBugs(initial_data_dropped=True))
+    ours = cache_with(device, OURS)
+    report = save_merged(device, path, ours)
+    assert report.found is not None
+    assert report.found.status is LoadStatus.DROPPED_BY_DRIVER
+    assert readable(path)[0] == OURS
+    assert device.live_caches == 1
+
+
+def test_a_driver_that_gives_no_data_is_the_caller_s_to_know(path: Path) -> None:
+    device = with_bugs(DriverBugs(out_of_memory_operations={CacheOperation.READ}))
+    with pytest.raises(DriverError, match="vkGetPipelineCacheData"):
+        save_merged(device, path, device.create_pipeline_cache())
+    assert not path.parent.exists()
+
+
+def test_a_cache_in_use_is_not_merged(path: Path) -> None:
+    put(path, file_of(OLD))
+    device = SimulatedDevice()
+    ours = cache_with(device, OURS, externally_synchronized=True)
+    with ours.exclusive("compiling"), pytest.raises(ExternalSynchronizationError):
+        save_merged(device, path, ours)
+    assert readable(path) == [OLD]
+    assert device.live_caches == 1
+
+
+def test_a_cache_that_comes_into_use_meanwhile_changes_nothing(path: Path) -> None:
+    put(path, file_of(OLD))
+
+    class Busy(SimulatedDevice):
+        def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+            with sources[-1].exclusive("compiling"):
+                super().merge_pipeline_caches(destination, sources)
+
+    device = Busy()
+    ours = cache_with(device, OURS, externally_synchronized=True)
+    with pytest.raises(ExternalSynchronizationError):
+        save_merged(device, path, ours)
+    assert readable(path) == [OLD]
+    assert device.live_caches == 1
+    with writer_lock(path, wait_s=0) as held:
+        assert held
+
+
+def test_only_what_the_policy_accepts_is_merged(path: Path) -> None:
+    put(path, file_of(OLD))
+    updated = SimulatedDevice(
+        SimulatedOptions(identity=evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1))
+    )
+    report = save_merged(updated, path, data_of(OURS), relax_driver_version=True)
+    assert report.found is not None
+    assert "accepted by policy" in report.found.detail
+    assert report.added_bytes > 0
+    result = read_cache_file(path, updated.identity)
+    assert result.status is LoadStatus.LOADED
+    assert save_cache_file(path, IDENTITY, data_of(OLD)).saved_bytes
+    assert save_merged(updated, path, data_of(OURS)).bytes_before == 0
+
+
+def test_nothing_is_there_is_no_failure(path: Path) -> None:
+    report = save_merged(SimulatedDevice(), path, data_of(OLD))
+    assert report.found is not None
+    assert report.found.status is LoadStatus.MISSING
+    assert readable(path) == [OLD]
+    assert loaded_keys(path.with_name("other")) == (NOTHING, LoadStatus.MISSING)

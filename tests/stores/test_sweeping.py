@@ -1,0 +1,114 @@
+"""What killed processes leave is removed, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stores.cache_file import save_cache_file, sweep_directory
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, PosixFileOperations
+from orchestrator.stores.sentinel import loading_sentinel
+from orchestrator.stores.sweeping import UNARMED_AGE_NS
+from orchestrator.stores.writer_lock import writer_lock
+from tests.stores.faults.operations_under_test import sentinel_of
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
+
+NOW_NS = 10**18
+
+
+def temporary(path: Path, number: int = 0, suffix: str = "") -> Path:
+    one = path.with_name(f".{path.name}{suffix}.{number:016x}.tmp")
+    one.write_bytes(b"half")
+    return one
+
+
+def unarmed(path: Path, age_ns: int) -> Path:
+    one = path.with_name(f".{path.name}.{age_ns:016x}.loading")
+    one.write_bytes(b"")
+    os.utime(one, ns=(NOW_NS - age_ns,) * 2)
+    return one
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    return path
+
+
+def test_what_was_left_is_removed(path: Path) -> None:
+    left = [temporary(path), temporary(path, 1, ".previous"), sentinel_of(path, file_of(OURS), 2)]
+    left.append(unarmed(path, UNARMED_AGE_NS + 1))
+    report = sweep_directory(path.parent, now_ns=NOW_NS)
+    assert set(report.removed) == set(left)
+    assert (report.failed, report.busy) == ((), ())
+    assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
+def test_a_save_sweeps_up_after_its_own_file(path: Path) -> None:
+    temporary(path)
+    other = temporary(path.with_name(f"other-{path.name}"))
+    assert save_cache_file(path, IDENTITY, data_of(OURS)).leftovers == ()
+    assert [each for each in path.parent.iterdir() if each.name.startswith(".")] == [other]
+
+
+def test_what_still_accuses_stays(path: Path) -> None:
+    sentinel = sentinel_of(path, file_of(OLD))
+    assert sweep_directory(path.parent, now_ns=NOW_NS).removed == ()
+    assert sentinel.exists()
+
+
+def test_what_a_living_process_has_stays(path: Path) -> None:
+    half = temporary(path)
+    with writer_lock(path) as held:
+        assert held
+        report = sweep_directory(path.parent, now_ns=NOW_NS)
+        assert (report.removed, report.busy) == ((), (path,))
+        assert half.exists()
+    with loading_sentinel(path, bytes(16), REAL_FILE_OPERATIONS):
+        report = sweep_directory(path.parent, now_ns=NOW_NS + 2 * UNARMED_AGE_NS)
+        assert report.removed == (half,)
+        assert len(list(path.parent.glob("*.loading"))) == 1
+
+
+def test_a_young_sentinel_that_is_not_armed_stays(path: Path) -> None:
+    young = unarmed(path, UNARMED_AGE_NS)
+    assert sweep_directory(path.parent, now_ns=NOW_NS).removed == ()
+    assert sweep_directory(path.parent, now_ns=NOW_NS + 1).removed == (young,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "notes.tmp",
+        ".notes.0123456789abcdef.tmp",
+        ".x.pipeline-cache.0123456789ABCDEF.tmp",
+        ".x.pipeline-cache.0123456789abcde.tmp",
+        "x.pipeline-cache.0123456789abcdef.tmp",
+        ".x.pipeline-cache.0123456789abcdef.loading.bak",
+    ],
+)
+def test_names_that_are_not_of_our_making_stay(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    assert sweep_directory(tmp_path, now_ns=2 * NOW_NS).removed == ()
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+def test_what_cannot_be_removed_is_named(path: Path) -> None:
+    class Stuck(PosixFileOperations):
+        def unlink(self, path: Path) -> None:
+            raise PermissionError(13, "no")
+
+    half = temporary(path)
+    assert sweep_directory(path.parent, operations=Stuck()).failed == (half,)
+    assert save_cache_file(path, IDENTITY, data_of(OURS), operations=Stuck()).leftovers[0] == half
+
+
+def test_a_directory_that_is_not_there_has_nothing_to_sweep(tmp_path: Path) -> None:
+    assert sweep_directory(tmp_path / "missing").removed == ()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SaveError, match="listing the directory failed"):
+        sweep_directory(tmp_path / "file")
