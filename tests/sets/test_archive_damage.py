@@ -1,0 +1,150 @@
+"""Fuzz: whatever is done to an archive, only typed errors come out, and what is untouched still loads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.errors import ArchiveError, RecordError
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.archive_index import ArchiveLimits, build_index
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from tests.sets.small_archives import MAGIC, record, small_archive, small_records
+
+DATA = small_archive()
+RECORDS = {(tag, key): payload for tag, key, payload in small_records()}
+FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def spans() -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Name, first and last byte (exclusive) of each record of DATA."""
+    index = build_index(DATA, "small", ArchiveLimits())
+    for tag, key, offset, stored in zip(index.tags, index.keys, index.offsets, index.stored, strict=True):
+        yield (int(tag), int(key)), int(offset), int(offset) + 56 + int(stored)
+
+
+SPANS = list(spans())
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "set.foz"
+
+
+def use_everything(path: Path) -> dict[tuple[int, int], bytes]:
+    """Everything that can be done with a set; what could be read. Lets only typed errors pass, and catches them."""
+    loaded = {}
+    with PipelineSet.open(path) as pipelines:
+        for tag in RecordTag:
+            for key in pipelines.records.keys(tag):
+                with contextlib.suppress(RecordError):
+                    loaded[tag, key] = pipelines.records.payload(tag, key)
+        assert len(pipelines.groups) >= 1
+        assert len(pipelines.applications) <= len(pipelines.records.keys(RecordTag.APPLICATION_INFO))
+        pipelines.verify()
+        pipelines.content_hash()
+        for damage in pipelines.damage:
+            assert damage.reason
+            assert damage.offset is None or 0 < damage.offset <= path.stat().st_size
+        assert isinstance(pipelines.records, Archive)
+        assert len(loaded) + len(pipelines.damage) >= len(pipelines.records)
+    return {(int(tag), key): payload for (tag, key), payload in loaded.items()}
+
+
+def test_the_archive_itself_is_sound(path: Path) -> None:
+    path.write_bytes(DATA)
+    assert use_everything(path) == RECORDS
+    assert [name for name, _, _ in SPANS] == list(RECORDS)
+
+
+@FUZZ
+@given(data=st.binary(max_size=400))
+def test_random_bytes(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    with pytest.raises(ArchiveError):
+        use_everything(path)
+    path.write_bytes(MAGIC + b"\6" + data)
+    use_everything(path)
+
+
+@FUZZ
+@given(data=st.data())
+def test_random_headers(path: Path, data: st.DataObject) -> None:
+    number = st.one_of(st.integers(0, 300), st.integers(0, 0xFFFFFFFF))
+    records = [
+        record(
+            data.draw(st.integers(0, 12)),
+            data.draw(st.integers(0, 3)),
+            data.draw(st.binary(max_size=30)),
+            flags=data.draw(st.integers(0, 3)),
+            crc=data.draw(st.sampled_from([None, 0, 1])),
+            stored_size=data.draw(st.none() | number),
+            size=data.draw(st.none() | number),
+        )
+        for _ in range(data.draw(st.integers(0, 8)))
+    ]
+    path.write_bytes(MAGIC + b"\6" + b"".join(records))
+    use_everything(path)
+
+
+@FUZZ
+@given(bit=st.integers(16 * 8, len(DATA) * 8 - 1))
+def test_one_flipped_bit_costs_at_most_the_record_it_is_in(path: Path, bit: int) -> None:
+    damaged = bytearray(DATA)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    loaded = use_everything(path)
+    # A flipped name may be that of another record, which it then hides if it comes first; its bytes stay its own.
+    in_a_name = any(begin <= bit // 8 < begin + 40 for _, begin, _ in SPANS)
+    for name, begin, end in SPANS:
+        if not begin <= bit // 8 < end:
+            assert loaded[name] == RECORDS[name] or (in_a_name and loaded[name] in RECORDS.values())
+        elif bit // 8 >= begin + 56:
+            assert name not in loaded
+
+
+@FUZZ
+@given(bits=st.lists(st.integers(0, len(DATA) * 8 - 1), min_size=2, max_size=40))
+def test_many_flipped_bits(path: Path, bits: list[int]) -> None:
+    damaged = bytearray(DATA)
+    for bit in bits:
+        damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    with contextlib.suppress(ArchiveError):
+        use_everything(path)
+
+
+@FUZZ
+@given(size=st.integers(0, len(DATA) - 1))
+def test_a_truncated_archive_gives_its_whole_records(path: Path, size: int) -> None:
+    path.write_bytes(DATA[:size])
+    if size < 16:
+        with pytest.raises(ArchiveError):
+            use_everything(path)
+        return
+    assert use_everything(path) == {name: RECORDS[name] for name, _, end in SPANS if end <= size}
+
+
+@FUZZ
+@given(tail=st.binary(min_size=1, max_size=200))
+def test_an_extended_archive_gives_its_records(path: Path, tail: bytes) -> None:
+    path.write_bytes(DATA + tail)
+    loaded = use_everything(path)
+    assert {name: loaded[name] for name in RECORDS} == RECORDS
+
+
+@FUZZ
+@given(begin=st.integers(16, len(DATA)), size=st.integers(1, 300), value=st.sampled_from([0, 0x30, 0xFF]))
+def test_an_overwritten_stretch_costs_what_it_covers(path: Path, begin: int, size: int, value: int) -> None:
+    end = min(begin + size, len(DATA))
+    path.write_bytes(DATA[:begin] + bytes([value]) * (end - begin) + DATA[end:])
+    loaded = use_everything(path)
+    for name, first, last in SPANS:
+        if last <= begin or first >= end:
+            assert loaded[name] == RECORDS[name]

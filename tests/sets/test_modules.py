@@ -1,0 +1,144 @@
+"""Contract: shader modules between payload and SPIR-V."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import RecordError
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.hashes import module_hash
+from orchestrator.sets.modules import (
+    CODE_SIZE_MAX,
+    ShaderModule,
+    decode_module,
+    encode_module,
+    misnamed_modules,
+)
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.varint import encode_varint
+from tests.sets.small_archives import spirv
+
+CODE = spirv(1, 0x80, 0xFFFFFFFF)
+KEY = module_hash(CODE, 2)
+
+
+def payload(binary: bytes | None = None, *, key: int = KEY, version: object = 6, **changes: object) -> bytes:
+    """A payload of CODE, with changes; a change to None removes the field."""
+    encoded = encode_varint(struct.unpack(f"<{len(CODE) // 4}I", CODE)) if binary is None else binary
+    fields = {"varintOffset": 0, "varintSize": len(encoded), "codeSize": len(CODE), "flags": 2} | changes
+    module = {name: value for name, value in fields.items() if value is not None}
+    document = {"version": version, "shaderModules": {f"{key:016x}": module}}
+    return msgspec.json.encode(document) + b"\0" + encoded
+
+
+def old_payload(code: str, size: int) -> bytes:
+    document = {"version": 5, "shaderModules": {f"{KEY:016x}": {"flags": 2, "codeSize": size, "code": code}}}
+    return msgspec.json.encode(document)
+
+
+def test_the_varint_form() -> None:
+    assert decode_module(KEY, payload()) == ShaderModule(KEY, CODE, 2)
+
+
+def test_the_encoded_form_is_the_varint_form() -> None:
+    assert encode_module(CODE, 2) == payload()
+    assert encode_module(CODE, 2, KEY) == payload()
+
+
+def test_the_offset_counts_from_behind_the_nul() -> None:
+    encoded = payload().split(b"\0", 1)[1]
+    moved = payload(b"junk" + encoded + b"junk", varintOffset=4, varintSize=len(encoded))
+    assert decode_module(KEY, moved).code == CODE
+
+
+def test_the_old_form() -> None:
+    text = base64.b64encode(CODE).decode()
+    assert decode_module(KEY, old_payload(text, len(CODE))) == ShaderModule(KEY, CODE, 2)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "reason"),
+    [
+        (b"", "shader module"),
+        (b"\0", "shader module"),
+        (b"{", "truncated"),
+        (b"[1]", "object"),
+        (b'{"version":6}', "shaderModules"),
+        (payload(version=7), "version 7"),
+        (payload(version="6"), "int"),
+        (payload(key=KEY ^ 1), "no module of that hash"),
+        (payload(codeSize=len(CODE) - 1), "multiple of four"),
+        (payload(codeSize=len(CODE) - 4), "varint too long"),
+        (payload(codeSize=len(CODE) + 4), "varint truncated"),
+        (payload(codeSize=1 << 50), f"cap of {CODE_SIZE_MAX}"),
+        (payload(codeSize=-4), ">= 0"),
+        (payload(codeSize=None), "codeSize"),
+        (payload(flags=1 << 32), "<= 4294967295"),
+        (payload(varintOffset=1), "binary part"),
+        (payload(varintSize=1 << 60), "binary part"),
+        (payload(varintOffset=None), "neither"),
+        (payload().split(b"\0")[0], "binary part"),
+        (payload(b"\1", codeSize=4, varintSize=1), "less than the header"),
+        (payload(b"", codeSize=0, varintSize=0), "less than the header"),
+        (old_payload("!!!!", 24), "base64"),
+        (old_payload(base64.b64encode(CODE).decode()[:-1], len(CODE)), "base64"),
+        (old_payload(base64.b64encode(CODE).decode(), len(CODE) - 4), "bytes"),
+        (b'{"version":6,"shaderModules":{},"x":' + b"[" * 100_000, "shader module"),
+        (b'{"version":6,"shaderModules":{"\xff":1}}', "shader module"),
+    ],
+)
+def test_damage_is_a_record_error(damaged: bytes, reason: str) -> None:
+    with pytest.raises(RecordError, match=reason) as error:
+        decode_module(KEY, damaged, 77)
+    assert (error.value.tag, error.value.key, error.value.offset) == (4, KEY, 77)
+
+
+def test_swapped_spirv_is_told_from_no_spirv() -> None:
+    swapped = b"".join(CODE[at : at + 4][::-1] for at in range(0, len(CODE), 4))
+    for code, reason in ((swapped, "big-endian"), (bytes(len(CODE)), "magic is 00000000")):
+        text = base64.b64encode(code).decode()
+        with pytest.raises(RecordError, match=reason):
+            decode_module(KEY, old_payload(text, len(code)))
+        with pytest.raises(ValueError, match=reason):
+            encode_module(code)
+
+
+@given(st.integers(0, len(payload()) - 1), st.integers(0, 255))
+def test_a_changed_byte_gives_a_module_or_a_record_error(at: int, value: int) -> None:
+    changed = bytearray(payload())
+    changed[at] = value
+    try:
+        module = decode_module(KEY, bytes(changed))
+    except RecordError:
+        return
+    # The hash proves the bytes: a module that decodes is either the same, or found out.
+    assert bool(misnamed_modules([module])) == ((module.code, module.flags) != (CODE, 2))
+
+
+@given(st.lists(st.integers(0, 0xFFFFFFFF), max_size=50), st.integers(0, 3))
+def test_modules_survive(words: list[int], flags: int) -> None:
+    code = spirv(*words)
+    key = module_hash(code, flags)
+    assert decode_module(key, encode_module(code, flags)) == ShaderModule(key, code, flags)
+
+
+def test_corpora_recompute(corpora: Path) -> None:
+    modules: list[ShaderModule] = []
+    tag = RecordTag.SHADER_MODULE
+    for path in sorted(corpora.glob("*.foz")):
+        with Archive.open(path) as archive:
+            keys = archive.keys(tag)
+            for key in keys[:: max(1, len(keys) // 40)]:
+                module = decode_module(key, archive.payload(tag, key))
+                modules.append(module)
+                assert encode_module(module.code, module.flags, key) == archive.payload(tag, key)
+    assert len(modules) > 300
+    assert misnamed_modules(modules) == []
+    assert all(module_hash(each.code, each.flags) == each.key for each in modules[::20])
