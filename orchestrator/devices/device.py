@@ -219,6 +219,40 @@ class CreationBatch:
     handles: npt.NDArray[np.uint64]
 
 
+@frozen
+class PipelineExecutable:
+    """What the driver says about one executable of a pipeline, such as the code of a stage.
+
+    Attributes:
+        name: VkPipelineExecutablePropertiesKHR::name.
+        subgroup_size: VkPipelineExecutablePropertiesKHR::subgroupSize.
+        stage_ns: Creation feedback of its stages, ns, summed up; 0 where the driver gives none.
+        statistics: Name and value of each VkPipelineExecutableStatisticKHR, in the driver's order.
+    """
+
+    name: str
+    subgroup_size: int
+    stage_ns: int
+    statistics: tuple[tuple[str, bool | int | float], ...]
+
+
+@frozen
+class PipelineExecutables:
+    """A pipeline that was created to be looked at.
+
+    Attributes:
+        result: VkResult of creating it.
+        wall_ns: Time around the call that created it.
+        driver_ns: VkPipelineCreationFeedback::duration; 0 where it is not valid.
+        executables: Its executables; none where it was not created.
+    """
+
+    result: int
+    wall_ns: int
+    driver_ns: int
+    executables: tuple[PipelineExecutable, ...]
+
+
 @runtime_checkable
 class PreparedPipelines(Protocol):
     """An image bound to a device: its layouts and render passes exist, its pointers are real.
@@ -347,6 +381,22 @@ class Device(Protocol):
 
     def close(self) -> None:
         """Destroy what is left and the device. Idempotent."""
+
+
+@runtime_checkable
+class ExecutableInspector(Protocol):
+    """What a device offers beside `Device` where it can tell about the code of pipelines."""
+
+    def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
+        """Create a pipeline without a cache, with its statistics captured, look at it, and destroy it.
+
+        Args:
+            prepared: What `prepare` returned.
+            index: The pipeline, not in use by another thread; the libraries that it links exist.
+
+        Raises:
+            DeviceError: The device has no VK_KHR_pipeline_executable_properties.
+        """
 
 
 class CacheMode(enum.StrEnum):

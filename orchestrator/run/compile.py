@@ -17,23 +17,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, PipelineCache
+from orchestrator.devices.device import (
+    CacheMode,
+    CapturedFeatures,
+    Device,
+    PipelineCache,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import structs_by_type
 from orchestrator.run.compile_report import (
     CacheFileSummary,
     CompileReport,
     CompileTiming,
+    InspectedPipeline,
     Outcome,
     SetSummary,
+    Stage,
     combine,
 )
+from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.orchestrator import available_workers, run_pipelines
-from orchestrator.run.outcomes import OutcomeStatus, RunReport
+from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
 from orchestrator.sets.applications import RobustnessGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
@@ -86,6 +96,7 @@ async def compile_set(
     driver_caches: bool = False,
     relax_driver_version: bool = False,
     count_duplicate_pipeline_keys: bool = False,
+    inspect_executables: bool = False,
     stop: trio.Event | None = None,
     on_stage: Callable[[str], None] | None = None,
     on_progress: Callable[[CompileProgress], None] | None = None,
@@ -102,6 +113,8 @@ async def compile_set(
         driver_caches: Leave the driver's own caches on.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
         count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline.
+        inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
+            about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
             the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
@@ -128,6 +141,7 @@ async def compile_set(
         cache_directory=None if mode is CacheMode.NONE else cache_directory,
         relax_driver_version=relax_driver_version,
         count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
+        inspect_executables=inspect_executables,
         stop=stop,
         on_stage=on_stage or (lambda _: None),
         on_progress=on_progress or (lambda _: None),
@@ -162,6 +176,7 @@ class _Job:
     cache_directory: Path | None
     relax_driver_version: bool
     count_duplicate_pipeline_keys: bool
+    inspect_executables: bool
     stop: trio.Event | None
     on_stage: Callable[[str], None]
     on_progress: Callable[[CompileProgress], None]
@@ -173,6 +188,8 @@ class _Job:
     cache_file: CacheFileSummary = CacheFileSummary(None)  # noqa: RUF009 - frozen
     notes: list[str] = field(factory=list)
     spent: dict[str, int] = field(factory=dict)
+    stages: list[Stage] = field(factory=list)
+    inspected: list[InspectedPipeline] = field(factory=list)
 
     async def run(self) -> None:
         self.on_stage("reading the set")
@@ -191,6 +208,8 @@ class _Job:
         self.on_stage("opening the device")
         device = self.device = await self._timed("open_ns", lambda: self.opener(captured_features(group)))
         try:
+            if self.inspect_executables:
+                require_inspector(device)
             self.on_stage("preparing")
             built = await self._timed("prepare_ns", lambda: self._build(group, device))
             self._take_problems(built)
@@ -215,6 +234,9 @@ class _Job:
                 with trio.CancelScope(shield=True):
                     if primary is not None:
                         await self._timed("cache_save_ns", lambda: self._save(device, primary))
+            if self.inspect_executables and not (self.stop is not None and self.stop.is_set()):
+                self.on_stage("inspecting the code of the pipelines")
+                await self._inspect(device, prepared, report)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(device.close)
@@ -225,7 +247,22 @@ class _Job:
         try:
             return await trio.to_thread.run_sync(work)
         finally:
-            self.spent[what] = self.spent.get(what, 0) + time.perf_counter_ns() - started
+            duration = time.perf_counter_ns() - started
+            self.spent[what] = self.spent.get(what, 0) + duration
+            self.stages.append(Stage(what.removesuffix("_ns"), started, duration))
+
+    async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
+        created = np.flatnonzero(
+            (report.status == status_code(OutcomeStatus.COMPILED))
+            | (report.status == status_code(OutcomeStatus.CACHE_HIT))
+        )
+        kinds = tuple(PipelineKind)
+        found_of = await inspect_pipelines(
+            device, prepared, created.tolist(), workers=self.workers, stop=self.stop
+        )
+        for index, found in sorted(found_of.items()):
+            job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
+            self.inspected.append(InspectedPipeline(job, found))
 
     def _build(self, group: RobustnessGroup, device: Device) -> BuiltImage:
         jobs = [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
@@ -352,6 +389,8 @@ class _Job:
             timing=self._timing(),
             stopped=any(each.stopped for each in self.runs) or len(self.runs) < len(self.source.groups),
             notes=tuple(self.notes),
+            stages=tuple(self.stages),
+            inspected=tuple(self.inspected),
         )
 
     def _timing(self) -> CompileTiming:

@@ -13,7 +13,7 @@ from typing import Final
 
 from attrs import field, frozen
 
-from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.outcomes import OutcomeStatus, RunReport
 from orchestrator.sets.jobs import PipelineJob
@@ -124,6 +124,34 @@ class CompileTiming:
     overhead_ns: int
 
 
+@frozen
+class Stage:
+    """A part of the job that is not pipeline creation, for timelines.
+
+    Attributes:
+        name: What: "open", "read", "prepare", "cache_load", "cache_save".
+        start_ns: When it began, on the clock of time.perf_counter_ns.
+        duration_ns: How long it took.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+
+
+@frozen
+class InspectedPipeline:
+    """What the driver said about a pipeline's code.
+
+    Attributes:
+        job: Which.
+        found: What it said.
+    """
+
+    job: PipelineJob
+    found: PipelineExecutables
+
+
 @frozen(eq=False)
 class CompileReport:
     """What compiling a set did. A value.
@@ -140,6 +168,8 @@ class CompileReport:
         timing: Where the time went.
         stopped: Whether it was stopped before its end.
         notes: What a reader must know.
+        stages: What took time beside the runs, in the order in which it ended.
+        inspected: What the driver said about each created pipeline's code, where it was asked, by group.
     """
 
     identity: DeviceIdentity
@@ -153,6 +183,8 @@ class CompileReport:
     timing: CompileTiming
     stopped: bool
     notes: tuple[str, ...]
+    stages: tuple[Stage, ...] = field(default=(), repr=False)
+    inspected: tuple[InspectedPipeline, ...] = field(default=(), repr=False)
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
         """Pipelines of each status, of one kind or of all; every status has an entry."""

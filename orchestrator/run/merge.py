@@ -88,6 +88,7 @@ class MergeReport:
         merge_ns: Time of the merge alone.
         warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
         rolling: What was merged on the way, or None where all was merged at the barrier.
+        started_ns: When the merge began, on the clock of time.perf_counter_ns.
     """
 
     source_bytes: tuple[int, ...]
@@ -101,6 +102,7 @@ class MergeReport:
     merge_ns: int
     warnings: tuple[str, ...]
     rolling: RollingReport | None = None
+    started_ns: int = 0
 
 
 @frozen
@@ -112,6 +114,7 @@ class Merged:
     after: int
     merge_ns: int
     warnings: tuple[str, ...]
+    started_ns: int = 0
 
 
 def merge_into(
@@ -148,7 +151,7 @@ def merge_into(
             f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
             f"{before} before; this driver does not merge, so use mode shared"
         )
-    return Merged(source_bytes, before, after, merge_ns, tuple(warnings))
+    return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started)
 
 
 def size_of(device: Device, cache: PipelineCache, warnings: list[str]) -> int:

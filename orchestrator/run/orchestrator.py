@@ -503,4 +503,5 @@ class _Run:
             merge_ns=merged.merge_ns,
             warnings=tuple(warnings),
             rolling=rolling,
+            started_ns=merged.started_ns,
         )

@@ -27,12 +27,14 @@ from orchestrator.devices.device import (
     DeviceIdentity,
     PipelineCache,
     PipelineCacheData,
+    PipelineExecutables,
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.host_memory import HostMemory
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
 from orchestrator.devices.vulkan.loader import DeviceCommands, check
@@ -233,6 +235,33 @@ class VulkanDevice:
                 bound.release_modules(acquired)
             keys.append(bytes(key.key[0 : key.keySize]) if result == SUCCESS else None)
         return keys
+
+    def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
+        """See `ExecutableInspector.pipeline_executables`."""
+        self._require_open()
+        feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
+        if not self._capabilities.has_feature(*feature):
+            raise DeviceError(
+                f"{self._identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
+            )
+        bound = _own(prepared)
+        own = np.array([index], np.int32)
+        kind = bound.image.kind_of(index)
+        self._require_libraries(bound, own)
+        acquired = bound.acquire_modules(own)
+        try:
+            infos = bound.create_infos(kind, own, fail_on_compile_required=False, capture_statistics=True)
+            following = int(bound.image.feedback_next[index])
+            rest = 0 if following < 0 else bound.address + following
+            return inspect_executables(self, kind, infos, rest, feedback=self._features.creation_feedback)
+        finally:
+            bound.release_modules(acquired)
+
+    def create_one(self, kind: PipelineKind, infos: npt.NDArray[np.uint8]) -> tuple[int, int]:
+        """Create one pipeline without a cache; its VkResult and its handle, which is the caller's."""
+        handles = np.zeros(1, np.uint64)
+        result = self._call(kind, infos, handles, None)
+        return result, int(handles[0])
 
     def close(self) -> None:
         """See `Device.close`."""

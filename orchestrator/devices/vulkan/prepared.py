@@ -46,6 +46,7 @@ _DESTROY: Final = {
 }
 _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
+_CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 
 
@@ -109,7 +110,12 @@ class VulkanPreparedPipelines:
         self._device.forget(self)
 
     def create_infos(
-        self, kind: PipelineKind, indices: npt.NDArray[np.int32], *, fail_on_compile_required: bool
+        self,
+        kind: PipelineKind,
+        indices: npt.NDArray[np.int32],
+        *,
+        fail_on_compile_required: bool,
+        capture_statistics: bool = False,
     ) -> npt.NDArray[np.uint8]:
         """Contiguous create infos of some pipelines of one kind, shape (n, stride), handles filled in."""
         image = self._image
@@ -119,20 +125,20 @@ class VulkanPreparedPipelines:
                 slots = image.library_slots[first:last] >> 3
                 self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
         infos = self._infos[kind][indices - self._first[kind]]
-        if fail_on_compile_required:
-            infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(_FAIL_ON_COMPILE_REQUIRED)
+        flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required + _CAPTURE_STATISTICS * capture_statistics
+        if flags:
+            infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
-            self._set_flags_2(indices, fail_on_compile_required)
+            self._set_flags_2(indices, flags)
         self._feedback[indices] = 0
         return infos
 
-    def _set_flags_2(self, indices: npt.NDArray[np.int32], fail_on_compile_required: bool) -> None:
-        """The same flag for pipelines whose 64-bit flags replace the others."""
+    def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
+        """The same flags for pipelines whose 64-bit flags replace the others."""
         slots_2 = self._image.flags2_slots[indices]
         slots_2 = slots_2[slots_2 >= 0] >> 3
-        mask = np.uint64(_FAIL_ON_COMPILE_REQUIRED)
-        cleared = self._words[slots_2] & ~mask
-        self._words[slots_2] = cleared | mask if fail_on_compile_required else cleared
+        cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
+        self._words[slots_2] = cleared | np.uint64(flags)
 
     def take_feedback(
         self, indices: npt.NDArray[np.int32]

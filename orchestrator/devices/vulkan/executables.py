@@ -1,0 +1,144 @@
+# Purpose: what a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties): its executables, and
+# their statistics, such as registers and code size.
+#
+# How: the pipeline is created once more, without a cache and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
+# vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may
+# key its cache by that flag, so the pipelines of a run are left as they are. The create info is a copy with a
+# creation feedback structure of its own, which also asks for the time of each stage.
+"""Executables and statistics of pipelines."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.devices.device import (
+    FEEDBACK_VALID,
+    SUCCESS,
+    PipelineExecutable,
+    PipelineExecutables,
+)
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.loader import check
+from orchestrator.registry import registry
+
+if TYPE_CHECKING:
+    from orchestrator.devices.vulkan.device import VulkanDevice
+
+_INFOS: Final = {
+    PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo *",
+    PipelineKind.COMPUTE: "VkComputePipelineCreateInfo *",
+    PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR *",
+}
+# VkPipelineExecutableStatisticFormatKHR
+_BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
+
+
+def inspect_executables(
+    device: VulkanDevice, kind: PipelineKind, infos: npt.NDArray[np.uint8], rest: int, *, feedback: bool
+) -> PipelineExecutables:
+    """Create a pipeline, ask for its executables, and destroy it.
+
+    Args:
+        device: The device; it has the feature.
+        kind: What the pipeline is.
+        infos: Its create info, shape (1, stride), a copy that may be changed; statistics are captured by its flags.
+        rest: Address of what follows the creation feedback in its chain, 0 for nothing.
+        feedback: Whether the device gives creation feedback.
+
+    Raises:
+        DriverError: The driver refused a query.
+    """
+    info = ffi.cast(_INFOS[kind], infos.ctypes.data)
+    stages = (
+        [info.stage]
+        if kind is PipelineKind.COMPUTE
+        else [info.pStages[each] for each in range(info.stageCount)]
+    )
+    flags = [int(each.stage) for each in stages]
+    whole = ffi.new("VkPipelineCreationFeedback *")
+    of_stages = ffi.new("VkPipelineCreationFeedback[]", max(1, len(flags)))
+    chained = ffi.new("VkPipelineCreationFeedbackCreateInfo *")
+    chained.sType = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
+    chained.pNext = ffi.cast("void *", rest)
+    chained.pPipelineCreationFeedback = whole
+    chained.pipelineStageCreationFeedbackCount = len(flags)
+    chained.pPipelineStageCreationFeedbacks = of_stages
+    info.pNext = chained if feedback else ffi.cast("void *", rest)
+    started = time.perf_counter_ns()
+    result, handle = device.create_one(kind, infos)
+    wall_ns = time.perf_counter_ns() - started
+    if not handle:
+        return PipelineExecutables(result, wall_ns, 0, ())
+    try:
+        times = [(flag, _duration(of_stages[place])) for place, flag in enumerate(flags)]
+        return PipelineExecutables(SUCCESS, wall_ns, _duration(whole[0]), _executables(device, handle, times))
+    finally:
+        device.destroy_pipelines(np.array([handle], np.uint64))
+
+
+def _duration(feedback: Any) -> int:
+    return int(feedback.duration) if feedback.flags & FEEDBACK_VALID else 0
+
+
+def _executables(
+    device: VulkanDevice, handle: int, stage_times: list[tuple[int, int]]
+) -> tuple[PipelineExecutable, ...]:
+    info = ffi.new("VkPipelineInfoKHR *")
+    info.sType = registry().struct("VkPipelineInfoKHR").s_type
+    info.pipeline = handle
+    found = _enumerate(
+        device, "vkGetPipelineExecutablePropertiesKHR", info, "VkPipelineExecutablePropertiesKHR"
+    )
+    return tuple(
+        PipelineExecutable(
+            name=_text(each.name),
+            subgroup_size=int(each.subgroupSize),
+            stage_ns=sum(duration for flag, duration in stage_times if flag & each.stages),
+            statistics=_statistics(device, handle, place),
+        )
+        for place, each in enumerate(found)
+    )
+
+
+def _statistics(
+    device: VulkanDevice, handle: int, executable: int
+) -> tuple[tuple[str, bool | int | float], ...]:
+    info = ffi.new("VkPipelineExecutableInfoKHR *")
+    info.sType = registry().struct("VkPipelineExecutableInfoKHR").s_type
+    info.pipeline = handle
+    info.executableIndex = executable
+    found = _enumerate(
+        device, "vkGetPipelineExecutableStatisticsKHR", info, "VkPipelineExecutableStatisticKHR"
+    )
+    return tuple((_text(each.name), _value(each)) for each in found)
+
+
+def _value(statistic: Any) -> bool | int | float:
+    if statistic.format == _BOOL:
+        return bool(statistic.value.b32)
+    if statistic.format == _INT64:
+        return int(statistic.value.i64)
+    if statistic.format == _FLOAT64:
+        return float(statistic.value.f64)
+    return int(statistic.value.u64)
+
+
+def _enumerate(device: VulkanDevice, command: str, info: Any, struct: str) -> Any:
+    """The two calls of a query, how many and which: an array of what there is; its owner keeps it alive."""
+    query = getattr(device.commands, command)
+    count = ffi.new("uint32_t *")
+    check(command, query(device.handle, info, count, ffi.NULL))
+    entries = ffi.new(f"{struct}[]", count[0])
+    for place in range(count[0]):
+        entries[place].sType = registry().struct(struct).s_type
+    check(command, query(device.handle, info, count, entries))
+    return entries
+
+
+def _text(name: Any) -> str:
+    return bytes(ffi.string(name)).decode("utf-8", "replace")
