@@ -1,0 +1,99 @@
+# Purpose: what crosses between the process of a benchmark and those of its samples: a job in, an answer out, as JSON.
+# Guarantees: values; decoding checks them.
+"""Jobs and answers of sample processes."""
+
+from __future__ import annotations
+
+import msgspec
+
+from orchestrator.measure.samples import FailedSample, Sample
+
+COLD, WARM = "cold", "warm"
+
+
+class SampleJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="sample"):
+    """Take one sample.
+
+    Attributes:
+        set_paths: The archives, or one manifest.
+        device: The selector.
+        temperature: `COLD` or `WARM`.
+        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
+        workers: Number of workers.
+        mode: The cache topology.
+        control: Whether this is the second leg of an A/A control.
+        round: The pair that it belongs to; -1 for a warm-up.
+        batch: Largest number of pipelines in a call.
+        passes: How often the whole set is in the run.
+        cache_directory: Where `FillJob` put the cache file that a warm run starts with.
+        trace: Where to write a timeline of the run, or "".
+    """
+
+    set_paths: tuple[str, ...]
+    device: str
+    temperature: str
+    duplicates: float
+    workers: int
+    mode: str
+    control: bool = False
+    round: int = 0
+    batch: int = 64
+    passes: int = 1
+    cache_directory: str = ""
+    trace: str = ""
+
+
+class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="fill"):
+    """Compile a set once, keep the cache for warm runs, and see how fast one worker is with it.
+
+    Attributes:
+        set_paths: The archives, or one manifest.
+        device: The selector.
+        workers: Number of workers.
+        cache_directory: Where to put the cache file.
+        warm: Whether warm runs will need it.
+    """
+
+    set_paths: tuple[str, ...]
+    device: str
+    workers: int
+    cache_directory: str
+    warm: bool
+
+
+class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
+    """What a `FillJob` found.
+
+    Attributes:
+        set_hash: Hash over the names of the set's records, 16 hex digits.
+        identity: The device and driver: what tells one run of a benchmark from another.
+        pipelines: Pipelines that the device takes.
+        cold_s: What compiling them took.
+        warm_rate: Pipelines a second that one worker takes from the cache; 0 where no warm run was asked for.
+        hit_share: Share of the pipelines found in the cache then.
+        cache_bytes: Size of the cache.
+    """
+
+    set_hash: str
+    identity: str
+    pipelines: int
+    cold_s: float
+    warm_rate: float
+    hit_share: float
+    cache_bytes: int
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
+    """A job that cannot be done, such as for want of a device.
+
+    Attributes:
+        kind: Name of the error.
+        reason: What is wrong.
+    """
+
+    kind: str
+    reason: str
+
+
+Job = SampleJob | FillJob
+Answer = Sample | FailedSample | Filled | Refused

@@ -1,0 +1,161 @@
+# Purpose: what a benchmark measures, and in which order: the matrix, its contenders interleaved, a control in every group.
+#
+#   warm-up   A B C A'
+#   round 0   A B C A'      of every group, one group after the other
+#   round 1   B C A' A      turned by one, so that no contender always comes first
+#   ...
+#
+# Guarantees: pure; the same options give the same plan, so that a run can be resumed from the rows that are there. A
+# round is complete before the next begins, so that an early end leaves all cells with as many pairs.
+"""The plan of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from attrs import field, frozen
+
+from orchestrator.bench.jobs import COLD, WARM, SampleJob
+from orchestrator.measure.contention import SHARED
+from orchestrator.measure.samples import Cell, FailedSample, Row, Sample
+
+NO_CACHE = "none"
+
+
+@frozen
+class BenchPlan:
+    """The options of a benchmark.
+
+    Attributes:
+        set_paths: The set.
+        devices: Selectors.
+        modes: Cache topologies; the baseline is shared where it is among them, else the first.
+        workers: Numbers of workers.
+        temperatures: `COLD`, `WARM`.
+        duplicates: Shares of the pipelines that are in a run a second time.
+        samples: Rounds that count.
+        batch: Largest number of pipelines in a call.
+        cache_directory: Where caches for warm runs are.
+        warm_passes: How often the set is in a warm run, by device.
+    """
+
+    set_paths: tuple[str, ...]
+    devices: tuple[str, ...]
+    modes: tuple[str, ...]
+    workers: tuple[int, ...]
+    temperatures: tuple[str, ...]
+    duplicates: tuple[float, ...]
+    samples: int
+    batch: int
+    cache_directory: str = ""
+    warm_passes: Mapping[str, int] = field(factory=dict)
+
+    @property
+    def baseline(self) -> str:
+        """The mode that the others are compared with."""
+        return SHARED if SHARED in self.modes else self.modes[0]
+
+    def jobs(self) -> Iterator[SampleJob]:
+        """Every sample, in order; warm-ups first."""
+        groups = [
+            (device, temperature, duplicates, workers)
+            for device in self.devices
+            for temperature in self.temperatures
+            for duplicates in self.duplicates
+            for workers in self.workers
+        ]
+        for number in range(-1, self.samples):
+            for device, temperature, duplicates, workers in groups:
+                # Without a cache nothing is warm.
+                modes = [each for each in self.modes if not (temperature == WARM and each == NO_CACHE)]
+                if not modes:
+                    continue
+                baseline = self.baseline if self.baseline in modes else modes[0]
+                legs = [*((mode, False) for mode in modes), (baseline, True)]
+                turn = max(number, 0) % len(legs)
+                for mode, control in (*legs[turn:], *legs[:turn]):
+                    yield SampleJob(
+                        set_paths=self.set_paths,
+                        device=device,
+                        temperature=temperature,
+                        duplicates=duplicates,
+                        workers=workers,
+                        mode=mode,
+                        control=control,
+                        round=number,
+                        batch=self.batch,
+                        passes=self.warm_passes.get(device, 1) if temperature == WARM else 1,
+                        cache_directory=self.cache_directory if temperature == WARM else "",
+                    )
+
+
+JobKey = tuple[Cell, bool, int]
+
+
+def key_of(item: SampleJob | Sample) -> JobKey:
+    """What tells a sample from the others of a benchmark."""
+    cell = Cell(item.device, item.temperature, item.duplicates, item.workers, item.mode)
+    return cell, item.control, item.round
+
+
+def remaining(plan: BenchPlan, rows: Sequence[Row]) -> list[SampleJob]:
+    """The jobs that have no row yet; failed ones are tried again."""
+    there = {key_of(row) for row in rows if isinstance(row, Sample)}
+    return [job for job in plan.jobs() if key_of(job) not in there]
+
+
+@frozen
+class Eta:
+    """How long the rest takes.
+
+    Attributes:
+        seconds: Estimate for what is known.
+        unknown: Samples to go of cells that were never measured, of which nothing is known.
+    """
+
+    seconds: float
+    unknown: int
+
+
+def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
+    """Time to go, from what each cell's samples took so far.
+
+    A cell without a sample counts as the slowest cell of its device and temperature with the same or fewer workers;
+    one without such a neighbour is unknown.
+    """
+    took: dict[Cell, list[float]] = {}
+    for row in rows:
+        if isinstance(row, Sample):
+            took.setdefault(row.cell, []).append(row.process_s)
+    known = {cell: sorted(values)[len(values) // 2] for cell, values in took.items()}
+    seconds, unknown = 0.0, 0
+    for job in jobs:
+        cell = key_of(job)[0]
+        if cell in known:
+            seconds += known[cell]
+            continue
+        like = [
+            value
+            for other, value in known.items()
+            if (other.device, other.temperature) == (cell.device, cell.temperature)
+            and other.workers <= cell.workers
+        ]
+        if like:
+            seconds += max(like)
+        else:
+            unknown += 1
+    return Eta(seconds, unknown)
+
+
+def failed_cells(rows: Sequence[Row]) -> dict[Cell, str]:
+    """Cells whose last attempt failed, with the reason."""
+    failed: dict[Cell, str] = {}
+    for row in rows:
+        if isinstance(row, FailedSample):
+            failed[row.cell] = row.reason
+        else:
+            failed.pop(row.cell, None)
+    return failed
+
+
+__all__ = ["COLD", "NO_CACHE", "WARM", "BenchPlan", "Eta", "eta_of", "failed_cells", "key_of", "remaining"]

@@ -1,0 +1,278 @@
+# Purpose: running a benchmark: one process a sample, in the order of the plan, every row kept as soon as it is there.
+#
+# Guarantees:
+# - results.jsonl is the whole state. Interrupted (Ctrl-C, a time limit, power), the same command goes on where it was:
+#   rows that are there are not taken again. Rows of another set, device or driver are refused, not mixed.
+# - A sample that crashes or hangs is a row that says so; its cell is left alone from then on, and tried again when the
+#   benchmark is run again. No other cell suffers.
+# - The time limit is kept by not starting what would, by all that is known, end after it.
+# - A sample's process is in a session of its own and is killed when this one is interrupted: nothing keeps running.
+"""Runs the samples of a benchmark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+from attrs import evolve, frozen
+
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused
+from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, failed_cells, key_of, remaining
+from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.measure.samples import Cell, FailedSample, Row, RowWriter, Sample, read_rows
+
+RESULTS = "results.jsonl"
+CACHES = "caches"
+WARM_PIPELINES_MOST = 400_000
+WARM_SECONDS = 0.5
+"""A warm run hands over as many pipelines as one worker takes in this time, up to the number above."""
+
+_SAMPLE_TIMEOUT_S = 3600.0
+_REASON_LENGTH = 400
+
+
+class BenchError(OrchestratorError):
+    """A benchmark cannot begin or go on; the message says why and what to do."""
+
+
+@frozen
+class BenchProgress:
+    """How far a benchmark is.
+
+    Attributes:
+        done: Samples that are there, those of earlier runs and warm-ups included.
+        total: Samples of the plan.
+        round: The round at hand; -1 for the warm-up.
+        now: What is measured now, in words.
+        eta: How long the rest takes.
+    """
+
+    done: int
+    total: int
+    round: int
+    now: str
+    eta: Eta
+
+
+@frozen
+class BenchOutcome:
+    """How a benchmark ended.
+
+    Attributes:
+        rows: Every row of the file.
+        done: Samples that are there.
+        total: Samples of the plan.
+        resumed: Samples that were there before.
+        stopped: Why it ended early, or "".
+        failed: Cells that could not be measured, with the reason.
+        path: The file of rows.
+    """
+
+    rows: tuple[Row, ...]
+    done: int
+    total: int
+    resumed: int
+    stopped: str
+    failed: dict[Cell, str]
+    path: Path
+
+
+def run_bench(
+    plan: BenchPlan,
+    directory: Path,
+    *,
+    time_limit_s: float | None = None,
+    warm_passes: int | None = None,
+    on_progress: Callable[[BenchProgress], None] = lambda _: None,
+    on_stage: Callable[[str], None] = lambda _: None,
+    run_job: Callable[[Job], Answer] | None = None,
+) -> BenchOutcome:
+    """Take all samples of a plan that are not there yet.
+
+    Args:
+        plan: What to measure.
+        directory: Where results and caches are kept.
+        time_limit_s: End early so that no more time than this is used.
+        warm_passes: How often the set is in a warm run; None to choose so that it lasts long enough.
+        on_progress: Called before each sample.
+        on_stage: Called with what else is done.
+        run_job: Does one job; a process of its own by default.
+
+    Returns:
+        What is there now, also when it was interrupted (KeyboardInterrupt is taken as an end, not raised).
+
+    Raises:
+        BenchError: The directory holds results of something else, or a device cannot be measured.
+        NoDeviceError: A device is not there.
+        SamplesError: The file of rows is damaged.
+    """
+    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+    do = run_job or run_in_process
+    directory.mkdir(parents=True, exist_ok=True)
+    caches = directory / CACHES
+    caches.mkdir(mode=0o700, exist_ok=True)
+    path = directory / RESULTS
+    rows: list[Row] = read_rows(path) if path.exists() else []
+    resumed = sum(isinstance(each, Sample) for each in rows)
+    stopped = ""
+    try:
+        plan = _prepare(evolve(plan, cache_directory=str(caches)), rows, warm_passes, do, on_stage)
+        with RowWriter(path) as writer:
+            stopped = _take(plan, rows, writer, deadline, do, on_progress)
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    total = sum(1 for _ in plan.jobs())
+    wanted = {key_of(job) for job in plan.jobs()}
+    done = sum(isinstance(each, Sample) and key_of(each) in wanted for each in rows)
+    return BenchOutcome(tuple(rows), done, total, resumed, stopped, failed_cells(rows), path)
+
+
+def _prepare(
+    plan: BenchPlan,
+    rows: Sequence[Row],
+    warm_passes: int | None,
+    do: Callable[[Job], Answer],
+    on_stage: Callable[[str], None],
+) -> BenchPlan:
+    """Look at each device, fill the caches for warm runs, and check that earlier rows are of the same thing."""
+    passes: dict[str, int] = {}
+    warm = WARM in plan.temperatures
+    for device in plan.devices:
+        on_stage(f"{device}: compiling once, for warm runs" if warm else f"{device}: opening")
+        answer = do(
+            FillJob(
+                set_paths=plan.set_paths,
+                device=device,
+                workers=max(plan.workers),
+                cache_directory=plan.cache_directory,
+                warm=warm,
+            )
+        )
+        if not isinstance(answer, Filled):
+            reason = answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
+            if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:
+                raise NoDeviceError(reason)
+            raise BenchError(f"{device} cannot be measured: {reason}")
+        earlier = [each for each in rows if isinstance(each, Sample) and each.device == device]
+        _check_same(device, answer, earlier, plan)
+        known = {each.passes for each in earlier if each.temperature == WARM}
+        if known:
+            passes[device] = known.pop()  # as before, so that rows can be compared
+        else:
+            passes[device] = warm_passes or passes_for(answer)
+    return evolve(plan, warm_passes=passes)
+
+
+def passes_for(filled: Filled) -> int:
+    """How often a set is in a warm run, so that the run is long enough to be measured."""
+    if not filled.pipelines or not filled.warm_rate:
+        return 1
+    wanted = min(filled.warm_rate * WARM_SECONDS, WARM_PIPELINES_MOST)
+    return max(1, round(wanted / filled.pipelines))
+
+
+def _check_same(device: str, found: Filled, earlier: Sequence[Sample], plan: BenchPlan) -> None:
+    for each in earlier:
+        environment = each.environment
+        if each.set_hash != found.set_hash:
+            what = f"another set ({each.set_name}, hash {each.set_hash}; this one has {found.set_hash})"
+        elif environment.pipeline_cache_uuid not in found.identity:
+            what = (
+                f"another driver ({environment.driver_name} {environment.driver_info}; now {found.identity})"
+            )
+        elif each.batch != plan.batch:
+            what = f"another batch ({each.batch}; now {plan.batch})"
+        else:
+            continue
+        raise BenchError(f"the results there for {device} are of {what}: name another directory with --out")
+
+
+def _take(
+    plan: BenchPlan,
+    rows: list[Row],
+    writer: RowWriter,
+    deadline: float | None,
+    do: Callable[[Job], Answer],
+    on_progress: Callable[[BenchProgress], None],
+) -> str:
+    """Take samples until none is left or time is up; why it ended early, or ""."""
+    waiting = remaining(plan, rows)
+    total = sum(1 for _ in plan.jobs())
+    given_up: set[Cell] = set()
+    while waiting:
+        job = waiting[0]
+        cell = key_of(job)[0]
+        if cell in given_up:
+            waiting.pop(0)
+            continue
+        eta = eta_of(waiting, rows)
+        copies = f", {job.duplicates:.0%} duplicates" if job.duplicates else ""
+        now = f"{job.device}, {job.temperature}, {job.workers} workers, {job.mode}{copies}"
+        on_progress(
+            BenchProgress(
+                total - len(waiting), total, job.round, now + (" (control)" if job.control else ""), eta
+            )
+        )
+        if deadline is not None and time.monotonic() + eta_of([job], rows).seconds > deadline:
+            return f"the time limit: {len(waiting)} of {total} samples are to go"
+        answer = do(job)
+        waiting.pop(0)
+        if isinstance(answer, Sample):
+            row: Row = answer
+        else:
+            reason = answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
+            row = FailedSample(
+                device=job.device,
+                temperature=job.temperature,
+                duplicates=job.duplicates,
+                workers=job.workers,
+                mode=job.mode,
+                round=job.round,
+                reason=reason,
+            )
+            given_up.add(cell)
+        writer.write(row)
+        rows.append(row)
+    return ""
+
+
+def run_in_process(job: Job) -> Answer:
+    """Do a job in a process of its own; one that crashes or hangs gives a `Refused`."""
+    command = [sys.executable, "-m", "orchestrator.bench.sample_process"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_environment(),
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(msgspec.json.encode(job), timeout=_SAMPLE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        return Refused(kind="timeout", reason=f"the sample did not end within {_SAMPLE_TIMEOUT_S:.0f} s")
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    try:
+        decoded: Answer = msgspec.json.decode(out, type=Answer)
+    except msgspec.MsgspecError:
+        last = err.decode("utf-8", "replace").strip()[-_REASON_LENGTH:]
+        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
+        return Refused(kind="crash", reason=f"the process of the sample ended with {how}: {last}")
+    return decoded
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with the package to be found where this one found it."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,377 @@
+# Purpose: taking one sample: a set, a device, one run, one row.
+#
+#   open the set ─> for each group of recorded features: open device ─> image ─> copies ─> run ─> row
+#
+# What is timed is `run_pipelines` and nothing else: the set is decoded, the create infos are built and the modules made
+# before, and the worker caches of a warm run have their data. Python's garbage collector is off meanwhile.
+#
+# Guarantees: the driver's own caches are off, and the row says how. A warm run starts from a cache file that was proven to
+# be this device's; one that is not fails instead of being measured as cold. Every pipeline that the device takes is in
+# the run `passes` times, and the share of duplicates one more time.
+"""Takes samples in this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, field
+
+from orchestrator.bench.jobs import WARM, Filled, FillJob, SampleJob
+from orchestrator.bench.spans import run_spans
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, DeviceIdentity
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DeviceError
+from orchestrator.measure.samples import Environment, Latencies, Sample
+from orchestrator.measure.trace import Span, encode_trace
+from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
+from orchestrator.run.compile import captured_features
+from orchestrator.run.outcomes import status_code
+from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
+from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+from orchestrator.sets.manifest import load_manifest
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
+from orchestrator.stores.load_status import LoadStatus
+
+_SEED = 7
+_COMPILED = status_code(OutcomeStatus.COMPILED)
+_HIT = status_code(OutcomeStatus.CACHE_HIT)
+
+
+def open_paths(paths: tuple[str, ...]) -> PipelineSet:
+    """Open a set by its paths: archives, or one manifest. The caller closes it."""
+    if len(paths) == 1 and Path(paths[0]).suffix.lower() == ".toml":
+        return PipelineSet.from_records(load_manifest(Path(paths[0])).records)
+    return PipelineSet.open(paths)
+
+
+def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.0) -> npt.NDArray[np.int32]:
+    """The pipelines of a run: the whole set some times over, and a share of it once more.
+
+    Libraries are in it once. A duplicate stands at a random place behind its original, the same in every process, so
+    that two workers may or may not have it at the same time, as in an application.
+
+    Args:
+        image: The pipelines.
+        passes: How often the set is in it.
+        duplicates: Share of the pipelines that are in it once more.
+    """
+    random = np.random.default_rng(_SEED)
+    parts = []
+    for number in np.unique(image.kinds):
+        of_kind = np.flatnonzero(image.kinds == number)
+        plain = of_kind[~image.is_library[of_kind]]
+        whole = np.concatenate([of_kind, *([plain] * (passes - 1))])
+        extra = random.choice(plain, round(len(plain) * duplicates), replace=False) if len(plain) else plain
+        first = np.searchsorted(of_kind, extra)
+        # Places between those of the sequence, so that sorting by them inserts the copies.
+        places = first + random.random(len(extra)) * (len(whole) - first) + 0.5
+        merged = np.argsort(np.concatenate([np.arange(len(whole), dtype=np.float64), places]), kind="stable")
+        parts.append(np.concatenate([whole, extra])[merged])
+    return np.concatenate(parts).astype(np.int32) if parts else np.empty(0, np.int32)
+
+
+def take_sample(job: SampleJob) -> Sample:
+    """Take a sample.
+
+    Raises:
+        OrchestratorError: The set, the device or the cache file of a warm run is not to be had.
+    """
+    began = time.perf_counter()
+    started_at = time.time()
+    load = os.getloadavg()[0]
+    with open_paths(job.set_paths) as source:
+        totals = _Totals()
+        for captured, jobs in _groups(source):
+            device = open_device(job.device, captured=captured)
+            try:
+                totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
+                built = build_image(source, jobs, device.capabilities)
+                totals.skipped += len(built.problems)
+                if len(built.image):
+                    totals.take(_run(job, device, built), job)
+            finally:
+                device.close()
+        return totals.row(
+            job, source, started_at=started_at, load=load, process_s=time.perf_counter() - began
+        )
+
+
+def fill(job: FillJob) -> Filled:
+    """Compile a set, keep the cache, and see how fast one worker takes everything from it.
+
+    Raises:
+        OrchestratorError: The set or the device is not to be had.
+        DeviceError: The driver's cache keeps nothing, so that nothing warm can be measured.
+    """
+    data = b""
+    cold_ns = pipelines = warm_ns = hits = 0
+    with open_paths(job.set_paths) as source:
+        groups = list(_groups(source))
+        identity = None
+        for captured, jobs in groups if job.warm else groups[:1]:
+            device = open_device(job.device, captured=captured)
+            try:
+                identity = device.identity
+                built = build_image(source, jobs, device.capabilities)
+                pipelines += len(built.image)
+                if not job.warm or not len(built.image):
+                    continue
+                data, timings = _compile_twice(device, built.image, job.workers, data)
+                cold_ns, warm_ns, hits = cold_ns + timings[0], warm_ns + timings[1], hits + timings[2]
+            finally:
+                device.close()
+        if identity is None:
+            raise DeviceError(f"{source.name}: holds no pipelines")
+        if job.warm:
+            saved = save_cache_file(cache_path(Path(job.cache_directory), identity), identity, data)
+            if not saved.saved_bytes:
+                raise DeviceError(f"nothing warm can be measured on {job.device}: {saved.skipped}")
+        return Filled(
+            set_hash=f"{source.content_hash():016x}",
+            identity=identity_text(identity),
+            pipelines=pipelines,
+            cold_s=cold_ns / 1e9,
+            warm_rate=pipelines / (warm_ns / 1e9) if warm_ns else 0.0,
+            hit_share=hits / pipelines if pipelines else 0.0,
+            cache_bytes=len(data),
+        )
+
+
+def _compile_twice(
+    device: Device, image: CreateInfoImage, workers: int, data: bytes
+) -> tuple[bytes, tuple[int, int, int]]:
+    """Fill a cache with several workers, take everything from it with one: its data; both times, ns; hits."""
+    prepared = device.prepare(image)
+
+    async def run(count: int, primary_data: bytes) -> RunReport:
+        return await run_pipelines(
+            device, prepared, workers=count, mode=CacheMode.SHARED, primary_data=primary_data
+        )
+
+    try:
+        cold = trio.run(run, workers, data)
+        data = cold.cache_data or b""
+        warm = trio.run(run, 1, data)
+    finally:
+        prepared.close()
+    return data, (cold.timing.wall_ns, warm.timing.wall_ns, warm.cache_hits)
+
+
+def identity_text(identity: DeviceIdentity) -> str:
+    """What tells one device and driver from another, in a line."""
+    return (
+        f"{identity.device_name}, {identity.driver_name} {identity.driver_info} "
+        f"({identity.vendor_id:04x}:{identity.device_id:04x}, version {identity.driver_version:#x}, "
+        f"cache {identity.pipeline_cache_uuid.hex()})"
+    )
+
+
+def _groups(source: PipelineSet) -> Iterator[tuple[CapturedFeatures, list[PipelineJob]]]:
+    for group in source.groups:
+        yield captured_features(group), [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
+
+
+def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, int]:
+    """One run, and the resident size before it."""
+    image = built.image
+    order = run_order(image, passes=job.passes, duplicates=job.duplicates)
+    if len(order) != len(image) or job.duplicates:
+        image = repeat_pipelines(image, order)
+    primary_data = _warm_data(job, device) if job.temperature == WARM else b""
+    prepared = device.prepare(image)
+    try:
+
+        def scheduler(jobs: JobGraph, workers: int) -> Scheduler:
+            return FifoScheduler(jobs, workers, limit=job.batch)
+
+        async def run() -> RunReport:
+            return await run_pipelines(
+                device,
+                prepared,
+                workers=job.workers,
+                mode=CacheMode(job.mode),
+                primary_data=primary_data,
+                scheduler=scheduler,
+            )
+
+        before = peak_memory()
+        with _no_garbage_collection():
+            return trio.run(run), before
+    finally:
+        prepared.close()
+
+
+def _warm_data(job: SampleJob, device: Device) -> bytes:
+    loaded = read_cache_file(cache_path(Path(job.cache_directory), device.identity), device.identity)
+    if loaded.status is not LoadStatus.LOADED:
+        raise DeviceError(
+            f"the cache for warm runs cannot be used: {loaded.status.value}: {loaded.detail}; "
+            "did the driver change since the benchmark began?"
+        )
+    return loaded.data
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, bytes."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else size * 1024  # kilobytes everywhere else
+
+
+@define
+class _Totals:
+    """Sums over the groups of a set."""
+
+    identity: DeviceIdentity | None = None
+    driver_caches: str = ""
+    skipped: int = 0
+    memory_before: int = 0
+    sums: dict[str, int] = field(factory=dict)
+    compiled_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
+    hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
+    notes: list[str] = field(factory=list)
+    spans: list[Span] = field(factory=list)
+
+    def take(self, run: tuple[RunReport, int], job: SampleJob) -> None:
+        """Add the run of a group."""
+        report, memory_before = run
+        self.memory_before = self.memory_before or memory_before
+        if job.trace:
+            self.spans += run_spans(report)
+        compiled, hit = report.status == _COMPILED, report.status == _HIT
+        self.compiled_ns.append(report.driver_ns[compiled])
+        self.hit_ns.append(report.driver_ns[hit])
+        duplicate_keys, duplicate_ns = repeated_work(report.keys[compiled], report.driver_ns[compiled])
+        merge, timing = report.merge, report.timing
+        figures = {
+            "pipelines": len(report) - len(report.skipped),
+            "created": int(compiled.sum() + hit.sum()),
+            "hits": int(hit.sum()),
+            "failed": len(report.failed),
+            "skipped": len(report.skipped),
+            "calls": len(report.calls),
+            "open_ns": timing.open_ns,
+            "wall_ns": timing.wall_ns,
+            "merge_ns": timing.merge_ns,
+            "read_back_ns": timing.read_back_ns,
+            "call_ns": sum(each.wall_ns for each in report.calls),
+            "driver_ns": timing.driver_ns,
+            "cpu_ns": timing.cpu_ns,
+            "run_delay_ns": timing.run_delay_ns,
+            "blocked_ns": timing.blocked_ns,
+            "barrier_wait_ns": sum(report.barrier.waits_ns),
+            "duplicate_keys": duplicate_keys,
+            "duplicate_ns": duplicate_ns,
+            "source_bytes": sum(merge.source_bytes) if merge else 0,
+            "primary_bytes": merge.primary_bytes_after if merge else 0,
+        }
+        for name, value in figures.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        self.notes += [
+            each for each in (*report.notes, *(merge.warnings if merge else ())) if each not in self.notes
+        ]
+
+    def row(
+        self, job: SampleJob, source: PipelineSet, *, started_at: float, load: float, process_s: float
+    ) -> Sample:
+        """The row."""
+        if self.identity is None or not self.sums:
+            raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
+        if job.trace:
+            Path(job.trace).write_bytes(encode_trace(self.spans, process=f"{job.device} {job.mode}"))
+        sums = dict(self.sums)
+        sums["skipped"] += self.skipped
+        return Sample(
+            device=job.device,
+            temperature=job.temperature,
+            duplicates=job.duplicates,
+            workers=job.workers,
+            mode=job.mode,
+            control=job.control,
+            round=job.round,
+            batch=job.batch,
+            passes=job.passes,
+            set_name=source.name,
+            set_hash=f"{source.content_hash():016x}",
+            set_pipelines=len(source),
+            environment=environment(self.identity, self.driver_caches, load),
+            started_at=started_at,
+            process_s=process_s,
+            memory_before_bytes=self.memory_before,
+            peak_memory_bytes=peak_memory(),
+            compiled_latency=Latencies.of(np.concatenate(self.compiled_ns)),
+            hit_latency=Latencies.of(np.concatenate(self.hit_ns)),
+            notes=tuple(self.notes),
+            **sums,
+        )
+
+
+def repeated_work(keys: npt.NDArray[np.uint64], driver_ns: npt.NDArray[np.uint64]) -> tuple[int, int]:
+    """Keys that were compiled more than once, and the driver time of all but the first compilation of each."""
+    _, first, counts = np.unique(keys, return_index=True, return_counts=True)
+    total = int(driver_ns.sum()) - int(driver_ns[first].sum()) if len(keys) else 0
+    return int((counts > 1).sum()), total
+
+
+def environment(identity: DeviceIdentity, driver_caches: str, load: float) -> Environment:
+    """Where this process takes samples."""
+    return Environment(
+        driver_name=identity.driver_name,
+        driver_info=identity.driver_info,
+        driver_version=identity.driver_version,
+        driver_id=identity.driver_id,
+        device_name=identity.device_name,
+        vendor_id=identity.vendor_id,
+        device_id=identity.device_id,
+        pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
+        driver_caches=driver_caches,
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        processor=_processor(),
+        load_average=load,
+        python=platform.python_version(),
+        orchestrator=_version(),
+    )
+
+
+def _processor() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name":
+                    return value.strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _version() -> str:
+    try:
+        return metadata.version("orchestrator")
+    except metadata.PackageNotFoundError:
+        return "unknown"
