@@ -139,7 +139,18 @@ async def run_pipelines(
     if policy.rolling and mode in (CacheMode.SHARED, CacheMode.NONE):
         raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
 
-    run = _Run(device, prepared, count, mode, seed_workers_from_primary, keep, primary, policy, on_merged)
+    run = _Run(
+        device=device,
+        prepared=prepared,
+        worker_count=count,
+        mode=mode,
+        seed=seed_workers_from_primary,
+        keep=keep,
+        primary=primary,
+        policy=policy,
+        on_merged=on_merged,
+        token=trio.lowlevel.current_trio_token(),
+    )
     run.settle(skipped or {}, prepared.unusable)
     exchange = Exchange(scheduler(run.job_graph(), count))
     run.take_unassignable(exchange)
@@ -147,7 +158,6 @@ async def run_pipelines(
     reported = False
     try:
         await trio.to_thread.run_sync(run.open_caches, primary_data, limiter=limiter)
-        run.begin_rotation()
         await _work(run, exchange, limiter, stop, on_progress)
         run.take_unassignable(exchange)
         if on_progress is not None:
@@ -235,6 +245,7 @@ class _Run:
     primary: PipelineCache | None
     policy: MergePolicy
     on_merged: MergedHook | None
+    token: trio.lowlevel.TrioToken
     rotation: Rotation | None = None
     seed_data: bytes = b""
     own_primary: PipelineCache | None = None
@@ -297,6 +308,7 @@ class _Run:
         self.primary_bytes_before = size_of(self.device, self.primary, self.notes)
         if self.mode is not CacheMode.SHARED:
             self._open_worker_caches(self.primary)
+            self._begin_rotation(self.primary)
         self.open_ns = time.perf_counter_ns() - started
 
     def _open_worker_caches(self, primary: PipelineCache) -> None:
@@ -323,16 +335,17 @@ class _Run:
         """Whether workers look pipelines up in the primary before they compile."""
         return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
 
-    def begin_rotation(self) -> None:
-        """Hand the worker caches to a rotation, where they may change during the run. In the trio thread."""
-        if self.primary is None or not (self.policy.rolling or self.looks_up):
+    def _begin_rotation(self, primary: PipelineCache) -> None:
+        """Hand the worker caches to a rotation, where they may change during the run."""
+        if not (self.policy.rolling or self.looks_up):
             return
         self.rotation = Rotation(
             self.device,
-            self.primary,
+            primary,
             self.policy,
             self.worker_caches,
             self._make_fresh,
+            self.token,
             seed_bytes=self.seed_bytes,
             primary_bytes=self.primary_bytes_before,
             looked_up=self.looks_up,

@@ -162,15 +162,16 @@ class _Retired:
 class Rotation:
     """The caches of a run with a rolling merge; see the top of the module.
 
-    Made in the trio thread. `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the
-    rest to the run when no worker is left.
+    `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the run when no
+    worker is there yet or left.
 
     Args:
         device: The device.
         primary: What is merged into.
         policy: When.
         current: The first cache of each worker; owned by the rotation from now on.
-        make: Makes a fresh cache of a name; called in the merger's thread.
+        make: Makes a fresh cache of a name; called here and in the merger's thread.
+        token: Of the trio run.
         seed_bytes: Size of the data that worker caches start with.
         primary_bytes: Size of the primary now.
         looked_up: Whether workers look pipelines up in the primary.
@@ -188,6 +189,7 @@ class Rotation:
         policy: MergePolicy,
         current: Sequence[PipelineCache],
         make: Callable[[str], PipelineCache],
+        token: trio.lowlevel.TrioToken,
         *,
         seed_bytes: int = 0,
         primary_bytes: int = 0,
@@ -214,10 +216,13 @@ class Rotation:
         self._hook_ns = 0
         self._folds: list[Fold] = []
         self._lot = trio.lowlevel.ParkingLot()
-        self._token = trio.lowlevel.current_trio_token()
+        self._token = token
         self.guard = PrimaryGuard(needed=looked_up and not primary.internally_synchronized_merge)
         self.warnings: list[str] = []
         self.primary_is_filled = primary_bytes > HEADER_BYTES
+        if policy.rolling and not seed_bytes:
+            # Empty ones cost next to nothing. Others are made when the run turns out to compile something.
+            self._make_spares()
 
     # --- a worker's side
 
@@ -312,7 +317,15 @@ class Rotation:
         return min(len(self._slots), _MOST_SPARES)
 
     def _serve_once(self) -> None:
-        self._fold(self._on_merged)
+        fold = self._fold()
+        # Before the hook, which may take its time: workers need them.
+        self._make_spares()
+        if fold is not None and self._on_merged is not None:
+            began = time.perf_counter_ns()
+            self._on_merged(self._primary, fold)
+            self._hook_ns += time.perf_counter_ns() - began
+
+    def _make_spares(self) -> None:
         while self._lacks_spares():
             self._made += 1
             try:
@@ -324,12 +337,12 @@ class Rotation:
             with self._lock:
                 self._spares.append(spare)
 
-    def _fold(self, hook: MergedHook | None) -> None:
+    def _fold(self) -> Fold | None:
         with self._lock:
             self._folding.extend(self._retired)
             self._retired.clear()
         if not self._folding:
-            return
+            return None
         with self.guard.fold():
             merged = merge_into(
                 self._device,
@@ -349,16 +362,13 @@ class Rotation:
         self.primary_is_filled |= merged.after > HEADER_BYTES
         while self._folding:
             self._device.destroy_pipeline_cache(self._folding.pop().cache)
-        if hook is not None:
-            began = time.perf_counter_ns()
-            hook(self._primary, fold)
-            self._hook_ns += time.perf_counter_ns() - began
+        return fold
 
     # --- the run's side, when no worker is left
 
     def finish(self) -> None:
         """Fold what was retired and not folded. Blocking."""
-        self._fold(None)
+        self._fold()
 
     def current_caches(self) -> list[PipelineCache]:
         """The last cache of each worker, worker by worker."""

@@ -20,7 +20,12 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import DriverError
 from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
 
-MODES_WITH_CACHE = (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL)
+MODES_WITH_CACHE = (
+    CacheMode.SHARED,
+    CacheMode.PER_WORKER,
+    CacheMode.PER_WORKER_INTERNAL,
+    CacheMode.TWO_LEVEL,
+)
 
 
 class RefusingDevice(SimulatedDevice):

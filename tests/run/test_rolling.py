@@ -1,0 +1,409 @@
+"""Rolling merges: nothing lost, nothing shared, nothing stopped; and the primary as a first level."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.errors import DriverError, ExternalSynchronizationError
+from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, run_pipelines
+from orchestrator.run.rolling import MergedHook, PrimaryGuard
+from orchestrator.schedule import FifoScheduler
+from tests.run.support import check_sums, hits_of, prepared_set, without
+
+EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
+ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
+SMALL_BATCHES = partial(FifoScheduler, limit=4)
+
+
+class FoldsBetweenBatches:
+    """Holds each compile of a list until the primary was merged into again, so that folds are certain to happen."""
+
+    def __init__(self, keys: Sequence[int]) -> None:
+        self.keys = frozenset(keys)
+        self.folded = threading.Semaphore(0)
+
+    def __call__(self, key: int) -> None:
+        """Be called by the driver before it compiles."""
+        if key in self.keys:
+            assert self.folded.acquire(timeout=60)
+
+    def merged(self, _primary: PipelineCache, _fold: Fold) -> None:
+        """Be called after a fold."""
+        self.folded.release()
+
+
+@pytest.mark.parametrize("mode", ROLLING_MODES)
+@pytest.mark.parametrize("workers", [1, 2, 5])
+async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: CacheMode, workers: int) -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    primary = device.create_pipeline_cache()
+    report = await run_pipelines(
+        device,
+        prepared,
+        workers=workers,
+        mode=mode,
+        merge=EACH_BATCH,
+        primary=primary,
+        scheduler=SMALL_BATCHES,
+    )
+    check_sums(report)
+    assert report.compiled == 300
+    assert set(device.compile_counts.values()) == {1}
+    assert device.live_caches == 1
+    data = device.pipeline_cache_data(primary).data
+    other = SimulatedDevice()
+    at_barrier = await run_pipelines(other, prepared_set(other), workers=workers)
+    assert at_barrier.cache_data is not None
+    assert len(data) == len(at_barrier.cache_data)
+    assert await hits_of(data) == 300
+    merge = report.merge
+    assert merge is not None
+    assert merge.warnings == ()
+    assert merge.pruned_bytes == 0
+    assert (merge.primary_bytes_before, merge.primary_bytes_after) == (32, len(data))
+    again = await run_pipelines(
+        device, prepared, workers=workers, mode=mode, merge=EACH_BATCH, primary=primary
+    )
+    assert again.cache_hits == 300
+    assert again.merge is not None
+    assert again.merge.rolling is not None
+    assert again.merge.rolling.folds == 0, "nothing new, nothing to merge"
+
+
+@pytest.mark.parametrize("mode", ROLLING_MODES)
+async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) -> None:
+    held = FoldsBetweenBatches([20, 60, 100])
+    device = SimulatedDevice(SimulatedOptions(on_compile=held))
+    prepared = prepared_set(device, 200)
+    saved: list[tuple[Fold, bytes, int]] = []
+
+    def on_merged(primary: PipelineCache, fold: Fold) -> None:
+        saved.append((fold, device.pipeline_cache_data(primary).data, len(device.compile_counts)))
+        held.merged(primary, fold)
+
+    report = await run_pipelines(
+        device,
+        prepared,
+        workers=1,
+        mode=mode,
+        merge=EACH_BATCH,
+        on_merged=on_merged,
+        scheduler=SMALL_BATCHES,
+    )
+    assert report.compiled == 200
+    assert report.merge is not None
+    rolling = report.merge.rolling
+    assert rolling is not None
+    assert rolling.folds == len(saved) >= 3
+    assert [fold.number for fold, _, _ in saved] == list(range(1, len(saved) + 1))
+    compiled_so_far = 0
+    for fold, data, compiled in saved:
+        compiled_so_far += fold.pipelines
+        assert len(data) == fold.primary_bytes
+        assert await hits_of(data, 200) == compiled_so_far <= compiled
+    assert saved[0][2] < 200, "the first save was before the end"
+    assert rolling.pipelines == compiled_so_far
+    assert rolling.source_bytes == sum(sum(fold.source_bytes) for fold, _, _ in saved)
+    assert rolling.caches >= rolling.folds
+    assert rolling.longest_pause_ns > 0
+    assert rolling.synchronized_by == ("driver" if mode is CacheMode.TWO_LEVEL else "nothing")
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data, 200) == 200
+    assert device.live_caches == 0
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        evolve(EACH_BATCH, batches=None, gained_bytes=6000),
+        evolve(EACH_BATCH, batches=None, age_ns=1),
+        evolve(EACH_BATCH, batches=3),
+    ],
+)
+async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
+    held = FoldsBetweenBatches([50, 100])
+    device = SimulatedDevice(SimulatedOptions(on_compile=held))
+    report = await run_pipelines(
+        device,
+        prepared_set(device),
+        workers=1,
+        merge=policy,
+        on_merged=held.merged,
+        scheduler=SMALL_BATCHES,
+    )
+    assert report.merge is not None
+    rolling = report.merge.rolling
+    assert rolling is not None
+    assert rolling.folds >= 2
+    if policy.gained_bytes is not None:
+        # A batch of four has 6,224 bytes. Where no fresh cache was ready, a cache gathers more.
+        assert rolling.source_bytes / rolling.caches >= 6000
+        assert rolling.deferred or rolling.source_bytes / rolling.caches < 24_000
+
+
+async def test_thresholds_that_are_not_reached_leave_it_to_the_barrier() -> None:
+    device = SimulatedDevice()
+    policy = MergePolicy(rolling=True, batches=10**6, gained_bytes=10**12, age_ns=10**15)
+    report = await run_pipelines(device, prepared_set(device), workers=2, merge=policy)
+    assert report.merge is not None
+    assert report.merge.rolling is not None
+    assert (report.merge.rolling.folds, report.merge.rolling.deferred) == (0, 0)
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data) == 300
+
+
+async def test_two_level_looks_up_and_compiles_misses_only() -> None:
+    device = SimulatedDevice()
+    whole = prepared_set(device, 300)
+    half = device.prepare(simulated_image(range(0, 300, 2)))
+    primary = device.create_pipeline_cache()
+    await run_pipelines(device, half, workers=1, primary=primary)
+    report = await run_pipelines(
+        device, whole, workers=2, mode=CacheMode.TWO_LEVEL, primary=primary, keep=True
+    )
+    check_sums(report)
+    assert (report.cache_hits, report.compiled) == (150, 150)
+    hit = report.status == list(OutcomeStatus).index(OutcomeStatus.CACHE_HIT)
+    assert (report.keys[hit] % 2 == 0).all()
+    assert report.handles is not None
+    assert np.count_nonzero(report.handles) == 300
+    device.destroy_pipelines(report.handles)
+    assert device.live_pipelines == 0
+    assert report.merge is not None
+    assert report.merge.seed_bytes == 0
+    looked_up = {call.cache for call in device.calls() if call.operation == "create_pipelines"}
+    assert {"worker 0", "worker 1"} & looked_up
+    assert await hits_of(device.pipeline_cache_data(primary).data) == 300
+
+
+async def test_two_level_hits_need_no_cache_of_their_own() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    data = (await run_pipelines(device, prepared, workers=2)).cache_data or b""
+    before = len(device.calls())
+    report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary_data=data)
+    assert report.cache_hits == 300
+    made = [call for call in device.calls()[before:] if call.operation == "create_pipelines"]
+    assert {call.cache for call in made} == {"primary"}
+
+
+@pytest.mark.parametrize("merge_in_driver", [True, False])
+async def test_two_level_keeps_folds_and_look_ups_apart(merge_in_driver: bool) -> None:
+    # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize.
+    device = SimulatedDevice(without(internally_synchronized_merge=merge_in_driver))
+    seed_device = SimulatedDevice()
+    first = seed_device.prepare(simulated_image(range(40)))
+    data = (await run_pipelines(seed_device, first, workers=1)).cache_data or b""
+    for _ in range(20):
+        report = await run_pipelines(
+            device,
+            prepared_set(device),
+            workers=4,
+            mode=CacheMode.TWO_LEVEL,
+            merge=EACH_BATCH,
+            primary_data=data,
+            scheduler=SMALL_BATCHES,
+        )
+        check_sums(report)
+        assert (report.cache_hits, report.compiled) == (40, 260)
+        assert report.merge is not None
+        assert report.merge.rolling is not None
+        assert report.merge.rolling.synchronized_by == ("driver" if merge_in_driver else "lock")
+        assert report.cache_data is not None
+        assert await hits_of(report.cache_data) == 300
+    assert device.live_caches == 0
+
+
+async def test_two_level_without_compile_required_is_per_worker_and_says_so() -> None:
+    device = SimulatedDevice(without(compile_required=False))
+    prepared = prepared_set(device)
+    data = b""
+    for expected in (0, 300):
+        report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary_data=data)
+        assert report.cache_hits == expected
+        assert report.mode is CacheMode.TWO_LEVEL
+        assert any("cannot forbid compiling" in note for note in report.notes)
+        data = report.cache_data or b""
+
+
+async def test_two_level_failures_are_those_of_the_compile() -> None:
+    device = SimulatedDevice(
+        SimulatedOptions(bugs=DriverBugs(results={7: ERROR_OUT_OF_HOST_MEMORY}), unusable={9: "broken"})
+    )
+    seeded = device.prepare(simulated_image(range(100, 120)))
+    primary = device.create_pipeline_cache()
+    await run_pipelines(device, seeded, workers=1, primary=primary)
+    prepared = device.prepare(simulated_image(range(30), libraries={20: [7], 21: [9], 22: [3]}))
+    report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary=primary)
+    check_sums(report)
+    assert {each.index: each.reason for each in report.failed} == {
+        7: "VK_ERROR_OUT_OF_HOST_MEMORY",
+        9: "broken",
+        20: "links pipeline 7, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
+        21: "links pipeline 9, which was not created: broken",
+    }
+
+
+async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> None:
+    class NoMore(SimulatedDevice):
+        def create_pipeline_cache(self, initial_data: bytes = b"", **options: object) -> PipelineCache:
+            if str(options["name"]).startswith("fresh"):
+                raise DriverError(
+                    "vkCreatePipelineCache", ERROR_OUT_OF_HOST_MEMORY, "VK_ERROR_OUT_OF_HOST_MEMORY"
+                )
+            return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
+
+    device = NoMore()
+    report = await run_pipelines(
+        device, prepared_set(device), workers=2, merge=EACH_BATCH, scheduler=SMALL_BATCHES
+    )
+    assert report.compiled == 300
+    merge = report.merge
+    assert merge is not None
+    assert merge.rolling is not None
+    assert merge.rolling.folds == 0
+    assert merge.rolling.deferred == 2
+    (warning,) = merge.warnings
+    assert "no more fresh caches" in warning
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data) == 300
+
+
+async def test_a_driver_that_does_not_merge_is_named_once() -> None:
+    held = FoldsBetweenBatches([20, 40, 60, 80, 100, 120])
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(merge_does_nothing=True), on_compile=held))
+    report = await run_pipelines(
+        device,
+        prepared_set(device),
+        workers=1,
+        merge=EACH_BATCH,
+        on_merged=held.merged,
+        scheduler=SMALL_BATCHES,
+    )
+    assert report.merge is not None
+    assert any("no-op" in warning for warning in report.merge.warnings)
+    assert len(report.merge.warnings) <= 6
+
+
+async def test_what_the_hook_raises_ends_the_run_and_leaves_nothing() -> None:
+    def full(_primary: PipelineCache, _fold: Fold) -> None:
+        raise OSError("the disk is full")
+
+    device = SimulatedDevice()
+    with pytest.raises(OSError, match="the disk is full"):
+        await _run_until_a_fold(device, full)
+    assert device.live_caches == 0
+
+
+async def _run_until_a_fold(device: SimulatedDevice, hook: MergedHook) -> None:
+    """Run again and again: a run may end before the merger gets to its first fold."""
+    for _ in range(1000):
+        prepared = prepared_set(device)
+        await run_pipelines(
+            device, prepared, workers=1, merge=EACH_BATCH, on_merged=hook, scheduler=SMALL_BATCHES
+        )
+        prepared.close()
+
+
+async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None:
+    entered = threading.Event()
+
+    def on_compile(key: int) -> None:
+        if key == 1000:
+            entered.set()
+            # Holds the primary for as long as the run lasts.
+            assert done.wait(60)
+
+    done = threading.Event()
+    device = SimulatedDevice(evolve(without(internally_synchronized_merge=False), on_compile=on_compile))
+    primary = device.create_pipeline_cache(name="primary")
+    stray = device.prepare(simulated_image([1000]))
+    user = threading.Thread(
+        target=device.create_pipelines,
+        args=(stray, np.array([0], np.int32), primary),
+    )
+    user.start()
+    assert entered.wait(60)
+    try:
+        with pytest.raises(ExternalSynchronizationError, match="primary"):
+            await run_pipelines(device, prepared_set(device), workers=2, merge=EACH_BATCH, primary=primary)
+    finally:
+        done.set()
+        user.join()
+    assert device.live_caches == 1
+
+
+@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.NONE])
+async def test_nothing_to_merge_on_the_way_is_a_mistake(mode: CacheMode) -> None:
+    device = SimulatedDevice()
+    with pytest.raises(ValueError, match="no worker caches"):
+        await run_pipelines(device, prepared_set(device), mode=mode, merge=ROLLING)
+
+
+async def test_two_level_needs_a_primary_for_all() -> None:
+    device = SimulatedDevice()
+    primary = device.create_pipeline_cache(externally_synchronized=True)
+    with pytest.raises(ValueError, match="two-level"):
+        await run_pipelines(device, prepared_set(device), mode=CacheMode.TWO_LEVEL, primary=primary)
+
+
+async def test_two_level_may_leave_the_merge_to_the_barrier() -> None:
+    device = SimulatedDevice()
+    report = await run_pipelines(
+        device, prepared_set(device), workers=2, mode=CacheMode.TWO_LEVEL, merge=BARRIER
+    )
+    assert report.merge is not None
+    assert report.merge.rolling is not None
+    assert report.merge.rolling.folds == 0
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data) == 300
+
+
+def test_a_threshold_is_positive_or_absent() -> None:
+    assert MergePolicy(batches=None, gained_bytes=None, age_ns=None).batches is None
+    for make in (
+        lambda: MergePolicy(batches=0),
+        lambda: MergePolicy(gained_bytes=0),
+        lambda: MergePolicy(age_ns=-1),
+    ):
+        with pytest.raises(ValueError, match=">= 1"):
+            make()
+
+
+def test_a_fold_waits_for_look_ups_and_goes_before_later_ones() -> None:
+    guard = PrimaryGuard(needed=True)
+    order: list[str] = []
+    folding = threading.Event()
+
+    def fold() -> None:
+        folding.set()
+        with guard.fold():
+            order.append("fold")
+
+    def look_up() -> None:
+        with guard.look_up():
+            order.append("look up")
+
+    with guard.look_up():
+        folder = threading.Thread(target=fold)
+        folder.start()
+        assert folding.wait(60)
+        with guard._changed:
+            # It holds the condition from saying that it folds to waiting, so this is seen when it waits.
+            while not guard._folding:
+                guard._changed.wait(0.001)
+        later = threading.Thread(target=look_up)
+        later.start()
+        assert order == []
+    folder.join(60)
+    later.join(60)
+    assert order == ["fold", "look up"]
