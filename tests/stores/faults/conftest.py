@@ -1,5 +1,7 @@
 # Purpose: count what the fault suites went through, and print it at the end of a run: a suite that is exhaustive must
 # show how much that was, or one that silently shrank would look the same.
+#
+# The counts travel as properties of the tests' reports, so that those of tests that ran in another process are here too.
 """Counts of the fault suites."""
 
 from __future__ import annotations
@@ -11,19 +13,17 @@ from pathlib import Path
 
 import pytest
 
-COUNTS: pytest.StashKey[list[tuple[str, str]]] = pytest.StashKey()
+COUNT = "count: "
 
 CountCases = Callable[[str, str], None]
 
 
 @pytest.fixture
-def count_cases(request: pytest.FixtureRequest) -> CountCases:
+def count_cases(record_property: Callable[[str, object], None]) -> CountCases:
     """A function that notes what a suite went through, such as ("F1", "1,400 faults")."""
-    counts = request.config.stash.setdefault(COUNTS, [])
 
     def note(suite: str, what: str) -> None:
-        request.node.user_properties.append((suite, what))
-        counts.append((suite, what))
+        record_property(COUNT + suite, what)
 
     return note
 
@@ -37,10 +37,15 @@ def fast_path() -> Iterator[Path]:
     shutil.rmtree(directory)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the counts of the suites that ran."""
-    counts = config.stash.get(COUNTS, [])
+    counts = sorted(
+        (name.removeprefix(COUNT), str(what))
+        for report in terminalreporter.getreports("passed")
+        for name, what in report.user_properties
+        if report.when == "call" and name.startswith(COUNT)
+    )
     if counts:
         terminalreporter.section("fault suites")
-        for suite, what in sorted(counts):
+        for suite, what in counts:
             terminalreporter.line(f"{suite}: {what}")

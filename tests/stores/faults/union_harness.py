@@ -1,0 +1,211 @@
+# Purpose: two processes that compile sets which overlap by half save into one directory at a time; both are killed at
+# random and started again until each has compiled all of its set once. Then all of both must be there.
+# Run by the tests as a process of its own, in the environment of one driver.
+#
+# Guarantees: the driver is entered in the children only, so that each start is a new one. Ends with a JSON document on
+# stdout. The seed decides who is killed when, as far as a scheduler lets it.
+# Assumptions: POSIX. One thread, so that forking is safe.
+"""Two processes, one directory, kills. Usage: python -m tests.stores.faults.union_harness OPTIONS-AS-JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import numpy as np
+from attrs import define, field, frozen
+
+from orchestrator.devices import open_device
+from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.sets.builder import PipelineSetBuilder
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.memory import MemoryRecords
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
+from tests.stores.faults.kill_harness import FORGIVEN, forked
+
+SHARES = (range(1000), range(500, 1500))
+UNION = 1500
+
+
+@frozen
+class Options:
+    """What to do.
+
+    Attributes:
+        directory: Where to save.
+        selector: The device.
+        seed: Decides who is killed when.
+        kills: How many at most.
+        longest_s: Time between two kills, at most.
+        batch: Pipelines between two saves.
+    """
+
+    directory: str
+    selector: str
+    seed: int
+    kills: int
+    longest_s: float
+    batch: int = 50
+
+
+@define
+class Report:
+    """What happened.
+
+    Attributes:
+        kills: Processes that were killed.
+        hits: Pipelines of both sets that a new process finds in the file.
+        status: What became of the file when that process loaded it.
+        file_bytes: Its size.
+        quarantined: Files that were moved away.
+        left: Temporaries and sentinels that are left.
+        wrong: What was wrong.
+    """
+
+    kills: int = 0
+    hits: int = 0
+    status: str = ""
+    file_bytes: int = 0
+    quarantined: int = 0
+    left: int = 0
+    wrong: list[str] = field(factory=list)
+
+
+def compute_shader(number: int) -> bytes:
+    """SPIR-V of an empty compute shader, another one for each number up to 1,500: its workgroups differ."""
+    if number < 1024:
+        size = (number % 64 + 1, number // 64 + 1, 1)
+    else:
+        size = ((number - 1024) % 32 + 1, (number - 1024) // 32 + 1, 2)
+    main, void, function, label = 1, 2, 3, 4
+    instructions: tuple[tuple[int, ...], ...] = (
+        (17, 1),  # OpCapability Shader
+        (14, 0, 1),  # OpMemoryModel Logical GLSL450
+        (15, 5, main, *struct.unpack("<2I", b"main\0\0\0\0")),  # OpEntryPoint GLCompute
+        (16, main, 17, *size),  # OpExecutionMode LocalSize
+        (19, void),  # OpTypeVoid
+        (33, function, void),  # OpTypeFunction
+        (54, void, main, 0, function),  # OpFunction
+        (248, label),  # OpLabel
+        (253,),  # OpReturn
+        (56,),  # OpFunctionEnd
+    )
+    words = [0x07230203, 0x00010000, 0, label + 1, 0]
+    for code, *operands in instructions:
+        words += [(1 + len(operands)) << 16 | code, *operands]
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+def make_set() -> tuple[PipelineSet, list[int]]:
+    """The union of both sets, and the key of each pipeline by its number."""
+    records = MemoryRecords("union")
+    builder = PipelineSetBuilder(records)
+    keys = [
+        builder.compute_pipeline("auto", builder.shader_module(compute_shader(one))) for one in range(UNION)
+    ]
+    assert len(set(keys)) == UNION
+    return PipelineSet.from_records(records), keys
+
+
+def image_of(source: PipelineSet, keys: list[int], numbers: range, device: Device) -> CreateInfoImage:
+    """The image of some of the pipelines."""
+    wanted = {keys[number] for number in numbers}
+    built = build_image(source, [job for job in source.pipelines if job.key in wanted], device.capabilities)
+    assert built.problems == ()
+    assert len(built.image) == len(numbers)
+    return built.image
+
+
+def compile_share(options: Options, source: PipelineSet, keys: list[int], numbers: range) -> None:
+    """Load, compile what is missing, save after each batch that had something new."""
+    device = open_device(options.selector)
+    path = cache_path(Path(options.directory), device.identity)
+    cache, _ = load_into_cache(device, path, tolerated_crashes=FORGIVEN)
+    prepared = device.prepare(image_of(source, keys, numbers, device))
+    unsaved = False
+    for start in range(0, len(numbers), options.batch):
+        indices = np.arange(start, min(start + options.batch, len(numbers)), dtype=np.int32)
+        batch = device.create_pipelines(prepared, indices, cache)
+        assert not batch.results.any()
+        unsaved |= bool(np.any(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT == 0))
+        if unsaved:
+            # Where the other process has the lock for long, the next batch brings the next chance.
+            unsaved = not _save(device, path, cache)
+    while unsaved:
+        unsaved = not _save(device, path, cache)
+    device.close()
+
+
+def _save(device: Device, path: Path, cache: PipelineCache) -> bool:
+    report = save_merged(device, path, cache, tolerated_crashes=FORGIVEN)
+    return report.skipped is None or report.skipped.startswith("nothing is new")
+
+
+def look(options: Options, source: PipelineSet, keys: list[int], result_pipe: int) -> None:
+    """A new process: how much of both sets is in the file."""
+    device = open_device(options.selector)
+    path = cache_path(Path(options.directory), device.identity)
+    cache, result = load_into_cache(device, path)
+    prepared = device.prepare(image_of(source, keys, range(UNION), device))
+    batch = device.create_pipelines(prepared, np.arange(UNION, dtype=np.int32), cache)
+    hits = int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
+    answer = {"hits": hits, "status": str(result.status), "file_bytes": path.stat().st_size}
+    os.write(result_pipe, json.dumps(answer).encode())
+    device.close()
+
+
+def run(options: Options) -> Report:
+    """Start both, kill and start again, wait for both, look."""
+    chance = random.Random(options.seed)
+    report = Report()
+    source, keys = make_set()
+
+    def start(numbers: range) -> int:
+        return forked(lambda: compile_share(options, source, keys, numbers))
+
+    running = {start(numbers): numbers for numbers in SHARES}
+    next_kill = time.monotonic() + chance.uniform(0, options.longest_s)
+    while running:
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            numbers = running.pop(child)
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                running[start(numbers)] = numbers
+            elif status:
+                report.wrong.append(f"a process ended with {status}")
+        elif report.kills < options.kills and time.monotonic() >= next_kill:
+            os.kill(chance.choice(sorted(running)), signal.SIGKILL)
+            report.kills += 1
+            next_kill = time.monotonic() + chance.uniform(0, options.longest_s)
+        else:
+            time.sleep(0.002)
+    receive, send = os.pipe()
+    looker = forked(lambda: look(options, source, keys, send))
+    os.close(send)
+    answer = os.read(receive, 4096)
+    _, status = os.waitpid(looker, 0)
+    if status or not answer:
+        report.wrong.append(f"the last process ended with {status}")
+    else:
+        report = attrs.evolve(report, **json.loads(answer))
+    report.quarantined = len(list(Path(options.directory).glob("quarantine/*")))
+    report.left = len([one for one in Path(options.directory).iterdir() if one.name.startswith(".")])
+    return report
+
+
+def main() -> None:
+    """Run what the argument says."""
+    print(json.dumps(attrs.asdict(run(Options(**json.loads(sys.argv[1]))))))
+
+
+if __name__ == "__main__":
+    main()
