@@ -26,7 +26,6 @@ from attrs import frozen
 
 from orchestrator.errors import ArchiveError, RecordError
 from orchestrator.sets.archive_index import (
-    FLAG_RAW,
     RECORD_SIZE,
     ArchiveIndex,
     build_index,
@@ -35,6 +34,7 @@ from orchestrator.sets.archive_index import ArchiveLimits as ArchiveLimits
 from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
 from orchestrator.sets.archive_writer import StoredPayload as StoredPayload
 from orchestrator.sets.damage_log import DamageLog
+from orchestrator.sets.payload_storage import FLAG_RAW, inflate
 from orchestrator.sets.records import Damage, RecordSource, RecordTag
 
 
@@ -294,26 +294,6 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
                 continue
             writer.add(tag, key, payload)
     return lost
-
-
-def inflate(stored: bytes, size: int) -> bytes:
-    """Decode a zlib stream that must give exactly `size` bytes; never makes more than one byte over that.
-
-    Raises:
-        ValueError: It is damaged, does not end, or gives another size.
-    """
-    decoder = zlib.decompressobj()
-    try:
-        data = decoder.decompress(stored, size + 1)
-    except zlib.error as error:
-        raise ValueError(f"damaged zlib stream: {error}") from error
-    if len(data) > size:
-        raise ValueError(f"the zlib stream holds more than the declared {size} bytes")
-    if not decoder.eof:
-        raise ValueError(f"the zlib stream is truncated: {len(data)} of {size} bytes")
-    if len(data) < size:
-        raise ValueError(f"the zlib stream holds {len(data)} bytes, {size} are declared")
-    return data
 
 
 def _map(name: str, descriptor: int) -> mmap.mmap:

@@ -13,8 +13,8 @@
 # a block of records are then checked and decoded together with numpy.
 #
 # Where the chain breaks (a name that is not hex, a record that ends behind the file) the scan does not give up
-# what follows: if the record before is damaged too (its crc says), its size may be what broke the chain, so the
-# search for the next header starts inside it; otherwise it starts behind the break. The work spent on that is
+# what follows: if the record before is damaged too (its payload says), its size may be what broke the chain, so
+# the search for the next header starts inside it; otherwise it starts behind the break. The work spent on that is
 # bounded, so that a hostile file costs a constant times its size.
 #
 # Guarantees: memory in proportion to the number of records, never to a size that the file claims.
@@ -32,13 +32,19 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from orchestrator.errors import ArchiveError
+from orchestrator.sets.payload_storage import (
+    DEFLATE_RATIO,
+    DEFLATE_SLACK,
+    FLAG_DEFLATE,
+    FLAG_RAW,
+    deflate_bound,
+    inflate,
+)
 from orchestrator.sets.records import Damage, RecordTag
 
 MAGIC = b"\x81FOSSILIZEDB\0\0\0"
 FILE_HEADER_SIZE = len(MAGIC) + 1
 VERSIONS = (5, 6)
-FLAG_RAW, FLAG_DEFLATE = 1, 2
-DEFLATE_RATIO, DEFLATE_SLACK = 1032, 64  # deflate cannot exceed this ratio: 258 bytes in two bits
 RECORD = np.dtype(
     [("name", np.uint8, (40,)), ("stored", "<u4"), ("flags", "<u4"), ("crc", "<u4"), ("size", "<u4")]
 )
@@ -267,13 +273,24 @@ class _Resume:
         return end if flags in (FLAG_RAW, FLAG_DEFLATE) and sizes_agree and end <= self._size else None
 
     def _sound(self, offset: int) -> bool:
-        """Whether a record's crc proves its size; one that is unchecked is taken for sound."""
-        stored, _, crc, _ = _PARAMETERS.unpack_from(self._data, offset + 40)
-        self._bytes_left -= stored
-        if crc == 0 or self._bytes_left < 0:
-            return True
+        """Whether a record's payload proves its stored size: by crc, or as a zlib stream that ends with it."""
+        if self._plausible_end(offset) is None:
+            return False
+        stored, flags, crc, size = _PARAMETERS.unpack_from(self._data, offset + 40)
+        self._bytes_left -= max(stored, size)
+        if self._bytes_left < 0:
+            return True  # unknown; going on behind it needs no more work
         begin = offset + RECORD_SIZE
-        return bool(zlib.crc32(self._data[begin : begin + stored]) == crc)
+        payload = self._data[begin : begin + stored]
+        if crc != 0:
+            return bool(zlib.crc32(payload) == crc)
+        if flags == FLAG_RAW:
+            return True  # two sizes that agree are all there is
+        try:
+            inflate(payload, size, whole=True)
+        except ValueError:
+            return False
+        return True
 
     def _search(self, start: int) -> int | None:
         """Offset of the next bytes that look like a record which fits."""
@@ -288,11 +305,6 @@ class _Resume:
                 return at
             start = at + 1
         return None
-
-
-def deflate_bound(stored: int) -> int:
-    """Most bytes that a deflate stream of `stored` bytes can hold: the ratio cannot exceed about 1032."""
-    return stored * DEFLATE_RATIO + DEFLATE_SLACK
 
 
 def _refusals(headers: npt.NDArray[np.void], limits: ArchiveLimits) -> dict[int, str]:

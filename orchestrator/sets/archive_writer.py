@@ -20,7 +20,8 @@ from typing import BinaryIO, Self
 from attrs import frozen
 
 from orchestrator.errors import ArchiveError
-from orchestrator.sets.archive_index import FLAG_DEFLATE, FLAG_RAW, MAGIC
+from orchestrator.sets.archive_index import MAGIC
+from orchestrator.sets.payload_storage import FLAG_DEFLATE, FLAG_RAW
 from orchestrator.sets.records import RecordTag
 
 VERSION = 6

@@ -81,12 +81,14 @@ def small_records() -> list[tuple[int, int, bytes]]:
     return result
 
 
-def small_archive(records: Iterable[tuple[int, int, bytes]] | None = None) -> bytes:
+def small_archive(
+    records: Iterable[tuple[int, int, bytes]] | None = None, *, crc: int | None = None
+) -> bytes:
     """An archive of them, every second record deflated."""
     chosen = small_records() if records is None else list(records)
     return archive(
         *(
-            record(tag, key, payload, flags=1 + (index % 2 if payload else 0))
+            record(tag, key, payload, flags=1 + (index % 2 if payload else 0), crc=crc)
             for index, (tag, key, payload) in enumerate(chosen)
         )
     )

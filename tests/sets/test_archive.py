@@ -377,11 +377,14 @@ def test_a_writer_needs_its_directory(tmp_path: Path) -> None:
 
 
 def test_corpora_are_read_whole_and_copied_identically(corpora: Path, tmp_path: Path) -> None:
+    checked = 0
     for path in sorted(corpora.glob("*.foz")):
         with Archive.open(path) as source:
             with ArchiveWriter(tmp_path / "copy.foz") as writer:
                 assert source.copy_to(writer) == 0
             for each in source.records():
                 assert len(source.payload(each.tag, each.key)) == each.size
+                checked += each.crc != 0
             assert source.damage == ()
         assert (tmp_path / "copy.foz").read_bytes() == path.read_bytes()
+    assert checked > 2000  # recorders may leave the rest unchecked

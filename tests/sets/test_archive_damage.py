@@ -18,8 +18,9 @@ from orchestrator.sets.records import RecordTag
 from tests.sets.small_archives import MAGIC, record, small_archive, small_records
 
 DATA = small_archive()
+UNCHECKED = small_archive(crc=0)
 RECORDS = {(tag, key): payload for tag, key, payload in small_records()}
-FUZZ = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def spans() -> Iterator[tuple[tuple[int, int], int, int]]:
@@ -107,6 +108,21 @@ def test_one_flipped_bit_costs_at_most_the_record_it_is_in(path: Path, bit: int)
             assert loaded[name] == RECORDS[name] or (in_a_name and loaded[name] in RECORDS.values())
         elif bit // 8 >= begin + 56:
             assert name not in loaded
+
+
+@FUZZ
+@given(data=st.data())
+def test_one_flipped_bit_in_a_header_of_an_unchecked_archive_costs_its_record(
+    path: Path, data: st.DataObject
+) -> None:
+    hit, begin, _ = data.draw(st.sampled_from(SPANS))
+    bit = data.draw(st.integers(begin * 8, (begin + 56) * 8 - 1))
+    damaged = bytearray(UNCHECKED)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    loaded = use_everything(path)
+    for name in RECORDS:
+        assert name == hit or loaded[name] == RECORDS[name]
 
 
 @FUZZ
