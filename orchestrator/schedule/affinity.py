@@ -26,6 +26,9 @@ WINDOW = 32
 SHORT = 8
 """A job may be passed over if it is at most this part of a worker's share of what is left."""
 
+MOST_HIT = 0.9
+"""Share of hits from which on there is no preference: the caches have the code, whoever's they are."""
+
 _NOBODY = -1
 
 

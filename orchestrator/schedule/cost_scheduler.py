@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.schedule.affinity import SHORT, Affinity
+from orchestrator.schedule.affinity import MOST_HIT, SHORT, Affinity
 from orchestrator.schedule.batching import SHARES, Experience, Experiences
 from orchestrator.schedule.budget import Budget
 from orchestrator.schedule.cancellation import Cancellation, Cancellations
@@ -214,17 +214,12 @@ class CostScheduler:
         echoes = self._life.echoes[worker if self._options.pin_followers else 0]
         for priority in range(PRIORITIES):
             for queue in (echoes, self._life.queue):
-                lines = [
-                    (mask.bit_length(), -line)
-                    for line in range(priority, len(queue.masks), PRIORITIES)
-                    if (mask := queue.masks[line])
-                ]
-                for _, line in sorted(lines, reverse=True):
-                    jobs = self._take(queue, -line, worker)
+                for line in queue.lines(priority) if queue.open else ():
+                    jobs = self._take(queue, line, worker)
                     if len(jobs):
                         return self._assign(worker, jobs, queue)
         # What is ready and was not taken did not fit into what is left of the budget.
-        if self._budget.limited and any(any(queue.masks) for queue in (echoes, self._life.queue)):
+        if self._budget.limited and (echoes.open or self._life.queue.open):
             return _PAUSED
         return _WAIT
 
@@ -317,7 +312,8 @@ class CostScheduler:
     def _take(self, queue: ReadyQueue, line: int, worker: int) -> Int32s:
         """A batch from a line that has entries, or nothing where its jobs do not fit into the budget."""
         echo = queue is not self._life.queue
-        base, slope = (self._experiences.echoes if echo else self._experiences.of(line // PRIORITIES)).line()
+        experience = self._experiences.echoes if echo else self._experiences.of(line // PRIORITIES)
+        base, slope = experience.line()
         table, shares = self._table, SHARES * self._workers
         left_ns = self._budget.left(worker)
         time_ns = min(self._options.target_ns, left_ns)
@@ -327,8 +323,11 @@ class CostScheduler:
             time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
             size = min(size, max(1, table.queued // shares))
         limits = Limits(base, slope, time_ns, left_ns, size)
-        longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
-        picky = not echo and self._affinity.active and longest_ns * SHORT * self._workers <= table.open_cost
+        # Where everything hits as it is, nothing is to be gained from who does it.
+        picky = not echo and self._affinity.active and experience.hit_share < MOST_HIT
+        if picky:
+            longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
+            picky = longest_ns * SHORT * self._workers <= table.open_cost
         jobs = self._selector.take(queue, line, worker, limits, picky=picky)
         if not len(jobs) and picky:
             jobs = self._selector.take(queue, line, worker, limits, picky=False)

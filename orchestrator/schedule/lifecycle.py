@@ -191,7 +191,7 @@ class Lifecycle:
             return
         table.move(job, JOINED)
         table.flags_at[job] |= ECHO
-        table.cost_at[job] = ECHO_COST_NS
+        table.cost_at[job] = min(table.cost_at[job], ECHO_COST_NS)
         table.worker_at[job] = table.worker_at[leader]
         self._queue_if_ready(job)
 

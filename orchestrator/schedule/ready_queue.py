@@ -24,6 +24,7 @@ Int32s = npt.NDArray[np.int32]
 
 PRIORITIES = 3
 BUCKETS = 256
+_LINES = sum(1 << (kind * PRIORITIES) for kind in range(256))  # a kind is one byte
 _PER_OCTAVE = 8
 _FIRST_OCTAVE = 10  # 1 us; 32 octaves on, 73 minutes
 _SMALLEST = 4
@@ -110,6 +111,7 @@ class ReadyQueue:
     Attributes:
         state: See above.
         masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
+        open: The lines that have entries, as bits.
         repeats: Whether one bucket may hold a job twice; set by who enters a job again.
     """
 
@@ -117,13 +119,17 @@ class ReadyQueue:
         self._table = table
         self.state = state
         self.masks: list[int] = []
+        self.open = 0
         self.repeats = False
         self._buckets: list[dict[int, Bucket]] = []
 
-    @property
-    def kinds(self) -> int:
-        """Kinds that were seen."""
-        return len(self.masks) // PRIORITIES
+    def lines(self, priority: int) -> list[int]:
+        """The lines of a priority that have entries, the one with the longest job first."""
+        found = self.open & (_LINES << priority)
+        if not found & (found - 1):
+            return [found.bit_length() - 1] if found else []
+        lines = [line for line in range(priority, len(self.masks), PRIORITIES) if self.masks[line]]
+        return sorted(lines, key=lambda line: -self.masks[line].bit_length())
 
     def bucket(self, line: int, number: int) -> Bucket:
         """A bucket whose bit is set."""
@@ -132,6 +138,8 @@ class ReadyQueue:
     def empty(self, line: int, number: int) -> None:
         """A bucket has no entries any more."""
         self.masks[line] &= ~(1 << number)
+        if not self.masks[line]:
+            self.open &= ~(1 << line)
         del self._buckets[line][number]
 
     def push(self, job: int) -> None:
@@ -175,4 +183,5 @@ class ReadyQueue:
         if found is None:
             found = self._buckets[line][number] = Bucket()
             self.masks[line] |= 1 << number
+            self.open |= 1 << line
         return found

@@ -147,46 +147,68 @@ class Selector:
 
     def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits, *, picky: bool) -> Int32s:
         table = self._table
-        parts: list[Int32s] = []
-        left, left_ns = limits.size, limits.time_ns
-        look_at = 4 * left + WINDOW
-        mask = queue.masks[line]
-        while mask and left and look_at > 0:
-            number = mask.bit_length() - 1
-            bucket = queue.bucket(line, number)
-            seen = bucket.jobs[bucket.head : min(bucket.tail, bucket.head + (look_at if picky else left))]
-            look_at -= len(seen)
-            jobs = seen[table.state[seen] == queue.state]
+        # Who is choosy looks at more.
+        wanted = 4 * limits.size + WINDOW if picky else limits.size
+        while queue.masks[line]:
+            seen, segments = self._front(queue, line, wanted)
+            gone = table.state[seen] != queue.state
+            places = np.flatnonzero(~gone)
             if queue.repeats:
-                jobs = jobs[np.sort(np.unique(jobs, return_index=True)[1])]
-            suiting = self._affinity.suiting(jobs, worker) if picky else None
-            candidates = jobs if suiting is None else jobs[suiting]
-            ends_ns = np.cumsum(limits.base_ns + limits.slope * table.cost[candidates])
-            fitting = int(np.searchsorted(ends_ns, left_ns, "right"))
-            if not fitting and not parts and len(candidates) and ends_ns[0] <= limits.most_ns:
-                fitting = 1
-            number_taken = min(fitting, left)
-            taken = candidates[:number_taken]
-            if suiting is None:
-                rest = jobs[number_taken:]
-            else:
-                keep = ~suiting
-                keep[np.flatnonzero(suiting)[number_taken:]] = True
-                rest = jobs[keep]
-            bucket.replace_front(len(seen), rest)
-            if number_taken:
+                places = places[np.sort(np.unique(seen[places], return_index=True)[1])]
+            ready = len(places)
+            if picky:
+                places = places[self._affinity.suiting(seen[places], worker)]
+            places = places[: limits.size]
+            ends_ns = np.cumsum(limits.base_ns + limits.slope * table.cost[seen[places]])
+            number = int(np.searchsorted(ends_ns, limits.time_ns, "right"))
+            if not number and len(places) and ends_ns[0] <= limits.most_ns:
+                number = 1
+            places = places[:number]
+            gone[places] = True
+            self._remove(queue, line, seen, segments, gone)
+            if number:
+                taken = seen[places]
                 table.move_all(taken, queue.state, ASSIGNED)
                 table.worker[taken] = worker
-                parts.append(taken)
-                left -= number_taken
-                left_ns -= float(ends_ns[number_taken - 1])
-            full = number_taken < len(candidates)
-            if bucket.head == bucket.tail:
-                queue.empty(line, number)
-            if full:
+                return taken
+            if ready:
                 break
-            if bucket.head == bucket.tail or picky:
-                mask ^= 1 << number
-        if len(parts) == 1:
-            return parts[0].copy()
-        return np.concatenate(parts) if parts else _NONE
+        return _NONE
+
+    def _front(self, queue: ReadyQueue, line: int, wanted: int) -> tuple[Int32s, list[tuple[int, int]]]:
+        """The first entries of a line, and the buckets that they are from, each with the number of them."""
+        parts: list[Int32s] = []
+        segments: list[tuple[int, int]] = []
+        mask = queue.masks[line]
+        while mask and wanted > 0:
+            number = mask.bit_length() - 1
+            mask ^= 1 << number
+            bucket = queue.bucket(line, number)
+            size = min(bucket.tail - bucket.head, wanted)
+            parts.append(bucket.jobs[bucket.head : bucket.head + size])
+            segments.append((number, size))
+            wanted -= size
+        return np.concatenate(parts), segments
+
+    def _remove(
+        self,
+        queue: ReadyQueue,
+        line: int,
+        seen: Int32s,
+        segments: list[tuple[int, int]],
+        gone: npt.NDArray[np.bool_],
+    ) -> None:
+        """Take entries that `_front` gave out of their buckets."""
+        ends = np.cumsum([size for _, size in segments])
+        counts = np.append(0, np.cumsum(gone))[ends].tolist()
+        begin = before = 0
+        for (number, size), count in zip(segments, counts, strict=True):
+            bucket = queue.bucket(line, number)
+            end = begin + size
+            if count - before == size:
+                bucket.head += size
+                if bucket.head == bucket.tail:
+                    queue.empty(line, number)
+            elif count != before:
+                bucket.replace_front(size, seen[begin:end][~gone[begin:end]])
+            begin, before = end, count

@@ -1,7 +1,7 @@
 # Purpose: how jobs come in: a whole set at the start, or some more while it runs. It is one way for both.
 #
 #   check ─> columns ─> links (depth) ─> labels ─> same state key ─> same second-level key
-#         ─> length and urgency of libraries ─> what cannot be ─> queue
+#         ─> libraries that are settled ─> length and urgency of libraries ─> what cannot be ─> queue
 #
 # Guarantees: what is refused with ValueError has changed nothing. O(jobs + links), with array operations but for
 # links (one pass in the interpreter) and jobs that are the same as one that is settled.
@@ -96,11 +96,11 @@ class Submission:
         if jobs.pipeline_keys is not None:
             self._unite_by_pipeline_key(new, jobs.pipeline_keys)
 
+        if links[0] and first:
+            self._meet_the_past(*links, first)
         self._inherit(*links)
         for job, reason in jobs.unusable.items():
             life.reject(job, reason)
-        if links[0] and first:
-            self._meet_the_past(*links, first)
         life.enqueue_new(first)
         return first
 

@@ -1,0 +1,114 @@
+# Purpose: graphs for tests of the scheduler, and a check of everything that must hold between two events.
+"""Graphs and invariants, shared by the tests of `CostScheduler`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from orchestrator.schedule import Assignment, CostScheduler, JobGraph, JobState, Scheduler
+
+QUEUED = {JobState.WAITING, JobState.READY, JobState.PINNED, JobState.JOINED}
+
+
+def job_graph(
+    count: int,
+    *,
+    kinds: Sequence[int] | None = None,
+    libraries: Mapping[int, Sequence[int]] | None = None,
+    modules: Mapping[int, Sequence[int]] | None = None,
+    costs: Sequence[int] | None = None,
+    keys: Sequence[int] | None = None,
+    pipeline_keys: Sequence[int] | None = None,
+    priorities: Sequence[int] | None = None,
+    groups: Sequence[int] | None = None,
+    unusable: Mapping[int, str] | None = None,
+) -> JobGraph:
+    """A graph from plain values; `libraries` and `modules` go by position, and hold numbers."""
+    linked = [list((libraries or {}).get(job, ())) for job in range(count)]
+    staged = [list((modules or {}).get(job, ())) for job in range(count)]
+    return JobGraph(
+        np.array(kinds if kinds is not None else [0] * count, np.uint8),
+        np.cumsum([0, *map(len, linked)]).astype(np.int64),
+        np.array([each for group in linked for each in group], np.int32),
+        unusable or {},
+        costs_ns=None if costs is None else np.array(costs, np.int64),
+        keys=None if keys is None else np.array(keys, np.uint64),
+        pipeline_keys=None if pipeline_keys is None else np.array(pipeline_keys, np.uint64),
+        module_start=None if modules is None else np.cumsum([0, *map(len, staged)]).astype(np.int64),
+        module_index=None
+        if modules is None
+        else np.array([each for group in staged for each in group], np.int32),
+        priorities=None if priorities is None else np.array(priorities, np.uint8),
+        groups=None if groups is None else np.array(groups, np.int32),
+    )
+
+
+def requested(scheduler: Scheduler, worker: int) -> Assignment:
+    """The assignment that a worker gets now."""
+    answer = scheduler.request(worker)
+    assert isinstance(answer, Assignment), answer
+    return answer
+
+
+def jobs_of(assignment: Assignment) -> list[int]:
+    """The jobs of an assignment."""
+    return [int(each) for each in assignment.indices]
+
+
+def drain(scheduler: CostScheduler, worker: int = 0) -> list[int]:
+    """Let one worker do all that it is given, at no cost; returns the jobs in the order assigned."""
+    order = []
+    while isinstance(answer := scheduler.request(worker), Assignment):
+        order += jobs_of(answer)
+        scheduler.finished(worker, answer)
+    return order
+
+
+def assert_consistent(scheduler: CostScheduler) -> None:
+    """Everything that must hold between two events, recomputed from the columns."""
+    table, life = scheduler._table, scheduler._life
+    states = [scheduler.state_of(job) for job in range(scheduler.count)]
+    for state in JobState:
+        assert table.states[state] == states.count(state)
+    open_cost = sum(int(table.cost[job]) for job, state in enumerate(states) if state <= JobState.PINNED)
+    assert table.open_cost == open_cost
+    assert set(scheduler.unassignable) == {
+        job for job, state in enumerate(states) if state is JobState.UNASSIGNABLE
+    }
+    for job, state in enumerate(states):
+        libraries = life.links.libraries_of(job)
+        missing = [each for each in libraries if states[each] is not JobState.CREATED]
+        assert table.waiting[job] == len(missing)
+        leader = scheduler.leader_of(job)
+        if state is JobState.JOINED:
+            assert states[leader] in QUEUED - {JobState.JOINED} | {JobState.ASSIGNED}
+            if states[leader] is not JobState.ASSIGNED:
+                assert table.priority[leader] <= table.priority[job]
+        if state in {JobState.READY, JobState.PINNED}:
+            assert not missing
+        if state is JobState.WAITING:
+            assert missing
+            for library in missing:
+                assert states[library] in QUEUED | {JobState.ASSIGNED}
+        if state in QUEUED:
+            for library in missing:
+                if states[library] in QUEUED:
+                    assert table.priority[library] <= table.priority[job]
+                    assert table.rank[library] >= table.cost[library] + table.cost[job]
+    ready = {job for job, state in enumerate(states) if state is JobState.READY}
+    assert ready <= entries(life.queue)
+    pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
+    assert pinned <= set().union(*map(entries, life.echoes))
+
+
+def entries(queue: object) -> set[int]:
+    """Job numbers in a ready queue, stale ones included."""
+    buckets = queue._buckets  # type: ignore[attr-defined]
+    return {
+        int(job)
+        for line in buckets
+        for bucket in line.values()
+        for job in bucket.jobs[bucket.head : bucket.tail]
+    }
