@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
+    FEEDBACK_VALID,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     CreationBatch,
@@ -83,14 +84,26 @@ class RotatingCache:
         self._rotation = rotation
         self._worker = worker
         self._keep = keep
+        self._has_feedback = device.features.creation_feedback
         self._compiled = 0
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
         """Create a batch."""
         cache = self._rotation.current(self._worker)
         batch = self._device.create_pipelines(self._prepared, indices, cache, keep=self._keep)
-        self._compiled += _compiled(batch)
+        self._compiled += self._news_in(batch)
         return batch
+
+    def _news_in(self, batch: CreationBatch) -> int:
+        """Pipelines that a batch may have added to the cache: created, and no hit."""
+        if not self._has_feedback:
+            return int(np.count_nonzero(batch.results == SUCCESS))
+        # No feedback where the driver gives some: it linked libraries and compiled nothing.
+        compiled = (
+            batch.feedback_flags & np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
+            == FEEDBACK_VALID
+        )
+        return int(np.count_nonzero((batch.results == SUCCESS) & compiled))
 
     def between_batches(self) -> None:
         """Retire the cache, if that is due."""
@@ -148,9 +161,3 @@ class TwoLevels(RotatingCache):
         batch.durations_ns[missing] += made.durations_ns
         batch.handles[missing] = made.handles
         return batch
-
-
-def _compiled(batch: CreationBatch) -> int:
-    """Pipelines that a batch added to the cache: created, and no hit."""
-    hit = batch.feedback_flags & np.uint32(FEEDBACK_APPLICATION_CACHE_HIT) != 0
-    return int(np.count_nonzero((batch.results == SUCCESS) & ~hit))

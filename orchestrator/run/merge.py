@@ -22,6 +22,9 @@ from orchestrator.errors import DriverError
 HEADER_BYTES = 32
 """Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
 
+EMPTY_BYTES = 64
+"""Size up to which a cache holds no pipeline: the header and some bytes of the driver's own (RADV counts entries in 4)."""
+
 
 _BOOKKEEPING_BYTES = 1024
 

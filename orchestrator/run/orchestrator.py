@@ -35,7 +35,7 @@ from orchestrator.devices.device import CacheMode, Device, PipelineCache, Prepar
 from orchestrator.errors import DriverError
 from orchestrator.run.creation import Creator, OneCache, RotatingCache, TwoLevels
 from orchestrator.run.merge import (
-    HEADER_BYTES,
+    EMPTY_BYTES,
     Duplicates,
     Merged,
     MergeReport,
@@ -324,7 +324,7 @@ class _Run:
                 "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
                 "are internally synchronized, as in mode per-worker-internal"
             )
-        if self.seed and not self.looks_up and self.primary_bytes_before > HEADER_BYTES:
+        if self.seed and not self.looks_up and self.primary_bytes_before > EMPTY_BYTES:
             self.seed_data = self._read(primary) or b""
         self.seed_bytes = len(self.seed_data)
         for number in range(self.worker_count):
@@ -499,7 +499,7 @@ class _Run:
             folded = self.rotation.folded_bytes()
             merged = evolve(merged, before=self.primary_bytes_before)
         compiled = self.table.counts()[OutcomeStatus.COMPILED]
-        if compiled and max((merged.after, *merged.source_bytes, *folded)) <= HEADER_BYTES:
+        if compiled and max((merged.after, *merged.source_bytes, *folded)) <= EMPTY_BYTES:
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
                 "their header; saving it will not make the next run faster"

@@ -9,7 +9,8 @@
 # - A cache is at one place: current of one worker, retired, or spare. Between two it moves under a lock, so that it is
 #   never used by two threads; a fold takes retired caches only.
 # - A worker waits for nothing here: fresh caches are made beforehand by the merger, and where none is ready the
-#   worker goes on with what it has. Its pause is a look at the thresholds and, when it retires, one lock.
+#   worker goes on with what it has. Its pause is a look at the thresholds and, when it retires, one lock. It makes no
+#   driver call, not even for the size of its cache: after one it would have to wait for the interpreter.
 # - Nothing is lost: what is retired and not folded when the run ends is folded then (`finish`), and a failed fold leaves the
 #   caches to be destroyed by the run.
 #
@@ -32,8 +33,9 @@ from attrs import define, field, frozen, validators
 
 from orchestrator.devices.device import Device, PipelineCache
 from orchestrator.errors import DriverError
-from orchestrator.run.merge import HEADER_BYTES, RollingReport, merge_into, size_of
+from orchestrator.run.merge import EMPTY_BYTES, HEADER_BYTES, RollingReport, merge_into
 
+_BYTES_A_PIPELINE = 16 << 10
 _MOST_SPARES = 4
 _MOST_WARNINGS = 4
 
@@ -53,8 +55,8 @@ class MergePolicy:
     Attributes:
         rolling: Whether to merge while workers run.
         batches: Batches since the worker took the cache.
-        gained_bytes: Bytes that the cache has gained. Asking a driver for the size takes time, so it is asked for
-            seldom and can be exceeded.
+        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches folded before, or
+            16 KiB before the first fold, times the pipelines compiled in it.
         age_ns: Time since the worker took the cache.
     """
 
@@ -148,7 +150,6 @@ class _Slot:
     since_ns: int
     batches: int = 0
     compiled: int = 0
-    size_asked_at: int = 1
     waits_for_spare: bool = False
     longest_pause_ns: int = 0
 
@@ -219,7 +220,8 @@ class Rotation:
         self._token = token
         self.guard = PrimaryGuard(needed=looked_up and not primary.internally_synchronized_merge)
         self.warnings: list[str] = []
-        self.primary_is_filled = primary_bytes > HEADER_BYTES
+        self.primary_is_filled = primary_bytes > EMPTY_BYTES
+        self._each_bytes = _BYTES_A_PIPELINE
         if policy.rolling and not seed_bytes:
             # Empty ones cost next to nothing. Others are made when the run turns out to compile something.
             self._make_spares()
@@ -265,16 +267,7 @@ class Rotation:
             return True
         if policy.age_ns is not None and now_ns - slot.since_ns >= policy.age_ns:
             return True
-        if policy.gained_bytes is None or slot.compiled < slot.size_asked_at:
-            return False
-        gained = size_of(self._device, slot.cache, self.warnings) - max(self._seed_bytes, HEADER_BYTES)
-        if gained >= policy.gained_bytes:
-            return True
-        # Half the way to where the threshold will be at this rate, so that a few questions find it.
-        each = max(1, gained) / slot.compiled
-        ahead = int((policy.gained_bytes - gained) / each / 2)
-        slot.size_asked_at = slot.compiled + max(1, ahead)
-        return False
+        return policy.gained_bytes is not None and slot.compiled * self._each_bytes >= policy.gained_bytes
 
     def _retire(self, slot: _Slot) -> None:
         with self._lock:
@@ -287,7 +280,6 @@ class Rotation:
         if fresh is not None:
             slot.cache, slot.since_ns = fresh, time.perf_counter_ns()
             slot.batches = slot.compiled = 0
-            slot.size_asked_at = 1
             self._wake()
 
     def _wake(self) -> None:
@@ -359,10 +351,18 @@ class Rotation:
         )
         self._folds.append(fold)
         self.warnings += merged.warnings
-        self.primary_is_filled |= merged.after > HEADER_BYTES
+        self.primary_is_filled |= merged.after > EMPTY_BYTES
+        self._learn_size()
         while self._folding:
             self._device.destroy_pipeline_cache(self._folding.pop().cache)
         return fold
+
+    def _learn_size(self) -> None:
+        """Learn what a pipeline takes in a cache, from all folds."""
+        start = max(self._seed_bytes, HEADER_BYTES)
+        gained = sum(max(0, size - start) for size in self.folded_bytes())
+        if pipelines := sum(fold.pipelines for fold in self._folds):
+            self._each_bytes = max(1, gained // pipelines)
 
     # --- the run's side, when no worker is left
 
