@@ -2,12 +2,6 @@
 #
 # Guarantees: those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers run
 # in parallel; nothing here holds a lock while the driver runs.
-#
-# How a batch is created: the create infos of the batch are copied into one contiguous array (their nested pointers
-# are absolute, so a copy is as good as the original), handed over in one call a kind, and the result of each
-# pipeline is read from its handle and its creation feedback. The specification gives one VkResult for the whole
-# call (section "Multiple Pipeline Creation"), so pipelines that were not created are asked for once more, one by
-# one, to learn each one's own result.
 """`VulkanDevice`: the Device seam over a real driver."""
 
 from __future__ import annotations
@@ -34,6 +28,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.host_memory import HostMemory
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
@@ -41,15 +36,9 @@ from orchestrator.devices.vulkan.loader import DeviceCommands, check
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
 from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, Selection
 from orchestrator.devices.vulkan.shader_modules import DEFAULT_LIMIT
-from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 
-_COMMANDS: Final = {
-    PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", "VkGraphicsPipelineCreateInfo *"),
-    PipelineKind.COMPUTE: ("vkCreateComputePipelines", "VkComputePipelineCreateInfo *"),
-    PipelineKind.RAY_TRACING: ("vkCreateRayTracingPipelinesKHR", "VkRayTracingPipelineCreateInfoKHR *"),
-}
-_KINDS: Final = tuple(PipelineKind)
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
 
 
@@ -87,6 +76,7 @@ class VulkanDevice:
         self.commands = DeviceCommands(instance.commands, self.handle)
         self._features = _offered(capabilities, "enabled" if driver_caches else f"disabled: {how}")
         self._caches = VulkanCaches(self)
+        self._creation = PipelineCreation(self)
 
     @classmethod
     def open(
@@ -148,6 +138,7 @@ class VulkanDevice:
         name: str = "cache",
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
+        self._require_open()
         return self._caches.create(
             initial_data,
             externally_synchronized=externally_synchronized,
@@ -198,10 +189,12 @@ class VulkanDevice:
         bound = _own(prepared)
         acquired = bound.acquire_modules(indices)
         try:
-            batch = self._create_batch(bound, indices, cache, fail_on_compile_required)
+            batch = self._creation.create(bound, indices, cache, fail_on_compile_required)
         finally:
             bound.release_modules(acquired)
-        self._settle(bound, indices, batch, keep=keep)
+        if not keep:
+            self.destroy_pipelines(batch.handles)
+            batch.handles[:] = 0
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
@@ -224,6 +217,9 @@ class VulkanDevice:
         key = ffi.new("VkPipelineBinaryKeyKHR *")
         keys: list[bytes | None] = []
         for index in indices.tolist():
+            if not bound.has_all_libraries(index):
+                keys.append(None)
+                continue
             own = np.array([index], np.int32)
             acquired = bound.acquire_modules(own)
             try:
@@ -247,7 +243,8 @@ class VulkanDevice:
         bound = _own(prepared)
         own = np.array([index], np.int32)
         kind = bound.image.kind_of(index)
-        self._require_libraries(bound, own)
+        if not bound.has_all_libraries(index):
+            raise MissingLibraryError(int(bound.image.keys[index]))
         acquired = bound.acquire_modules(own)
         try:
             infos = bound.create_infos(kind, own, fail_on_compile_required=False, capture_statistics=True)
@@ -260,7 +257,7 @@ class VulkanDevice:
     def create_one(self, kind: PipelineKind, infos: npt.NDArray[np.uint8]) -> tuple[int, int]:
         """Create one pipeline without a cache; its VkResult and its handle, which is the caller's."""
         handles = np.zeros(1, np.uint64)
-        result = self._call(kind, infos, handles, None)
+        result = self._creation.call(kind, infos, handles, None)
         return result, int(handles[0])
 
     def close(self) -> None:
@@ -310,110 +307,6 @@ class VulkanDevice:
         check("vkCreateDevice", create(physical.handle, info, self.allocator, handle))
         self.handle = handle[0]
         return how
-
-    def _create_batch(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
-        fail_on_compile_required: bool,
-    ) -> CreationBatch:
-        """Create a batch, one call a kind."""
-        kinds = bound.image.kinds[indices]
-        if len(indices) and (kinds == kinds[0]).all():  # what schedulers hand out
-            return self._create_kind(bound, _KINDS[kinds[0]], indices, cache, fail_on_compile_required)
-        count = len(indices)
-        batch = CreationBatch(
-            results=np.zeros(count, np.int32),
-            feedback_flags=np.zeros(count, np.uint32),
-            durations_ns=np.zeros(count, np.uint64),
-            handles=np.zeros(count, np.uint64),
-        )
-        for number, kind in enumerate(_KINDS):
-            chosen = np.flatnonzero(kinds == number)
-            if chosen.size:
-                part = self._create_kind(bound, kind, indices[chosen], cache, fail_on_compile_required)
-                batch.results[chosen] = part.results
-                batch.feedback_flags[chosen] = part.feedback_flags
-                batch.durations_ns[chosen] = part.durations_ns
-                batch.handles[chosen] = part.handles
-        return batch
-
-    def _create_kind(
-        self,
-        bound: VulkanPreparedPipelines,
-        kind: PipelineKind,
-        indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
-        fail_on_compile_required: bool,
-    ) -> CreationBatch:
-        """Create pipelines of one kind in one call; ask again, one by one, for those that were not created."""
-        self._require_libraries(bound, indices)
-        infos = bound.create_infos(kind, indices, fail_on_compile_required=fail_on_compile_required)
-        handles = np.zeros(len(indices), np.uint64)
-        result = self._call(kind, infos, handles, cache)
-        results = np.zeros(len(indices), np.int32)
-        if result != SUCCESS:
-            missing = np.flatnonzero(handles == 0)
-            results[missing] = result
-            if len(indices) > 1:
-                for each in missing.tolist():
-                    results[each] = self._call(kind, infos[each : each + 1], handles[each : each + 1], cache)
-        flags, durations = bound.take_feedback(indices)
-        return CreationBatch(results, flags, durations, handles)
-
-    def _call(
-        self,
-        kind: PipelineKind,
-        infos: npt.NDArray[np.uint8],
-        handles: npt.NDArray[np.uint64],
-        cache: PipelineCache | None,
-    ) -> int:
-        command, ctype = _COMMANDS[kind]
-        create = getattr(self.commands, command)
-        deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
-        count, first = len(handles), pointer_to(infos, ctype)
-        out = pointer_to(handles, "uint64_t *")
-        if cache is None:
-            return int(create(self.handle, *deferred, 0, count, first, self.allocator, out))
-        with cache.exclusive(command):
-            return int(create(self.handle, *deferred, cache.handle, count, first, self.allocator, out))
-
-    def _require_libraries(self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> None:
-        image = bound.image
-        if not bound.has_libraries:
-            return
-        for index in indices.tolist():
-            for library in image.libraries_of(index):
-                if not bound.library_handles[library]:
-                    raise MissingLibraryError(int(image.keys[index]), int(image.keys[library]))
-
-    def _settle(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        batch: CreationBatch,
-        *,
-        keep: bool,
-    ) -> None:
-        """Keep libraries for what links them; destroy the rest unless the caller keeps it."""
-        if bound.has_libraries:
-            library = bound.image.is_library[indices]
-            first = library & (bound.library_handles[indices] == 0)
-            bound.library_handles[indices[first]] = batch.handles[first]
-            batch.handles[first] = 0
-        if not keep:
-            self.destroy_pipelines(batch.handles)
-            batch.handles[:] = 0
-
-
-class MissingLibraryError(OrchestratorError):
-    """A pipeline was asked for before a library that it links: the caller's order is wrong, or it failed."""
-
-    def __init__(self, pipeline: int, library: int) -> None:
-        super().__init__(
-            f"pipeline {pipeline:016x} links library {library:016x}, which was not created before it"
-        )
 
 
 def _own(prepared: PreparedPipelines) -> VulkanPreparedPipelines:

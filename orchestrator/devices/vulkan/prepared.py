@@ -125,7 +125,9 @@ class VulkanPreparedPipelines:
                 slots = image.library_slots[first:last] >> 3
                 self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
         infos = self._infos[kind][indices - self._first[kind]]
-        flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required + _CAPTURE_STATISTICS * capture_statistics
+        flags = (
+            _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required + _CAPTURE_STATISTICS * capture_statistics
+        )
         if flags:
             infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
@@ -146,6 +148,17 @@ class VulkanPreparedPipelines:
         """Creation feedback of pipelines after their call: flags, durations in ns."""
         entries = self._feedback[indices]
         return entries[:, 0].astype(np.uint32), entries[:, 1].copy()
+
+    def has_all_libraries(self, index: int) -> bool:
+        """Whether every library that a pipeline links exists."""
+        first, last = self._image.library_slot_start[index], self._image.library_slot_start[index + 1]
+        return bool(self.library_handles[self._image.library_slot_pipeline[first:last]].all())
+
+    def keep_libraries(self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64]) -> None:
+        """Take over the handles of libraries among pipelines that were created; they are zeroed in `handles`."""
+        first = self._image.is_library[indices] & (self.library_handles[indices] == 0)
+        self.library_handles[indices[first]] = handles[first]
+        handles[first] = 0
 
     def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
         """Make the modules of pipelines and fill their fields; release what is returned after the call.

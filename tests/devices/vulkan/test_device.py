@@ -9,9 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CapturedFeatures, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, CapturedFeatures, CreationBatch
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.vulkan.device import MissingLibraryError, VulkanDevice
+from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
 from orchestrator.samples import sample_path
 from orchestrator.sets.image_builder import build_image
@@ -91,19 +91,22 @@ def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_a_pipeline_before_its_libraries_is_an_error_and_not_a_crash() -> None:
+def test_a_pipeline_before_its_libraries_fails_alone() -> None:
     device = VulkanDevice.open(NAVI21)
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines, device.capabilities).image
         linking = [index for index in range(len(image)) if image.libraries_of(index)]
         assert linking, "the sample set links libraries"
+        alone = next(index for index in range(len(image)) if not image.libraries_of(index))
         prepared = device.prepare(image)
-        chosen = np.array(linking[:1], np.int32)
-        with pytest.raises(MissingLibraryError, match=f"{int(image.keys[linking[0]]):016x}"):
-            device.create_pipelines(prepared, chosen, None)
-        libraries = np.array(image.libraries_of(linking[0]), np.int32)
-        assert not device.create_pipelines(prepared, libraries, None).results.any()
-        assert not device.create_pipelines(prepared, chosen, None).results.any()
+        batch = device.create_pipelines(prepared, np.array([linking[0], alone], np.int32), None)
+        assert batch.results.tolist() == [ERROR_UNKNOWN, 0]
+        assert device.pipeline_keys(prepared, np.array(linking[:1], np.int32)) == [None]
+        libraries = image.libraries_of(linking[0])
+        # In one batch, in the wrong order: what links is created after what it links.
+        batch = device.create_pipelines(prepared, np.array([linking[0], *libraries], np.int32), None)
+        assert not batch.results.any()
+        assert not device.create_pipelines(prepared, np.array(linking[:1], np.int32), None).results.any()
         prepared.close()
         prepared.close()
     device.close()
@@ -158,3 +161,5 @@ def test_use_after_close_is_an_error() -> None:
         device.close()
         with pytest.raises(DeviceError, match="closed"):
             device.prepare(image)
+        with pytest.raises(DeviceError, match="closed"):
+            device.create_pipeline_cache()

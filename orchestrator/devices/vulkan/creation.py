@@ -1,0 +1,150 @@
+# Purpose: creating a batch of pipelines on a Vulkan device.
+#
+# The create infos of the batch are copied into one contiguous array (their nested pointers are absolute, so a copy is
+# as good as the original), handed over in one call a kind, and the result of each pipeline is read from its handle and
+# its creation feedback. The specification gives one VkResult for the whole call (section "Multiple Pipeline
+# Creation"), so pipelines that were not created are asked for once more, one by one, to learn each one's own result.
+#
+# Guarantees: a pipeline that fails, or whose library is not there, does not take the others with it. Libraries are kept
+# with what was prepared, since what links them needs them alive. No lock is held while the driver runs.
+"""Creation of pipelines in batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineCache
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
+from orchestrator.errors import OrchestratorError
+
+if TYPE_CHECKING:
+    from orchestrator.devices.vulkan.device import VulkanDevice
+
+_KINDS: Final = tuple(PipelineKind)
+_COMMANDS: Final = {
+    PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", "VkGraphicsPipelineCreateInfo *"),
+    PipelineKind.COMPUTE: ("vkCreateComputePipelines", "VkComputePipelineCreateInfo *"),
+    PipelineKind.RAY_TRACING: ("vkCreateRayTracingPipelinesKHR", "VkRayTracingPipelineCreateInfoKHR *"),
+}
+
+
+class MissingLibraryError(OrchestratorError):
+    """A pipeline was asked about before a library that it links was created: the caller's order is wrong."""
+
+    def __init__(self, pipeline: int) -> None:
+        super().__init__(f"pipeline {pipeline:016x} links a library that was not created before it")
+
+
+class PipelineCreation:
+    """Creates batches. Thread-safe as `Device.create_pipelines` is."""
+
+    def __init__(self, device: VulkanDevice) -> None:
+        self._device = device
+
+    def create(
+        self,
+        bound: VulkanPreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        """Create a batch; the caller owns all handles but those of libraries, which stay with what was prepared.
+
+        A pipeline whose library does not exist, and is not created by this batch either, has the result
+        VK_ERROR_UNKNOWN.
+        """
+        if not bound.has_libraries:
+            return self._wave(bound, indices, cache, fail_on_compile_required)
+        batch = _empty(len(indices))
+        waiting = np.arange(len(indices))
+        while waiting.size:
+            there = np.array(
+                [bound.has_all_libraries(index) for index in indices[waiting].tolist()], np.bool_
+            )
+            if not there.any():
+                batch.results[waiting] = ERROR_UNKNOWN
+                break
+            chosen, waiting = waiting[there], waiting[~there]
+            part = self._wave(bound, indices[chosen], cache, fail_on_compile_required)
+            bound.keep_libraries(indices[chosen], part.handles)
+            _put(batch, chosen, part)
+        return batch
+
+    def call(
+        self,
+        kind: PipelineKind,
+        infos: npt.NDArray[np.uint8],
+        handles: npt.NDArray[np.uint64],
+        cache: PipelineCache | None,
+    ) -> int:
+        """One call into the driver: contiguous create infos in, handles out; the VkResult."""
+        command, ctype = _COMMANDS[kind]
+        device = self._device
+        create = getattr(device.commands, command)
+        deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
+        count, first = len(handles), pointer_to(infos, ctype)
+        out = pointer_to(handles, "uint64_t *")
+        if cache is None:
+            return int(create(device.handle, *deferred, 0, count, first, device.allocator, out))
+        with cache.exclusive(command):
+            return int(create(device.handle, *deferred, cache.handle, count, first, device.allocator, out))
+
+    def _wave(
+        self,
+        bound: VulkanPreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        """Create pipelines whose libraries all exist, one call a kind."""
+        kinds = bound.image.kinds[indices]
+        if len(indices) and (kinds == kinds[0]).all():  # what schedulers hand out
+            return self._kind(bound, _KINDS[kinds[0]], indices, cache, fail_on_compile_required)
+        batch = _empty(len(indices))
+        for number, kind in enumerate(_KINDS):
+            chosen = np.flatnonzero(kinds == number)
+            if chosen.size:
+                _put(batch, chosen, self._kind(bound, kind, indices[chosen], cache, fail_on_compile_required))
+        return batch
+
+    def _kind(
+        self,
+        bound: VulkanPreparedPipelines,
+        kind: PipelineKind,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        """Create pipelines of one kind in one call; ask again, one by one, for those that were not created."""
+        infos = bound.create_infos(kind, indices, fail_on_compile_required=fail_on_compile_required)
+        handles = np.zeros(len(indices), np.uint64)
+        result = self.call(kind, infos, handles, cache)
+        results = np.zeros(len(indices), np.int32)
+        if result != SUCCESS:
+            missing = np.flatnonzero(handles == 0)
+            results[missing] = result
+            if len(indices) > 1:
+                for each in missing.tolist():
+                    results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
+        flags, durations = bound.take_feedback(indices)
+        return CreationBatch(results, flags, durations, handles)
+
+
+def _empty(count: int) -> CreationBatch:
+    return CreationBatch(
+        results=np.zeros(count, np.int32),
+        feedback_flags=np.zeros(count, np.uint32),
+        durations_ns=np.zeros(count, np.uint64),
+        handles=np.zeros(count, np.uint64),
+    )
+
+
+def _put(batch: CreationBatch, places: npt.NDArray[np.intp], part: CreationBatch) -> None:
+    batch.results[places] = part.results
+    batch.feedback_flags[places] = part.feedback_flags
+    batch.durations_ns[places] = part.durations_ns
+    batch.handles[places] = part.handles
