@@ -22,8 +22,7 @@ MAX_BYTES = 5
 """A 32-bit word never takes more."""
 
 _CHUNK = 1 << 15  # bytes decoded at a time: the temporaries stay in the second-level cache
-_LOW = np.int8(0x7F)
-_7, _14, _28 = np.uint32(7), np.uint32(14), np.uint32(28)
+_LOW, _7, _14, _28, _SIGN = (np.int32(each) for each in (0x7F, 7, 14, 28, 31))
 
 
 def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.uint32]:
@@ -43,6 +42,10 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
     size = len(data)
     if word_count < 0 or word_count > size:
         raise ValueError(f"varint truncated: {word_count} words cannot be in {size} bytes")
+    if 0 < size <= _CHUNK and data[size - 1] < 0x80:  # most modules: one chunk, no copy
+        whole = _decode_chunk(data, 0, size, 0)
+        if len(whole) == word_count:
+            return whole
     words = np.empty(word_count, np.uint32)
     done = position = 0
     while position < size:
@@ -85,9 +88,10 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     """Decode whole words from data[start:stop], whose last byte ends a word."""
     size = stop - start
     # Four zero bytes of padding let every position look ahead.
-    signed: npt.NDArray[np.int8] = np.frombuffer(b"".join((data[start:stop], b"\0\0\0\0")), np.int8)
-    low = (signed & _LOW).astype(np.uint32)
-    one = (signed >> 7).astype(np.int32).view(np.uint32)  # all ones where another byte follows
+    octets: npt.NDArray[np.int8] = np.frombuffer(b"".join((data[start:stop], b"\0\0\0\0")), np.int8)
+    low = octets.astype(np.int32)  # signed, so that the high bit of a byte spreads over the word
+    one = low >> _SIGN  # all ones where another byte follows
+    low &= _LOW
     pair = low[1:] << _7
     pair &= one[:-1]
     pair |= low[:-1]
@@ -95,20 +99,20 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     value = pair[2:] << _14
     value &= two[:-2]
     value |= pair[:-2]
-    four = two[:-2] & two[2:]
+    four = two[:size] & two[2 : size + 2]
     # The fifth byte holds the top four bits; more than those, or a sixth byte, is not a 32-bit word.
-    too_long: Any = four[:size] & (signed.view(np.uint8)[4:] > 0x0F)
+    too_long: Any = four & (octets.view(np.uint8)[4:] > 0x0F)
     if too_long.any():
         at = int(np.flatnonzero(too_long)[0])
-        word = first_word + int(np.count_nonzero(signed[:at] >= 0))
+        word = first_word + int(np.count_nonzero(octets[:at] >= 0))
         raise ValueError(f"varint word {word} at byte {start + at} has more than 32 bits")
     fifth = low[4:] << _28
-    fifth &= four[:size]
+    fifth &= four
     fifth |= value[:size]
     begins = np.empty(size, np.bool_)
     begins[0] = True
-    np.greater_equal(signed[: size - 1], 0, out=begins[1:])
-    return fifth[begins]
+    np.greater_equal(octets[: size - 1], 0, out=begins[1:])
+    return fifth[begins].view(np.uint32)
 
 
 def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, first_word: int) -> int:
