@@ -115,6 +115,10 @@ class OutcomeTable:
         """Pipelines of each status; every status has an entry."""
         return _counts(self.status)
 
+    def hits(self, indices: npt.NDArray[np.int32]) -> int:
+        """How many of these pipelines were cache hits."""
+        return int(np.count_nonzero(self.status[indices] == _CODE[OutcomeStatus.CACHE_HIT]))
+
     def settle(self, status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
         """Give pipelines an outcome without a driver call."""
         for index, reason in reasons.items():

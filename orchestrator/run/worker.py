@@ -67,19 +67,36 @@ class Exchange:
         return self._scheduler.unassignable
 
     def swap(
-        self, worker: int, ended: Assignment | None, reasons: Mapping[int, str]
+        self,
+        worker: int,
+        ended: Assignment | None,
+        reasons: Mapping[int, str],
+        hits: int = 0,
+        elapsed_ns: int = 0,
     ) -> tuple[Assignment | Wait | Done, int]:
         """End an assignment, if there is one, and ask for the next.
+
+        Args:
+            worker: Who asks.
+            ended: What it has ended.
+            reasons: The pipelines of it that were not created.
+            hits: How many of the others were cache hits; the rest counts as compiled.
+            elapsed_ns: What the batch took.
 
         Returns:
             The answer, and the number of changes up to it, for `wait_changed`.
         """
         with self._lock:
             if ended is not None:
+                compiles = len(ended.indices) - len(reasons) - hits
                 if reasons:
-                    self._scheduler.failed(worker, ended, reasons)
+                    self._scheduler.failed(
+                        worker, ended, reasons, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
+                    )
                 else:
-                    self._scheduler.finished(worker, ended)
+                    self._scheduler.finished(
+                        worker, ended, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
+                    )
                 self._changed()
             answer = self._scheduler.request(worker)
             if isinstance(answer, Wait):
@@ -164,19 +181,24 @@ class Worker:
         """Work in this thread until nothing can be assigned now (a number of changes) or ever (None)."""
         ended: Assignment | None = None
         reasons = _NO_REASONS
+        hits = elapsed_ns = 0
         with ThreadMeter() as meter:
             while True:
                 try:
                     trio.from_thread.check_cancelled()
                 except trio.Cancelled:
                     self._exchange.cancel()
-                    self._exchange.swap(self.number, ended, reasons)  # Done: the batch ended, no other begins
+                    # Done: the batch ended, no other begins.
+                    self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
                     raise
-                answer, seen = self._exchange.swap(self.number, ended, reasons)
+                answer, seen = self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
                 if not isinstance(answer, Assignment):
                     break
+                first = len(self.calls)
                 reasons = self._create(answer.indices, meter)
                 ended = answer
+                hits = self._table.hits(answer.indices)
+                elapsed_ns = sum(call.wall_ns for call in self.calls[first:])
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
         if isinstance(answer, Wait):

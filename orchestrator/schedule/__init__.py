@@ -5,6 +5,8 @@ from orchestrator.schedule.cost_scheduler import CostScheduler as CostScheduler
 from orchestrator.schedule.costs import CostModel as CostModel
 from orchestrator.schedule.costs import estimate_cost as estimate_cost
 from orchestrator.schedule.fifo import FifoScheduler as FifoScheduler
+from orchestrator.schedule.graphs import cost_first as cost_first
+from orchestrator.schedule.graphs import estimated_costs as estimated_costs
 from orchestrator.schedule.job_table import JobState as JobState
 from orchestrator.schedule.options import Followers as Followers
 from orchestrator.schedule.options import ScheduleOptions as ScheduleOptions

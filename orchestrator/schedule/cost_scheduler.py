@@ -337,16 +337,15 @@ class CostScheduler:
 
     def _assign(self, worker: int, jobs: Int32s, queue: ReadyQueue) -> Assignment:
         table = self._table
-        kind = table.kind_at[int(jobs[0])]
-        if len(jobs) == 1:
-            cost = table.cost_at[int(jobs[0])]
-            if self._affinity.active:
-                self._affinity.assigned(int(jobs[0]), worker)
-        else:
-            cost = int(table.cost[jobs].sum())
-            if self._affinity.active:
-                self._affinity.assigned_all(jobs, worker)
+        first = int(jobs[0])
+        kind = table.kind_at[first]
         experience = self._experiences.of(kind) if queue is self._life.queue else self._experiences.echoes
+        cost = table.cost_at[first] if len(jobs) == 1 else int(table.cost[jobs].sum())
+        if self._affinity.active and experience.hit_share < MOST_HIT:
+            if len(jobs) == 1:
+                self._affinity.assigned(first, worker)
+            else:
+                self._affinity.assigned_all(jobs, worker)
         base, slope = experience.line()
         self._learning[worker] = (experience, cost)
         self._believed_ns[worker] = believed = base * len(jobs) + slope * cost

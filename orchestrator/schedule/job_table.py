@@ -197,6 +197,9 @@ class JobTable:
 
     def move_all(self, jobs: Int32s, old: int, state: int) -> None:
         """Change the state of many jobs that are all in one state."""
+        if len(jobs) == 1:
+            self.move(int(jobs[0]), state)
+            return
         number = len(jobs)
         self.states[old] -= number
         self.states[state] += number
