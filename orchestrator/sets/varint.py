@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +20,9 @@ MAX_BYTES = 5
 """A 32-bit word never takes more."""
 
 _CHUNK = 1 << 15  # bytes decoded at a time: the temporaries stay in the second-level cache
-_LOW, _7, _14, _28, _SIGN = (np.int32(each) for each in (0x7F, 7, 14, 28, 31))
+_LOW, _ABOVE = np.int32(0x7F), np.int32(~0x7F)
+_FIFTH_ABOVE = np.int32(~(0x0F << 7 | 0x7F))  # of a fifth byte, moved up by seven: all but its low four bits
+_7, _14, _28 = np.int32(7), np.int32(14), np.int32(28)
 
 
 def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.uint32]:
@@ -89,11 +89,11 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     size = stop - start
     # Four zero bytes of padding let every position look ahead.
     octets: npt.NDArray[np.int8] = np.frombuffer(b"".join((data[start:stop], b"\0\0\0\0")), np.int8)
-    low = octets.astype(np.int32)  # signed, so that the high bit of a byte spreads over the word
-    one = low >> _SIGN  # all ones where another byte follows
+    low = octets.astype(np.int32)  # signed: the high bit of a byte spreads over the word
+    one = low & _ABOVE  # where another byte follows: ones wherever that byte's bits may go
     low &= _LOW
-    pair = low[1:] << _7
-    pair &= one[:-1]
+    second = low << _7
+    pair = second[1:] & one[:-1]
     pair |= low[:-1]
     two = one[:-1] & one[1:]
     value = pair[2:] << _14
@@ -101,8 +101,10 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     value |= pair[:-2]
     four = two[:size] & two[2 : size + 2]
     # The fifth byte holds the top four bits; more than those, or a sixth byte, is not a 32-bit word.
-    too_long: Any = four & (octets.view(np.uint8)[4:] > 0x0F)
-    if too_long.any():
+    too_long = second[4:] | one[4:]
+    too_long &= _FIFTH_ABOVE
+    too_long &= four
+    if np.count_nonzero(too_long):
         at = int(np.flatnonzero(too_long)[0])
         word = first_word + int(np.count_nonzero(octets[:at] >= 0))
         raise ValueError(f"varint word {word} at byte {start + at} has more than 32 bits")
@@ -112,7 +114,7 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     begins = np.empty(size, np.bool_)
     begins[0] = True
     np.greater_equal(octets[: size - 1], 0, out=begins[1:])
-    return fifth[begins].view(np.uint32)
+    return fifth[begins.nonzero()[0]].view(np.uint32)  # twice as fast as fifth[begins]
 
 
 def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, first_word: int) -> int:

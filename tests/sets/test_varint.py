@@ -111,3 +111,13 @@ def test_what_is_wrong_is_named_with_its_place(data: bytes, count: int, message:
 def test_a_claimed_count_allocates_nothing() -> None:
     with pytest.raises(ValueError, match="truncated"):
         decode_varint(b"\x01" * 8, 1 << 60)
+
+
+def test_every_fifth_byte() -> None:
+    for fifth in range(256):
+        data = b"\x05\x81\x82\x83\x84" + bytes([fifth, 0x07])
+        if fifth <= 0x0F:
+            assert decode_varint(data, 3).tolist() == [5, fifth << 28 | 4 << 21 | 3 << 14 | 2 << 7 | 1, 7]
+        else:
+            with pytest.raises(ValueError, match="word 1 at byte 1 has more than 32 bits"):
+                decode_varint(data, 2 + (fifth < 0x80))
