@@ -19,9 +19,6 @@ from tests.stores.faults.model_disk import Files, ModelDisk, crash_states
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
-    OLD,
-    OURS,
-    UNION,
     Keys,
     data_of,
     file_of,
@@ -32,9 +29,12 @@ from tests.stores.faults.sets import (
 
 DIRECTORY = Path("/caches")
 PATH = path_in(DIRECTORY)
-# So that a file is torn at several boundaries of 4,096 bytes, and one that is only torn at those of 512.
-MANY = frozenset(range(100, 180))
-FEW = frozenset({300})
+# Files of 3 to 15 KB: torn at several boundaries of 512 bytes, and of 4,096.
+OLD: Keys = frozenset({1, 2})
+OURS: Keys = frozenset({2, 3, 4})
+UNION = OLD | OURS
+MANY: Keys = frozenset(range(100, 109))
+FEW: Keys = frozenset({300})
 HOUR_NS = 3600 * 10**9
 
 
@@ -88,6 +88,7 @@ SERIES = (
             (load, UNION),
             (merge(FEW), UNION | FEW),
             (load, UNION | FEW),
+            (merge(MANY), UNION | FEW | MANY),
             (save(OURS), OURS),
         ),
     ),

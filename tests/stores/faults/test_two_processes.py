@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: ne
 
 NAVI21 = "radv:navi21"
 SEED = 1500
+KILLS = 12
 
 
 def run_harness(
@@ -45,7 +46,7 @@ def run_harness(
 def check(report: dict[str, Any], selector: str, count_cases: CountCases) -> None:
     assert (report["hits"], report["status"]) == (UNION, "LOADED")
     assert report["quarantined"] == 0
-    assert report["kills"] >= 4
+    assert report["kills"] == KILLS
     count_cases(
         "two processes",
         f"{selector}: {report['kills']} kills (seed {SEED}), all {report['hits']} pipelines of both there, "
@@ -54,10 +55,10 @@ def check(report: dict[str, Any], selector: str, count_cases: CountCases) -> Non
 
 
 def test_the_union_is_there_on_the_simulated_device(fast_path: Path, count_cases: CountCases) -> None:
-    check(run_harness(fast_path, "simulated", None, kills=12, longest_s=0.6), "simulated", count_cases)
+    check(run_harness(fast_path, "simulated", None, kills=KILLS, longest_s=0.5), "simulated", count_cases)
 
 
 @pytest.mark.driver(NAVI21)
 def test_the_union_is_there_on_radv(fast_path: Path, count_cases: CountCases) -> None:
     environment = driver_environment(NAVI21)
-    check(run_harness(fast_path, NAVI21, environment, kills=12, longest_s=0.8), NAVI21, count_cases)
+    check(run_harness(fast_path, NAVI21, environment, kills=KILLS, longest_s=0.5), NAVI21, count_cases)

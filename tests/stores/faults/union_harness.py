@@ -44,7 +44,7 @@ class Options:
         directory: Where to save.
         selector: The device.
         seed: Decides who is killed when.
-        kills: How many at most.
+        kills: How many.
         longest_s: Time between two kills, at most.
         batch: Pipelines between two saves.
     """
@@ -178,10 +178,12 @@ def run(options: Options) -> Report:
         child, status = os.waitpid(-1, os.WNOHANG)
         if child:
             numbers = running.pop(child)
-            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                running[start(numbers)] = numbers
-            elif status:
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            if status and not killed:
                 report.wrong.append(f"a process ended with {status}")
+            elif killed or report.kills < options.kills:
+                # Also one that is done, while there are kills left: it loads, and finds all of its set.
+                running[start(numbers)] = numbers
         elif report.kills < options.kills and time.monotonic() >= next_kill:
             os.kill(chance.choice(sorted(running)), signal.SIGKILL)
             report.kills += 1
