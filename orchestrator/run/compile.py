@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import structs_by_type
+from orchestrator.run.calibration import decide, load_profile
 from orchestrator.run.compile_report import (
     CacheFileSummary,
     CompileReport,
@@ -45,6 +47,8 @@ from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.orchestrator import available_workers, run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
+from orchestrator.run.rolling import MergePolicy
+from orchestrator.run.rolling_save import SaverOnTheWay
 from orchestrator.sets.applications import RobustnessGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
@@ -52,6 +56,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path, load_into_cache, save_cache_file
 from orchestrator.stores.errors import SaveError
 from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.save_policy import SavePolicy
 
 _T = TypeVar("_T")
 DeviceOpener = Callable[[CapturedFeatures], Device]
@@ -91,7 +96,9 @@ async def compile_set(
     *,
     selector: str = "",
     workers: int | None = None,
-    mode: CacheMode = CacheMode.PER_WORKER,
+    mode: CacheMode | None = CacheMode.PER_WORKER,
+    merge: MergePolicy | None = None,
+    save_policy: SavePolicy | None = None,
     cache_directory: Path | None = None,
     driver_caches: bool = False,
     relax_driver_version: bool = False,
@@ -107,8 +114,12 @@ async def compile_set(
     Args:
         source: The set; the caller closes it.
         selector: Which device, as `open_device` takes it.
-        workers: Number of workers, None for one a processor.
-        mode: The cache topology. NONE keeps no cache file.
+        workers: Number of workers; None for what a calibration of the device found best, or else one a processor.
+        mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the cache
+            directory, or is PER_WORKER where there is none; the report's notes say which.
+        merge: When worker caches are merged, as `run_pipelines` takes it. With a rolling merge the cache file is also
+            saved on the way.
+        save_policy: When, on the way; None for the usual.
         cache_directory: Where the cache file is kept; None keeps none.
         driver_caches: Leave the driver's own caches on.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
@@ -136,8 +147,13 @@ async def compile_set(
     job = _Job(
         source=source,
         opener=opener or default_opener,
+        selector=selector,
         workers=available_workers() if workers is None else workers,
-        mode=mode,
+        mode=mode or CacheMode.PER_WORKER,
+        asked_workers=workers,
+        asked_mode=mode,
+        merge=merge,
+        save_policy=save_policy or SavePolicy(),
         cache_directory=None if mode is CacheMode.NONE else cache_directory,
         relax_driver_version=relax_driver_version,
         count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
@@ -171,8 +187,13 @@ class _Job:
 
     source: PipelineSet
     opener: DeviceOpener
+    selector: str
     workers: int
     mode: CacheMode
+    asked_workers: int | None
+    asked_mode: CacheMode | None
+    merge: MergePolicy | None
+    save_policy: SavePolicy
     cache_directory: Path | None
     relax_driver_version: bool
     count_duplicate_pipeline_keys: bool
@@ -187,6 +208,7 @@ class _Job:
     runs: list[RunReport] = field(factory=list)
     cache_file: CacheFileSummary = CacheFileSummary(None)  # noqa: RUF009 - frozen
     notes: list[str] = field(factory=list)
+    decision_note: str = ""
     spent: dict[str, int] = field(factory=dict)
     stages: list[Stage] = field(factory=list)
     inspected: list[InspectedPipeline] = field(factory=list)
@@ -216,6 +238,7 @@ class _Job:
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load_ns", lambda: self._load(device))
+            saver = self._saver(device)
             self.on_stage("compiling")
             try:
                 report = await run_pipelines(
@@ -223,6 +246,8 @@ class _Job:
                     prepared,
                     workers=self.workers,
                     mode=self.mode,
+                    merge=self._merge_policy(),
+                    on_merged=saver.merged if saver is not None else None,
                     primary=primary,
                     count_duplicate_pipeline_keys=self.count_duplicate_pipeline_keys,
                     stop=self.stop,
@@ -232,6 +257,7 @@ class _Job:
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
                 with trio.CancelScope(shield=True):
+                    self.notes += saver.notes() if saver is not None else []
                     if primary is not None:
                         await self._timed("cache_save_ns", lambda: self._save(device, primary))
             if self.inspect_executables and not (self.stop is not None and self.stop.is_set()):
@@ -328,15 +354,56 @@ class _Job:
             )
         )
 
-    def _load(self, device: Device) -> PipelineCache | None:
-        if self.mode is CacheMode.NONE:
-            return None
-        if self.cache_directory is None:
-            return device.create_pipeline_cache(name="primary")
-        path = cache_path(self.cache_directory, device.identity)
-        cache, loaded = load_into_cache(
-            device, path, relax_driver_version=self.relax_driver_version, name="primary"
+    def _decide(self, device: Device, *, warm: bool) -> None:
+        """Choose the mode and the workers that the caller left open; for all groups what holds for the first."""
+        if self.runs or (self.asked_mode is not None and self.asked_workers is not None):
+            return
+        found = None if self.cache_directory is None else load_profile(self.cache_directory, device.identity)
+        decision = decide(
+            found,
+            mode=self.asked_mode,
+            workers=self.asked_workers,
+            warm=warm,
+            available=available_workers(),
+            selector=self.selector,
         )
+        self.mode, self.workers = decision.mode, decision.workers
+        self.notes = [each for each in self.notes if each != self.decision_note]
+        self.decision_note = decision.note
+        if decision.note:
+            self.notes.append(decision.note)
+
+    def _merge_policy(self) -> MergePolicy | None:
+        """When to merge; what the caller asked for means nothing where the mode that was chosen has no worker caches."""
+        return (
+            None
+            if self.mode in (CacheMode.SHARED, CacheMode.NONE) and self.asked_mode is None
+            else self.merge
+        )
+
+    def _saver(self, device: Device) -> SaverOnTheWay | None:
+        policy = self._merge_policy()
+        rolling = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
+        if not rolling or self.cache_file.path is None:
+            return None
+        return SaverOnTheWay(device, self.cache_file.path, self.save_policy)
+
+    def _load(self, device: Device) -> PipelineCache | None:
+        if self.cache_directory is None:
+            self._decide(device, warm=False)
+            return None if self.mode is CacheMode.NONE else device.create_pipeline_cache(name="primary")
+        path = cache_path(self.cache_directory, device.identity)
+        self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
+        in_driver = device.features.internally_synchronized_merge and self.mode is CacheMode.TWO_LEVEL
+        cache, loaded = load_into_cache(
+            device,
+            path,
+            internally_synchronized_merge=in_driver,
+            relax_driver_version=self.relax_driver_version,
+            name="primary",
+        )
+        if loaded.status is not LoadStatus.LOADED:
+            self._decide(device, warm=False)
         if self.cache_file.path is None:  # of several groups the first one's load is the report's
             self.cache_file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
             if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
