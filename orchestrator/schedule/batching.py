@@ -7,7 +7,7 @@
 #     hit time   of batches that hit in full, averaged
 #     scale      measured over believed cost of what was compiled, older ones fading
 #
-# So a warm run goes from batches of a few to the largest within about five batches, and a cold one to single
+# So a warm run goes from batches of a few to the largest within eight batches, and a cold one to single
 # jobs after one. Towards the end a batch is at most a fraction of each worker's share of what is left.
 #
 # Guarantees: pure arithmetic; estimates are positive whatever is reported.
@@ -20,6 +20,9 @@ SHARES = 4
 
 _MEMORY = 512.0
 """Hits and misses that count; beyond it older ones fade."""
+
+_ONE_WAY = 0.5
+"""What remains of hits after a batch of misses only, and the other way round."""
 
 _FADE = 0.9
 """What remains of the weight of earlier batches when another one was compiled."""
@@ -72,6 +75,11 @@ class Experience:
             elapsed_ns: What it took; 0 where that is not known.
         """
         if hits or compiles:
+            # A batch that went all one way says more than its number of jobs.
+            if not compiles:
+                self._misses *= _ONE_WAY
+            elif not hits:
+                self._hits *= _ONE_WAY
             self._hits += hits
             self._misses += compiles
             if (total := self._hits + self._misses) > _MEMORY:

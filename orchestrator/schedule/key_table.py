@@ -1,12 +1,12 @@
 # Purpose: which job was the first with a key. A hash table in two arrays, filled and asked for many keys at once,
-# because a dictionary of a million integers takes a hundred bytes an entry and this takes 24 to 48.
+# because a dictionary of a million integers takes a hundred bytes an entry and this takes 24 to 64.
 #
 # How: open addressing, linear probing, at most half full. The place of a key is the top of its product with
 # 2^64 / golden ratio (Fibonacci hashing), so that keys that count upwards spread too. A round of insertion tries
 # one place for all keys at once; where several want one place, the array assignment lets one of them win, and the
 # others go on to the next place.
 #
-# Guarantees: exact: a key is compared in full. The first job that claims a key keeps it until `give` changes it.
+# Guarantees: exact: a key is compared in full. The first job that claims a key keeps it.
 # Expected O(1) a key; no key is ever removed.
 """`KeyTable`: from 64-bit keys to job numbers."""
 
@@ -44,15 +44,6 @@ class KeyTable:
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         owners = self._claim_distinct(distinct, jobs[first])
         return owners[inverse.reshape(-1)]
-
-    def give(self, key: int, job: int) -> None:
-        """Let a job have a key, whoever had it."""
-        keys = np.array([key], np.uint64)
-        self._claim_distinct(keys, np.array([job], np.int32))
-        slots = self._places(keys)
-        while self._keys[slots[0]] != keys[0]:
-            slots = (slots + 1) & self._mask
-        self._jobs[slots] = job
 
     @property
     def nbytes(self) -> int:

@@ -83,7 +83,10 @@ class Schedule(RuleBasedStateMachine):
         first = len(self.keys)
         count = data.draw(st.integers(0, 6))
         numbers = range(first, first + count)
-        any_of = lambda values: data.draw(st.lists(values, min_size=count, max_size=count))  # noqa: E731
+
+        def any_of(values: st.SearchStrategy[int]) -> list[int]:
+            return data.draw(st.lists(values, min_size=count, max_size=count))
+
         libraries = {
             place: data.draw(st.lists(st.integers(0, job - 1), max_size=3))
             for place, job in enumerate(numbers)

@@ -1,0 +1,295 @@
+# Purpose: two questions about the schedule, neither of which needs a driver.
+#
+#   makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A discrete-
+#               event simulation: workers take batches, time passes by the jobs' true costs, nothing else costs
+#               anything. Contenders: the cost scheduler with exact costs, with costs that are wrong by a factor
+#               (lognormal, sigma 0.5) and with no costs at all; FIFO in the order of the set; static slices.
+#               The bound is max(longest job, total / workers); no schedule can be below it.
+#   throughput  what does the state machine itself cost: jobs a second through request and finished, on one core,
+#               with batches as in a warm run (all hit), and one job a batch; bytes a job.
+#
+# What this cannot show: contention, the cost of a driver call, or of the lock around the scheduler.
+#
+# Samples of the simulation are seeds: it is deterministic, so it has no noise. Each sample of the throughput is a
+# fresh process, sizes are interleaved, the first round is a warm-up and is left out; bytes are counted in processes of
+# their own, because counting slows everything down.
+#
+# Command: python -m benchmarks.bench_schedule --output benchmarks/results/schedule.jsonl
+"""Makespan and throughput of schedulers; JSON lines and a small table."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import heapq
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.schedule import (
+    Assignment,
+    CostScheduler,
+    FifoScheduler,
+    JobGraph,
+    ScheduleOptions,
+    Scheduler,
+    Wait,
+)
+
+Row = dict[str, Any]
+Costs = npt.NDArray[np.int64]
+
+SIGMA = 1.5
+MEDIAN_NS = 2_000_000
+JOBS = 10_000
+WORKERS = (2, 8, 64)
+SIZES = (10_000, 100_000, 1_000_000)
+HIT_NS = 1_300
+
+
+def costs_of(jobs: int, seed: int) -> Costs:
+    """True costs: heavy-tailed."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(MEDIAN_NS), SIGMA, jobs)
+    return np.maximum(drawn, 1).astype(np.int64)
+
+
+def graph_of(believed: Costs | None, jobs: int) -> JobGraph:
+    """Jobs of one kind, without links; modules are shared by eight jobs on average, two a job."""
+    rng = np.random.default_rng(jobs)
+    return JobGraph(
+        np.zeros(jobs, np.uint8),
+        np.zeros(jobs + 1, np.int64),
+        np.zeros(0, np.int32),
+        costs_ns=believed,
+        keys=rng.permutation(jobs).astype(np.uint64) + np.uint64(1),
+        module_start=np.arange(jobs + 1, dtype=np.int64) * 2,
+        module_index=rng.integers(0, max(1, jobs // 4), 2 * jobs).astype(np.int32),
+    )
+
+
+def simulated_makespan(scheduler: Scheduler, costs: Costs, workers: int) -> int:
+    """Let workers run a schedule in simulated time; returns when the last one ends, nanoseconds."""
+    # At each step the worker that has been free for longest asks.
+    free = [(0, worker) for worker in range(workers)]
+    busy: list[tuple[int, int, Assignment]] = []
+    waiting: list[int] = []
+    now = end = 0
+    while free or busy:
+        for _, worker in sorted(free):
+            answer = scheduler.request(worker)
+            if isinstance(answer, Assignment):
+                heapq.heappush(busy, (now + int(costs[answer.indices].sum()), worker, answer))
+            elif isinstance(answer, Wait):
+                waiting.append(worker)
+        free = []
+        if not busy:
+            break
+        now, worker, ended = heapq.heappop(busy)
+        end = max(end, now)
+        size = len(ended.indices)
+        scheduler.finished(
+            worker, ended, hits=0, compiles=size, elapsed_ns=max(1, int(costs[ended.indices].sum()))
+        )
+        free = [(now, worker), *((now, each) for each in waiting)]
+        waiting = []
+    return end
+
+
+def static_makespan(costs: Costs, workers: int) -> int:
+    """Each worker gets its slice of the set at the start."""
+    return max(int(part.sum()) for part in np.array_split(costs, workers))
+
+
+def makespan_rows(seeds: int) -> Iterator[Row]:
+    """One row for each contender, number of workers and seed."""
+    options = ScheduleOptions(expect_hits=0.0)
+    for seed in range(seeds):
+        costs = costs_of(JOBS, seed)
+        wrong = np.random.default_rng(1000 + seed).lognormal(0.0, 0.5, JOBS)
+        believed = {
+            "cost": costs,
+            "cost, estimates off by sigma 0.5": np.maximum(costs * wrong, 1).astype(np.int64),
+            "cost, nothing known": None,
+        }
+        for workers in WORKERS:
+            bound = max(int(costs.max()), -(-int(costs.sum()) // workers))
+            contenders: dict[str, Callable[[], int]] = {
+                name: functools.partial(_run_cost, graph_of(each, JOBS), options, costs, workers)
+                for name, each in believed.items()
+            }
+            contenders["fifo"] = functools.partial(_run_fifo, graph_of(None, JOBS), costs, workers)
+            contenders["static slices"] = functools.partial(static_makespan, costs, workers)
+            for name, run in contenders.items():
+                makespan = run()
+                yield {
+                    "question": "makespan",
+                    "contender": name,
+                    "workers": workers,
+                    "seed": seed,
+                    "jobs": JOBS,
+                    "sigma": SIGMA,
+                    "bound_ns": bound,
+                    "longest_ns": int(costs.max()),
+                    "makespan_ns": makespan,
+                    "ratio": round(makespan / bound, 6),
+                }
+
+
+def _run_cost(graph: JobGraph, options: ScheduleOptions, costs: Costs, workers: int) -> int:
+    return simulated_makespan(CostScheduler(graph, workers, options), costs, workers)
+
+
+def _run_fifo(graph: JobGraph, costs: Costs, workers: int) -> int:
+    return simulated_makespan(FifoScheduler(graph, workers), costs, workers)
+
+
+def throughput_sample(jobs: int, batches: str) -> Row:
+    """Time one schedule, from the graph to the end; in this process."""
+    graph = graph_of(costs_of(jobs, 1), jobs)
+    options = ScheduleOptions(batch_limit=256 if batches == "warm" else 1)
+    workers = 2
+    started = time.perf_counter_ns()
+    cpu = time.thread_time_ns()
+    scheduler = CostScheduler(graph, workers, options)
+    entered = time.perf_counter_ns()
+    calls = worker = 0
+    while isinstance(answer := scheduler.request(worker), Assignment):
+        size = len(answer.indices)
+        scheduler.finished(worker, answer, hits=size, compiles=0, elapsed_ns=size * HIT_NS)
+        calls += 1
+        worker = 1 - worker
+    ended = time.perf_counter_ns()
+    if scheduler.done != jobs:
+        raise RuntimeError(f"{scheduler.done} of {jobs} jobs are done")
+    return {
+        "question": "throughput",
+        "batches": batches,
+        "jobs": jobs,
+        "calls": calls,
+        "enter_ns": entered - started,
+        "run_ns": ended - entered,
+        "cpu_ns": time.thread_time_ns() - cpu,
+        "jobs_per_s": round(jobs / (ended - entered) * 1e9),
+        "jobs_per_s_with_entering": round(jobs / (ended - started) * 1e9),
+    }
+
+
+def memory_sample(jobs: int, _: str) -> Row:
+    """Count the bytes of one schedule: held after entering, and at the highest."""
+    graph = graph_of(costs_of(jobs, 1), jobs)
+    tracemalloc.start()
+    scheduler = CostScheduler(graph, 2)
+    held, entering = tracemalloc.get_traced_memory()
+    while isinstance(answer := scheduler.request(0), Assignment):
+        scheduler.finished(0, answer, hits=len(answer.indices), elapsed_ns=len(answer.indices) * HIT_NS)
+    ended, highest = tracemalloc.get_traced_memory()
+    return {
+        "question": "memory",
+        "jobs": jobs,
+        "bytes_per_job": round(held / jobs, 1),
+        "bytes_per_job_at_end": round(ended / jobs, 1),
+        "bytes_per_job_highest": round(max(entering, highest) / jobs, 1),
+        "bytes_per_job_by_columns": round(scheduler.statistics.nbytes / jobs, 1),
+    }
+
+
+def in_a_fresh_process(what: str, jobs: int, batches: str) -> Row:
+    """Take one sample in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.bench_schedule", "--sample", what, str(jobs), batches]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    row: Row = json.loads(done.stdout)
+    return row
+
+
+def throughput_rows(samples: int) -> Iterator[Row]:
+    """Rows of interleaved samples; the first round warms up."""
+    cases = [(size, "warm") for size in SIZES] + [(10_000, "single"), (100_000, "single")]
+    for number in range(samples + 1):
+        for size, batches in cases:
+            row = in_a_fresh_process("throughput", size, batches)
+            if number:
+                yield row | {"sample": number}
+    for size in SIZES:
+        yield in_a_fresh_process("memory", size, "")
+
+
+def machine() -> Row:
+    """What the figures were taken on."""
+    model = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line for line in cpuinfo.read_text("utf-8").splitlines() if line.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else ""
+    return {
+        "question": "machine",
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "processor": model or platform.processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "command": "python -m benchmarks.bench_schedule " + " ".join(sys.argv[1:]),
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """The rows, medians and spread, for people."""
+    lines = ["makespan / bound            workers   median      min      max"]
+    found = [row for row in rows if row["question"] == "makespan"]
+    for name in dict.fromkeys(row["contender"] for row in found):
+        for workers in WORKERS:
+            ratios = [row["ratio"] for row in found if row["contender"] == name and row["workers"] == workers]
+            low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+            lines.append(f"{name:33} {workers:3} {middle:8.4f} {low:8.4f} {high:8.4f}")
+    lines += ["", "throughput       jobs   jobs/s median      min      max   with entering   us/call"]
+    found = [row for row in rows if row["question"] == "throughput"]
+    for batches, size in dict.fromkeys((row["batches"], row["jobs"]) for row in found):
+        same = [row for row in found if (row["batches"], row["jobs"]) == (batches, size)]
+        speeds = [row["jobs_per_s"] for row in same]
+        whole = statistics.median(row["jobs_per_s_with_entering"] for row in same)
+        call = statistics.median(row["run_ns"] / row["calls"] for row in same) / 1000
+        lines.append(
+            f"{batches:8} {size:12,} {statistics.median(speeds):15,.0f} {min(speeds):8,} {max(speeds):8,} "
+            f"{whole:15,.0f} {call:9.1f}"
+        )
+    lines += ["", "memory           jobs   bytes/job held   at end   highest   by columns"]
+    lines += [
+        f"{row['jobs']:21,} {row['bytes_per_job']:16} {row['bytes_per_job_at_end']:8} "
+        f"{row['bytes_per_job_highest']:9} {row['bytes_per_job_by_columns']:12}"
+        for row in rows
+        if row["question"] == "memory"
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Take the samples, write the rows, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, help="write JSON lines here")
+    parser.add_argument("--samples", type=int, default=5, help="samples, and seeds of the simulation")
+    parser.add_argument("--sample", nargs=3, metavar=("WHAT", "JOBS", "BATCHES"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.sample:
+        what, jobs, batches = arguments.sample
+        take = throughput_sample if what == "throughput" else memory_sample
+        print(json.dumps(take(int(jobs), batches)))
+        return
+    rows = [machine(), *makespan_rows(arguments.samples), *throughput_rows(arguments.samples)]
+    if arguments.output is not None:
+        arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

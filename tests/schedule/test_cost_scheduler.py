@@ -1,0 +1,418 @@
+"""The cost scheduler, one promise at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from orchestrator.schedule import (
+    Accepted,
+    Assignment,
+    CostScheduler,
+    Done,
+    FifoScheduler,
+    Followers,
+    Full,
+    JobGraph,
+    JobState,
+    Paused,
+    Priority,
+    ScheduleOptions,
+    Scheduler,
+    Wait,
+)
+from tests.schedule.machine import drain, job_graph, jobs_of, requested
+
+MS = 1_000_000
+ONE = ScheduleOptions(batch_limit=1)
+
+
+def test_it_is_a_scheduler() -> None:
+    scheduler: Scheduler = CostScheduler(job_graph(3), 2)
+    assert scheduler.queued == 3
+
+
+# --- order
+
+
+def test_the_longest_comes_first() -> None:
+    costs = [3, 900, 40, 900_000, 7_000, 1]
+    scheduler = CostScheduler(job_graph(6, costs=[each * 1000 for each in costs]), 1, ONE)
+    assert drain(scheduler) == [3, 4, 1, 2, 0, 5]
+
+
+def test_equal_jobs_keep_the_order_of_the_set() -> None:
+    assert drain(CostScheduler(job_graph(50), 1)) == list(range(50))
+
+
+def test_a_library_is_as_long_as_the_chain_that_begins_with_it() -> None:
+    graph = job_graph(4, libraries={3: [0]}, costs=[1 * MS, 50 * MS, 60 * MS, 100 * MS])
+    assert drain(CostScheduler(graph, 1, ONE)) == [0, 3, 2, 1]
+
+
+def test_a_library_is_as_urgent_as_what_links_it() -> None:
+    graph = job_graph(3, libraries={2: [0]}, costs=[1, 50 * MS, 1], priorities=[2, 1, 0])
+    assert drain(CostScheduler(graph, 1, ONE)) == [0, 2, 1]
+
+
+def test_kinds_do_not_wait_for_each_other() -> None:
+    graph = job_graph(4, kinds=[0, 0, 1, 1], costs=[1 * MS, 9 * MS, 5 * MS, 20 * MS])
+    assert drain(CostScheduler(graph, 1, ONE)) == [3, 1, 2, 0]
+
+
+def makespan(scheduler: Scheduler, costs: np.ndarray, workers: int) -> int:
+    busy: list[tuple[int, int, Assignment]] = []
+    free, now = list(range(workers)), 0
+    while True:
+        for worker in list(free):
+            answer = scheduler.request(worker)
+            if isinstance(answer, Assignment):
+                busy.append((now + int(costs[answer.indices].sum()), worker, answer))
+                free.remove(worker)
+        if not busy:
+            return now
+        busy.sort(key=lambda each: each[:2])
+        now, worker, ended = busy.pop(0)
+        size = len(ended.indices)
+        scheduler.finished(worker, ended, compiles=size, elapsed_ns=max(1, int(costs[ended.indices].sum())))
+        free.append(worker)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_nothing_is_left_for_last(workers: int) -> None:
+    costs = (np.random.default_rng(workers).lognormal(0, 1.5, 1000) * MS).astype(np.int64)
+    graph = job_graph(
+        1000, costs=costs.tolist(), modules={job: [job % 100, 100 + job % 7] for job in range(1000)}
+    )
+    bound = max(int(costs.max()), int(costs.sum()) // workers)
+    assert makespan(CostScheduler(graph, workers), costs, workers) <= 1.03 * bound
+
+
+# --- the same work
+
+
+@pytest.mark.parametrize("followers", Followers)
+@pytest.mark.parametrize("second", [False, True])
+def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:
+    keys = [7, 8, 7, 7, 9]
+    graph = job_graph(5, keys=None if second else keys, pipeline_keys=keys if second else None)
+    scheduler = CostScheduler(graph, 2, ScheduleOptions(followers=followers, batch_limit=1))
+    first = requested(scheduler, 0)
+    assert jobs_of(first) == [0]
+    assert [jobs_of(requested(scheduler, 1))] == [[1]]
+    scheduler.finished(0, first, compiles=1, elapsed_ns=5 * MS)
+    rest = drain(scheduler)
+    if followers is Followers.CREATE:
+        assert rest == [2, 3, 4]
+    else:
+        assert rest == [4]
+        assert scheduler.state_of(2) is JobState.SHARED
+        assert scheduler.leader_of(2) == 0
+    statistics = scheduler.statistics
+    saved = (statistics.saved_by_key, statistics.saved_by_pipeline_key)
+    assert saved == ((0, 2) if second else (2, 0))
+    assert statistics.saved_ns == 2 * 2 * MS
+
+
+def test_a_follower_goes_to_the_worker_whose_cache_has_it() -> None:
+    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 2)
+    batch = requested(scheduler, 1)
+    assert scheduler.request(0) == Wait()
+    scheduler.finished(1, batch, compiles=1)
+    assert scheduler.request(0) == Wait()
+    assert jobs_of(requested(scheduler, 1)) == [1]
+
+
+def test_with_one_cache_any_worker_creates_a_follower() -> None:
+    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 2, ScheduleOptions(pin_followers=False))
+    scheduler.finished(1, requested(scheduler, 1), compiles=1)
+    assert jobs_of(requested(scheduler, 0)) == [1]
+
+
+def test_hits_save_nothing() -> None:
+    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 1)
+    scheduler.finished(0, requested(scheduler, 0), hits=1, elapsed_ns=1000)
+    assert scheduler.statistics.saved_by_key == 0
+
+
+def test_a_later_request_for_what_is_done_is_settled_at_once() -> None:
+    options = ScheduleOptions(followers=Followers.SHARE, streaming=True)
+    scheduler = CostScheduler(job_graph(1, keys=[5]), 1, options)
+    drain(scheduler)
+    scheduler.submit(job_graph(1, keys=[5]))
+    assert scheduler.state_of(1) is JobState.SHARED
+    assert scheduler.take_settled().tolist() == [0, 1]
+    # Somebody links it: then it has to exist itself, created by whose cache has it.
+    scheduler.submit(job_graph(1, libraries={0: [1]}))
+    assert drain(scheduler) == [1, 2]
+
+
+def test_a_failure_is_the_outcome_of_all_that_is_the_same() -> None:
+    graph = job_graph(4, keys=[1, 1, 2, 3], libraries={2: [1]})
+    scheduler = CostScheduler(graph, 1, ONE)
+    batch = requested(scheduler, 0)
+    scheduler.failed(0, batch, {0: "VK_ERROR_UNKNOWN"}, compiles=1)
+    assert scheduler.unassignable == {
+        1: "is the same work as pipeline 0, which was not created: VK_ERROR_UNKNOWN",
+        2: "links pipeline 1, which was not created: is the same work as pipeline 0, which was not created: "
+        "VK_ERROR_UNKNOWN",
+    }
+    assert drain(scheduler) == [3]
+
+
+def test_a_key_that_is_learned_late_still_saves() -> None:
+    scheduler = CostScheduler(job_graph(4), 2, ONE)
+    batch = requested(scheduler, 0)
+    scheduler.identify(np.arange(4, dtype=np.int32), [b"a", b"b", b"a", None])
+    assert scheduler.state_of(2) is JobState.JOINED
+    scheduler.finished(0, batch, compiles=1)
+    assert drain(scheduler, 0) == [2, 1, 3]
+    assert scheduler.statistics.saved_by_pipeline_key == 1
+
+
+def test_what_cannot_be_the_same_is_not_united() -> None:
+    # A job cannot be the same as its own library, whatever their keys say; else both would wait for ever.
+    scheduler = CostScheduler(job_graph(2, keys=[1, 1], libraries={1: [0]}), 1)
+    assert drain(scheduler) == [0, 1]
+
+
+# --- affinity
+
+
+def shared_modules(affinity: bool) -> tuple[CostScheduler, list[set[int]]]:
+    rng = np.random.default_rng(1)
+    modules = {job: [int(rng.integers(0, 60)), 1000] for job in range(1200)}
+    options = ScheduleOptions(affinity=affinity, expect_hits=0.0)
+    scheduler = CostScheduler(job_graph(1200, costs=[5 * MS] * 1200, modules=modules), 4, options)
+    found: list[set[int]] = [set() for _ in range(4)]
+    for _ in range(280):
+        batches = [requested(scheduler, worker) for worker in range(4)]
+        for worker, batch in enumerate(batches):
+            found[worker] |= {modules[job][0] for job in jobs_of(batch)}
+            scheduler.finished(worker, batch, compiles=len(batch.indices), elapsed_ns=5 * MS)
+    return scheduler, found
+
+
+def test_jobs_that_share_a_module_prefer_one_worker() -> None:
+    scheduler, found = shared_modules(affinity=True)
+    # 60 modules, each with one home; some work moves near the end.
+    assert sum(map(len, found)) < 130
+    assert scheduler.statistics.at_home > 4 * scheduler.statistics.moved
+
+
+def test_affinity_can_be_turned_off() -> None:
+    scheduler, found = shared_modules(affinity=False)
+    assert sum(map(len, found)) > 200
+    assert scheduler.statistics.at_home == 0
+
+
+def test_a_worker_does_not_idle_for_the_sake_of_affinity() -> None:
+    graph = job_graph(40, costs=[5 * MS] * 40, modules={job: [0] for job in range(40)})
+    scheduler = CostScheduler(graph, 4)
+    for worker in range(4):
+        requested(scheduler, worker)
+    assert scheduler.in_flight >= 4
+
+
+def test_a_long_job_does_not_wait_for_its_home() -> None:
+    costs = [4 * MS, 100 * MS, 90 * MS, *[1 * MS] * 30]
+    graph = job_graph(33, costs=costs, modules={job: [0] for job in range(3)})
+    scheduler = CostScheduler(graph, 2, ONE)
+    assert jobs_of(requested(scheduler, 0)) == [1]
+    assert jobs_of(requested(scheduler, 1)) == [2]
+
+
+# --- steering
+
+
+def test_promoting_takes_along_what_is_waited_for() -> None:
+    graph = job_graph(5, keys=[1, 2, 3, 4, 1], libraries={3: [1]}, priorities=[2, 2, 1, 2, 2])
+    scheduler = CostScheduler(graph, 1, ONE)
+    assert scheduler.promote([3, 4], Priority.NOW) == 4
+    # The library of 3; the leader of 4, and 4 after it, which hits; 3; and then the rest.
+    assert drain(scheduler) == [1, 0, 4, 3, 2]
+    assert scheduler.promote([3], Priority.NOW) == 0
+
+
+def test_a_budget_stops_between_batches_and_goes_on() -> None:
+    options = ScheduleOptions(expect_hits=0.0, target_ns=1)
+    scheduler = CostScheduler(job_graph(10, costs=[4 * MS] * 10), 1, options)
+    scheduler.budget(10 * MS)
+    order = []
+    while isinstance(answer := scheduler.request(0), Assignment):
+        order += jobs_of(answer)
+        scheduler.finished(0, answer, compiles=1, elapsed_ns=4 * MS)
+    assert answer == Paused()
+    assert isinstance(answer, Done)
+    assert order == [0, 1]
+    assert scheduler.remaining().tolist() == list(range(2, 10))
+    assert scheduler.remaining_ns == pytest.approx(32 * MS, rel=0.01)
+    scheduler.budget(0)
+    assert scheduler.request(0) == Paused()
+    scheduler.budget(None)
+    assert drain(scheduler) == list(range(2, 10))
+
+
+def test_a_budget_takes_what_fits_and_one_job_that_does_not() -> None:
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    scheduler = CostScheduler(job_graph(4, costs=[80 * MS, 3 * MS, 20 * MS, 1 * MS]), 2, options)
+    scheduler.budget(4 * MS)
+    assert jobs_of(requested(scheduler, 0)) == [1]
+    assert jobs_of(requested(scheduler, 1)) == [3]
+    for worker, job in ((0, 1), (1, 3)):
+        batch = scheduler._assigned[worker]
+        assert batch is not None
+        assert jobs_of(batch) == [job]
+        scheduler.finished(worker, batch)
+    assert scheduler.request(0) == Paused()
+    # A frame is shorter than all that is left: one job of the shortest runs all the same, and only one.
+    scheduler.budget(4 * MS)
+    assert jobs_of(requested(scheduler, 0)) == [2]
+    assert scheduler.request(1) == Paused()
+
+
+def test_a_batch_in_flight_counts_against_the_next_budget() -> None:
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    scheduler = CostScheduler(job_graph(3, costs=[5 * MS] * 3), 1, options)
+    batch = requested(scheduler, 0)
+    scheduler.budget(6 * MS)
+    scheduler.finished(0, batch, compiles=1, elapsed_ns=5 * MS)
+    assert len(jobs_of(requested(scheduler, 0))) == 1  # the first of a budget may overrun it
+    scheduler.finished(0, scheduler._assigned[0] or batch, compiles=1, elapsed_ns=5 * MS)
+    assert scheduler.request(0) == Paused()
+
+
+def test_a_full_queue_pushes_back() -> None:
+    options = ScheduleOptions(streaming=True, capacity=3, batch_limit=1)
+    scheduler = CostScheduler(job_graph(0), 1, options)
+    assert scheduler.request(0) == Wait()
+    assert scheduler.submit(job_graph(2)) == Accepted(0, 2)
+    assert scheduler.submit(job_graph(2)) == Full(1)
+    assert scheduler.count == 2
+    batch = requested(scheduler, 0)
+    assert scheduler.submit(job_graph(2, libraries={1: [0]})) == Accepted(2, 2)
+    with pytest.raises(ValueError, match="never fit"):
+        scheduler.submit(job_graph(4))
+    scheduler.close()
+    scheduler.finished(0, batch)
+    assert drain(scheduler) == [1, 2, 3]
+    assert scheduler.request(0) == Done()
+    with pytest.raises(ValueError, match="stream"):
+        scheduler.submit(job_graph(1))
+
+
+def test_cancelling_says_when_it_is_quiet() -> None:
+    scheduler = CostScheduler(job_graph(6, groups=[1, 2, 1, 2, 1, 2]), 2, ScheduleOptions(batch_limit=2))
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[0], [1]]
+    cancellation = scheduler.cancel_group(1)
+    assert cancellation.cancelled == 2
+    assert cancellation.pending == {0}
+    quiet = [cancellation.quiet]
+    for worker in (1, 0):
+        scheduler.finished(worker, batches[worker])
+        quiet.append(cancellation.quiet)
+    assert quiet == [False, False, True]
+    assert drain(scheduler) == [3, 5]
+    assert scheduler.cancel_all().quiet
+
+
+def test_a_cancelled_library_is_kept_while_somebody_links_it() -> None:
+    scheduler = CostScheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1)
+    assert scheduler.cancel_jobs([0]).kept == 1
+    assert scheduler.cancel_jobs([1]).cancelled == 1
+    # The last that links it goes, and the library with it.
+    assert scheduler.cancel_jobs([2]).cancelled == 2
+    assert scheduler.request(0) == Done()
+
+
+def test_a_cancelled_leader_hands_over() -> None:
+    scheduler = CostScheduler(job_graph(4, keys=[1, 1, 1, 2]), 1, ONE)
+    scheduler.cancel_jobs([0, 1])
+    assert scheduler.leader_of(0) == 2
+    assert drain(scheduler) == [3, 2]
+
+
+def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
+    scheduler = CostScheduler(job_graph(9, priorities=[1] * 8 + [0]), 2, ONE)
+    batch = requested(scheduler, 0)
+    scheduler.cancel()
+    assert scheduler.request(1) == Done()
+    scheduler.finished(0, batch)
+    assert scheduler.request(0) == Done()
+    assert scheduler.remaining().tolist() == list(range(8))
+
+
+# --- misuse
+
+
+@pytest.mark.parametrize(
+    ("misuse", "match"),
+    [
+        (lambda: CostScheduler(job_graph(1), 0), "workers"),
+        (lambda: CostScheduler(job_graph(2, libraries={0: [1]}), 1), "come before"),
+        (lambda: CostScheduler(job_graph(2, costs=[1]), 1), "costs_ns has 1 elements"),
+        (lambda: CostScheduler(job_graph(2, priorities=[0, 3]), 1), "no Priority"),
+        (lambda: CostScheduler(job_graph(2, unusable={2: ""}), 1), "no job 2"),
+        (lambda: CostScheduler(job_graph(2), 1).state_of(2), "no job 2"),
+        (lambda: CostScheduler(job_graph(2), 1).request(1), "no worker 1"),
+        (lambda: CostScheduler(job_graph(2), 1).budget(-1), "negative"),
+        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([2], np.int32), [b"a"]), "no such job"),
+        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([1], np.int32), []), "1 jobs and 0 keys"),
+    ],
+)
+def test_misuse_is_an_error(misuse: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        misuse()
+
+
+def test_a_worker_ends_what_it_holds() -> None:
+    scheduler = CostScheduler(job_graph(20), 2, ONE)
+    mine, other = requested(scheduler, 0), requested(scheduler, 1)
+    with pytest.raises(ValueError, match="before its last assignment"):
+        scheduler.request(0)
+    with pytest.raises(ValueError, match="does not hold"):
+        scheduler.finished(0, other)
+    with pytest.raises(ValueError, match="not in the assignment"):
+        scheduler.failed(0, mine, {19: "?"})
+    scheduler.finished(0, mine)
+    assert scheduler.done == 1
+
+
+def test_what_is_refused_changes_nothing() -> None:
+    scheduler = CostScheduler(job_graph(1), 1, ScheduleOptions(streaming=True))
+    with pytest.raises(ValueError, match="come before"):
+        scheduler.submit(job_graph(2, libraries={0: [1]}))
+    assert (scheduler.count, scheduler.queued) == (1, 1)
+
+
+def test_fifo_takes_the_same_events() -> None:
+    scheduler = FifoScheduler(job_graph(2), 1)
+    batch = requested(scheduler, 0)
+    scheduler.finished(0, batch, hits=1, compiles=0, elapsed_ns=5)
+    assert scheduler.done == len(batch.indices)
+
+
+# --- size
+
+
+def test_a_job_takes_less_than_400_bytes() -> None:
+    count = 20_000
+    rng = np.random.default_rng(0)
+    graph = JobGraph(
+        np.zeros(count, np.uint8),
+        np.arange(count + 1, dtype=np.int64) // 2 - (np.arange(count + 1) // 2 > 0),
+        np.zeros(count // 2 - 1, np.int32),
+        costs_ns=rng.integers(1, 10**9, count),
+        keys=rng.integers(0, count, count).astype(np.uint64),
+        pipeline_keys=rng.integers(1, count, count).astype(np.uint64),
+        module_start=np.arange(count + 1, dtype=np.int64),
+        module_index=rng.integers(0, count, count).astype(np.int32),
+    )
+    scheduler = CostScheduler(graph, 8)
+    assert scheduler.statistics.nbytes <= 400 * count
+    for worker in range(8):
+        drain(scheduler, worker)
+    assert scheduler.statistics.nbytes <= 400 * count

@@ -1,0 +1,76 @@
+"""Costs: the estimate, and the fit through recorded compiles."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.schedule.costs import DEFAULT_MODEL, CostLine, CostModel, estimate_cost, fit
+
+KINDS = tuple(PipelineKind)
+
+
+@given(st.sampled_from(KINDS), st.integers(0, 10**8), st.integers(0, 100))
+def test_one_estimate_is_as_many(kind: PipelineKind, size: int, stages: int) -> None:
+    one = estimate_cost(kind, size, stages)
+    many = DEFAULT_MODEL.estimate(
+        np.array([KINDS.index(kind)], np.uint8), np.array([size], np.int64), np.array([stages], np.int64)
+    )
+    assert many.tolist() == [one]
+    assert one >= 1
+    assert estimate_cost(kind, size + 1000, stages + 1) > one
+
+
+def test_a_cost_is_never_zero() -> None:
+    free = CostModel(dict.fromkeys(PipelineKind, CostLine(0, 0, 0)))
+    assert estimate_cost(PipelineKind.COMPUTE, 100, 1, free) == 1
+
+
+def records(line: CostLine, count: int, noise: float) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(3)
+    sizes, stages = rng.integers(500, 200_000, count), rng.integers(1, 6, count)
+    cost = line.base_ns + line.stage_ns * stages + line.byte_ns * sizes
+    return sizes, stages, (cost * rng.lognormal(0, noise, count)).astype(np.int64)
+
+
+def test_fit_finds_the_coefficients() -> None:
+    true = CostLine(1e6, 5e5, 80.0)
+    sizes, stages, cost = records(true, 400, 0.0)
+    found = fit(np.zeros(400, np.uint8), sizes, stages, cost).lines[PipelineKind.GRAPHICS]
+    assert found.base_ns == pytest.approx(true.base_ns, rel=0.01)
+    assert found.stage_ns == pytest.approx(true.stage_ns, rel=0.01)
+    assert found.byte_ns == pytest.approx(true.byte_ns, rel=0.01)
+
+
+def test_fit_orders_what_is_noisy() -> None:
+    sizes, stages, cost = records(CostLine(1e6, 5e5, 80.0), 1000, 0.3)
+    kinds = np.ones(1000, np.uint8)
+    estimate = fit(kinds, sizes, stages, cost).estimate(kinds, sizes, stages)
+    assert np.corrcoef(np.log(estimate), np.log(cost))[0, 1] > 0.8
+
+
+def test_fit_gives_no_negative_coefficient() -> None:
+    # Cost falls with the number of stages here: no line with positive slope says so.
+    stages = np.arange(1, 21)
+    sizes = np.full(20, 1000)
+    model = fit(np.zeros(20, np.uint8), sizes, stages, 10_000_000 - 100_000 * stages)
+    line = model.lines[PipelineKind.GRAPHICS]
+    assert min(line.base_ns, line.stage_ns, line.byte_ns) >= 0
+    estimate = model.estimate(np.zeros(20, np.uint8), sizes, stages)
+    assert (np.abs(estimate - 9_000_000) < 2_000_000).all()
+
+
+def test_few_records_scale_the_line() -> None:
+    before = DEFAULT_MODEL.lines[PipelineKind.COMPUTE]
+    cost = 3 * estimate_cost(PipelineKind.COMPUTE, 5000, 1)
+    after = fit(np.array([1], np.uint8), np.array([5000]), np.array([1]), np.array([cost]))
+    assert after.lines[PipelineKind.COMPUTE].byte_ns == pytest.approx(3 * before.byte_ns)
+    assert after.lines[PipelineKind.GRAPHICS] == DEFAULT_MODEL.lines[PipelineKind.GRAPHICS]
+
+
+def test_records_of_nothing_change_nothing() -> None:
+    none = np.zeros(4, np.int64)
+    assert fit(none.astype(np.uint8), none, none, none) == DEFAULT_MODEL
