@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,7 @@ from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused
 from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, failed_cells, key_of, remaining
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.measure.samples import Cell, FailedSample, Row, RowWriter, Sample, read_rows
+from orchestrator.measure.trace import join_traces
 
 RESULTS = "results.jsonl"
 CACHES = "caches"
@@ -88,6 +91,7 @@ def run_bench(
     *,
     time_limit_s: float | None = None,
     warm_passes: int | None = None,
+    trace: Path | None = None,
     on_progress: Callable[[BenchProgress], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
     run_job: Callable[[Job], Answer] | None = None,
@@ -99,6 +103,7 @@ def run_bench(
         directory: Where results and caches are kept.
         time_limit_s: End early so that no more time than this is used.
         warm_passes: How often the set is in a warm run; None to choose so that it lasts long enough.
+        trace: Where to write a timeline of one sample of each cell that is taken now, or None.
         on_progress: Called before each sample.
         on_stage: Called with what else is done.
         run_job: Does one job; a process of its own by default.
@@ -122,8 +127,8 @@ def run_bench(
     stopped = ""
     try:
         plan = _prepare(evolve(plan, cache_directory=str(caches)), rows, warm_passes, do, on_stage)
-        with RowWriter(path) as writer:
-            stopped = _take(plan, rows, writer, deadline, do, on_progress)
+        with RowWriter(path) as writer, _timelines(trace) as timelines:
+            stopped = _take(plan, rows, writer, deadline, do, on_progress, timelines)
     except KeyboardInterrupt:
         stopped = "interrupted"
     total = sum(1 for _ in plan.jobs())
@@ -199,11 +204,13 @@ def _take(
     deadline: float | None,
     do: Callable[[Job], Answer],
     on_progress: Callable[[BenchProgress], None],
+    timelines: Path | None,
 ) -> str:
     """Take samples until none is left or time is up; why it ended early, or ""."""
     waiting = remaining(plan, rows)
     total = sum(1 for _ in plan.jobs())
     given_up: set[Cell] = set()
+    traced: set[Cell] = set()
     while waiting:
         job = waiting[0]
         cell = key_of(job)[0]
@@ -220,6 +227,9 @@ def _take(
         )
         if deadline is not None and time.monotonic() + eta_of([job], rows).seconds > deadline:
             return f"the time limit: {len(waiting)} of {total} samples are to go"
+        if timelines is not None and job.round >= 0 and not job.control and cell not in traced:
+            traced.add(cell)
+            job = msgspec.structs.replace(job, trace=str(timelines / f"{len(traced):04}.json"))
         answer = do(job)
         waiting.pop(0)
         if isinstance(answer, Sample):
@@ -239,6 +249,20 @@ def _take(
         writer.write(row)
         rows.append(row)
     return ""
+
+
+@contextmanager
+def _timelines(target: Path | None) -> Iterator[Path | None]:
+    """A folder for timelines, which are joined in the target at the end, however that comes."""
+    if target is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            yield Path(folder)
+        finally:
+            found = [each.read_bytes() for each in sorted(Path(folder).iterdir())]
+            target.write_bytes(join_traces(found))
 
 
 def run_in_process(job: Job) -> Answer:

@@ -17,6 +17,8 @@ from importlib import metadata
 
 from cyclopts import App, CycloptsError
 
+from orchestrator.cli.bench import bench_verb
+from orchestrator.cli.compare import compare_verb
 from orchestrator.cli.compile import compile_verb
 from orchestrator.cli.devices import devices_verb
 from orchestrator.cli.errors import Failure, explain, report
@@ -49,6 +51,8 @@ Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no devi
 app.command(devices_verb, name="devices")
 app.command(list_verb, name="list")
 app.command(compile_verb, name="compile")
+app.command(bench_verb, name="bench")
+app.command(compare_verb, name="compare")
 app.command(inspect_verb, name="inspect")
 app.command(pack_verb, name="pack")
 

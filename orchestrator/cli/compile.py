@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.progress import ProgressView
     from orchestrator.run.compile_report import CompileReport
+    from orchestrator.sets.pipeline_set import PipelineSet
 
 
 def compile_verb(
@@ -65,6 +66,18 @@ def compile_verb(
             help="Leave the driver's own disk and memory caches on; figures then say little about the cache here.",
         ),
     ] = False,
+    trace: Annotated[
+        Path | None,
+        Parameter(name="--trace", help="Write a timeline: Chrome trace events, which ui.perfetto.dev opens."),
+    ] = None,
+    pipeline_stats: Annotated[
+        Path | None,
+        Parameter(
+            name="--pipeline-stats",
+            help="Write what the driver says about the code of each pipeline, as CSV with the columns of "
+            "`fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
@@ -100,15 +113,57 @@ def compile_verb(
                 mode=CacheMode(mode),
                 cache_directory=directory,
                 driver_caches=driver_caches,
+                inspect_executables=pipeline_stats is not None,
                 stop=stop,
                 on_stage=view.stage,
                 on_progress=view.progress,
             )
 
+        _require_writable(trace, pipeline_stats)
         report = trio.run(_until_signal, job, view)
+        _write_extras(opened, report, trace=trace, pipeline_stats=pipeline_stats)
     output.document(compile_document(report))
     show_report(output, report)
     return _exit_code(report)
+
+
+def _require_writable(*paths: Path | None) -> None:
+    """Refuse places that cannot be written, before anything is compiled."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise UsageError(f"{path}: cannot be written: it is a directory, or its directory is not there")
+
+
+def _write_extras(
+    source: PipelineSet, report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None
+) -> None:
+    """Write the timeline and the statistics that were asked for.
+
+    Raises:
+        SaveError: One cannot be written.
+    """
+    from orchestrator.stores.atomic_file import write_atomically
+
+    if trace is not None:
+        from orchestrator.bench.spans import compile_spans
+        from orchestrator.measure.trace import encode_trace
+
+        write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.name}")])
+    if pipeline_stats is not None:
+        from orchestrator.measure.pipeline_statistics import PipelineStatistics, statistics_csv
+
+        rows = [
+            PipelineStatistics(
+                source.name,
+                each.job.kind,
+                each.job.key,
+                each.found.wall_ns,
+                each.found.driver_ns,
+                each.found.executables,
+            )
+            for each in report.inspected
+        ]
+        write_atomically(pipeline_stats, [statistics_csv(rows).encode("utf-8", "backslashreplace")])
 
 
 def _worker_count(workers: str) -> int | None:

@@ -36,6 +36,15 @@ def open_set(names: Sequence[str]) -> PipelineSet:
     return PipelineSet.open([_archive(name) for name in names])
 
 
+def set_paths(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of a set, absolute, for a process that opens it by its paths.
+
+    Raises:
+        UsageError: The package came without its sample.
+    """
+    return tuple(str(Path(_archive(name)).absolute()) for name in names)
+
+
 def _archive(name: str) -> str:
     if name != SAMPLE:
         return name

@@ -192,14 +192,8 @@ def _group_report(
 
 def ratio_text(ratio: Estimate) -> str:
     """A ratio for people, such as ``2.2× [2.1, 2.3]``; as many digits as tell its ends apart."""
-    digits = next(
-        (
-            count
-            for count in (1, 2, 3)
-            if f"{ratio.low:.{count}f}" != f"{ratio.high:.{count}f}" or ratio.low == ratio.high
-        ),
-        4,
-    )
+    told_apart = (each for each in (1, 2, 3) if f"{ratio.low:.{each}f}" != f"{ratio.high:.{each}f}")
+    digits = next(told_apart, 1)
     return f"{ratio.median:.{digits}f}× [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 

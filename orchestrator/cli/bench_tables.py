@@ -1,0 +1,195 @@
+# Purpose: what a benchmark found, for people and as JSON.
+# Guarantees: medians stand with their intervals; a difference is called one only where the statistics say so.
+"""The report of `bench`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import asdict
+
+from orchestrator.bench.runner import BenchOutcome
+from orchestrator.cli.output import BAD, DIM, HEAD, WARN, Output, styled, table
+from orchestrator.cli.text import byte_text, path_text, plural, seconds_text
+from orchestrator.measure.contention import (
+    CellReport,
+    ContentionReport,
+    GroupReport,
+    contention_report,
+    ratio_text,
+)
+from orchestrator.measure.samples import Sample
+from orchestrator.measure.statistics import Difference, Estimate
+
+_COLUMNS = (
+    "mode",
+    "workers",
+    "pipelines/s",
+    "effic.",
+    "ratio",
+    "blocked",
+    "no CPU",
+    "CPU",
+    "merge",
+    "dupl.",
+    "memory",
+)
+
+
+_LEGEND = (
+    "ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks one within noise. blocked: asleep in "
+    "the driver. no CPU: waiting for a processor. CPU: time of a pipeline against one worker."
+)
+
+
+def report_of(outcome: BenchOutcome) -> ContentionReport | None:
+    """The statistics of what is there; None before the first round is."""
+    samples = [each for each in outcome.rows if isinstance(each, Sample) and each.counts]
+    return contention_report(samples) if samples else None
+
+
+def bench_document(outcome: BenchOutcome) -> dict[str, Any]:
+    """Everything that a benchmark found, as values that JSON has."""
+    report = report_of(outcome)
+    return {
+        "results": path_text(outcome.path),
+        "samples": outcome.done,
+        "planned": outcome.total,
+        "resumed": outcome.resumed,
+        "stopped": outcome.stopped or None,
+        "failed": [{**cell._asdict(), "reason": reason} for cell, reason in outcome.failed.items()],
+        "cells": [] if report is None else [_cell_document(each) for each in report.cells],
+        "groups": [] if report is None else [_group_document(each) for each in report.groups],
+        "verdicts": [] if report is None else list(report.verdicts),
+        "warnings": [] if report is None else list(report.warnings),
+    }
+
+
+def _cell_document(cell: CellReport) -> dict[str, Any]:
+    figures = {
+        name: None if value is None else asdict(value)
+        for name in (
+            "throughput",
+            "creation_rate",
+            "seconds",
+            "blocked_share",
+            "run_delay_share",
+            "overhead_share",
+            "efficiency",
+            "inflation",
+        )
+        for value in (getattr(cell, name),)
+    }
+    medians = {
+        "open_s": cell.median(lambda each: each.open_ns / 1e9),
+        "merge_s": cell.median(lambda each: each.merge_ns / 1e9),
+        "read_back_s": cell.median(lambda each: each.read_back_ns / 1e9),
+        "barrier_wait_s": cell.median(lambda each: each.barrier_wait_ns / 1e9),
+        "duplicate_keys": cell.median(lambda each: each.duplicate_keys),
+        "duplicate_s": cell.median(lambda each: each.duplicate_ns / 1e9),
+        "peak_memory_bytes": cell.median(lambda each: each.peak_memory_bytes),
+    }
+    return {**cell.cell._asdict(), "samples": len(cell.samples), **figures, **medians}
+
+
+def _group_document(group: GroupReport) -> dict[str, Any]:
+    return {
+        **group.group._asdict(),
+        "baseline": group.baseline,
+        "noise": None if group.noise is None else group.noise.factor,
+        "throughput_ratios": {mode: _difference_document(each) for mode, each in group.throughput.items()},
+        "creation_rate_ratios": {
+            mode: _difference_document(each) for mode, each in group.creation_rate.items()
+        },
+        "locking": None if group.locking is None else _difference_document(group.locking),
+    }
+
+
+def _difference_document(difference: Difference) -> dict[str, Any]:
+    return {**asdict(difference.ratio), "beyond_noise": difference.beyond_noise}
+
+
+def show_bench(output: Output, outcome: BenchOutcome) -> None:
+    """Write the report for people."""
+    report = report_of(outcome)
+    resumed = f", {outcome.resumed:,} of them from before" if outcome.resumed else ""
+    output.line(
+        f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
+    )
+    if report is not None:
+        _show_environment(output, report)
+        for group in report.groups:
+            _show_group(output, report, group)
+        output.line("")
+        output.line(styled(_LEGEND, DIM))
+        for verdict in report.verdicts:
+            output.line(styled(verdict, HEAD))
+        for warning in report.warnings:
+            output.line(styled("note: ", WARN), warning)
+    for cell, reason in outcome.failed.items():
+        name = f"{cell.device}, {cell.temperature}, {cell.workers} workers, {cell.mode}"
+        output.line(styled("failed: ", BAD), f"{name}: {reason}")
+    if outcome.stopped:
+        output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
+
+
+def _show_environment(output: Output, report: ContentionReport) -> None:
+    of_device = {cell.cell.device: cell.samples[0].environment for cell in reversed(report.cells)}
+    for where in of_device.values():
+        output.line(
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} of {where.processor}; "
+            f"Python {where.python}, orchestrator {where.orchestrator}"
+        )
+        output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
+
+
+def _show_group(output: Output, report: ContentionReport, group: GroupReport) -> None:
+    key = group.group
+    cells = [each for each in report.cells if each.cell[:4] == key]
+    first = cells[0].samples[0]
+    copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
+    noise = "no A/A control" if group.noise is None else f"A/A within {group.noise.factor - 1:.1%}"
+    passes = f", the set {first.passes} times" if first.passes > 1 else ""
+    title = f"{key.device}, {key.temperature}{copies}: {first.pipelines:,} pipelines{passes}, {plural(len(cells[0].samples), 'sample')}, {noise}"
+    made = table(*_COLUMNS, numbers=range(1, len(_COLUMNS)), title=None)
+    output.line("")
+    output.line(styled(title, HEAD))
+    for column in made.columns:
+        column.no_wrap = True
+    for cell in cells:
+        made.add_row(*_row(cell, group))
+    output.show(made)
+
+
+def _row(cell: CellReport, group: GroupReport) -> list[str]:
+    difference = group.throughput.get(cell.cell.mode)
+    if cell.cell.mode == group.baseline:
+        against = "baseline"
+    elif difference is None:
+        against = ""
+    else:
+        against = ratio_text(difference.ratio) + ("" if difference.beyond_noise else " ≈")
+    return [
+        cell.cell.mode,
+        str(cell.cell.workers),
+        _rate_text(cell.throughput),
+        "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
+        against,
+        f"{cell.blocked_share.median:.1%}",
+        f"{cell.run_delay_share.median:.1%}",
+        "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+        seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
+        f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
+        byte_text(round(cell.median(lambda each: each.peak_memory_bytes))),
+    ]
+
+
+def _rate_text(estimate: Estimate) -> str:
+    return f"{_short(estimate.median)} [{_short(estimate.low)}, {_short(estimate.high)}]"
+
+
+def _short(value: float) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"

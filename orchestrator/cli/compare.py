@@ -1,0 +1,144 @@
+# Purpose: `orchestrator compare`: two result files against each other, with an exit code for a gate.
+"""The verb `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from orchestrator.cli.errors import UsageError
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import JsonFlag
+
+if TYPE_CHECKING:
+    from orchestrator.cli.output import Output
+    from orchestrator.measure.compare import CellChange, ComparisonReport
+    from orchestrator.measure.statistics import Difference
+
+
+def compare_verb(
+    before: Annotated[Path, Parameter(help="A `results.jsonl` of `bench`, or its directory.")],
+    after: Annotated[Path, Parameter(help="Another.")],
+    /,
+    *,
+    threshold: Annotated[
+        float,
+        Parameter(name="--threshold", help="Least change that counts, as a share of the time: 0.05 for 5 %."),
+    ] = 0.0,
+    fail_on: Annotated[
+        Literal["slower", "change", "never"],
+        Parameter(
+            name="--fail-on", help="What ends with exit code 1: a slower cell, any difference, or nothing."
+        ),
+    ] = "slower",
+    json: JsonFlag = False,
+) -> int:
+    """Say what changed between two benchmarks beyond noise; exit code 1 where something is slower.
+
+    Two drivers, two versions, two machines, two builds of a game. Cells are matched by temperature, workers, duplicates and mode.
+
+    **EXAMPLES**
+
+        orchestrator compare before/results.jsonl after/results.jsonl
+        orchestrator compare main/ branch/ --threshold 0.05
+    """
+    from orchestrator.cli.output import Output
+    from orchestrator.measure.compare import compare_samples
+    from orchestrator.measure.samples import read_samples
+
+    if threshold < 0:
+        raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected")
+    output = Output(json=json)
+    first, second = read_samples(_results(before)), read_samples(_results(after))
+    try:
+        report = compare_samples(first, second)
+    except ValueError as error:
+        raise UsageError(f"{before}, {after}: {error}") from error
+    output.document(_document(report, threshold))
+    _show(output, report, threshold)
+    slower, faster = report.slower(threshold), report.faster(threshold)
+    failed = {"slower": bool(slower), "change": bool(slower or faster), "never": False}[fail_on]
+    return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
+
+
+def _results(path: Path) -> Path:
+    from orchestrator.bench.runner import RESULTS
+
+    return path / RESULTS if path.is_dir() else path
+
+
+def _document(report: ComparisonReport, threshold: float) -> dict[str, Any]:
+    return {
+        "summary": report.summary(threshold),
+        "pipelines_added": report.pipelines_added,
+        "slower": len(report.slower(threshold)),
+        "faster": len(report.faster(threshold)),
+        "cells": [_change_document(each) for each in report.changes],
+        "only_before": [each._asdict() for each in report.only_before],
+        "only_after": [each._asdict() for each in report.only_after],
+        "differences": list(report.differences),
+    }
+
+
+def _change_document(change: CellChange) -> dict[str, Any]:
+    from attrs import asdict
+
+    def ratio(difference: Difference) -> dict[str, Any]:
+        return {**asdict(difference.ratio), "beyond_noise": difference.beyond_noise}
+
+    return {
+        **change.after._asdict(),
+        "device_before": change.before.device,
+        "seconds_before": change.seconds_before,
+        "seconds_after": change.seconds_after,
+        "noise": None if change.time.noise is None else change.time.noise.factor,
+        "time": ratio(change.time),
+        "cpu": ratio(change.cpu),
+        "memory": ratio(change.memory),
+    }
+
+
+def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
+    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, styled, table
+    from orchestrator.cli.text import plural, seconds_text
+    from orchestrator.measure.contention import ratio_text
+
+    for each in report.differences:
+        output.line(each)
+    made = table(
+        "device", "temperature", "duplicates", "workers", "mode", "before", "after", "time", "CPU", "memory",
+        numbers=(2, 3, 5, 6, 7, 8, 9),
+    )  # fmt: skip
+    slower, faster = report.slower(threshold), report.faster(threshold)
+    for change in report.changes:
+        style = BAD if change in slower else GOOD if change in faster else DIM
+        made.add_row(
+            *(
+                styled(text, style)
+                for text in (
+                    change.after.device,
+                    change.after.temperature,
+                    f"{change.after.duplicates:.0%}",
+                    change.after.workers,
+                    change.after.mode,
+                    seconds_text(change.seconds_before),
+                    seconds_text(change.seconds_after),
+                    _verdict(change.time, ratio_text(change.time.ratio)),
+                    _verdict(change.cpu, f"{change.cpu.ratio.median:.2f}×"),
+                    _verdict(change.memory, f"{change.memory.ratio.median:.2f}×"),
+                )
+            )
+        )
+    output.show(made)
+    for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
+        if cells:
+            output.line(f"{words}: {plural(len(cells), 'cell')}")
+    output.line(styled(report.summary(threshold), HEAD))
+
+
+def _verdict(difference: Difference, text: str) -> str:
+    if difference.noise is None:
+        return text + " (no A/A)"
+    return text if difference.beyond_noise else text + " (noise)"

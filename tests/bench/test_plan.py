@@ -1,0 +1,103 @@
+# Purpose: contenders are interleaved, controls are there, rounds are whole, and what is there is not measured again.
+"""Plans of benchmarks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from attrs import evolve
+
+from orchestrator.bench.jobs import SampleJob
+from orchestrator.bench.plan import BenchPlan, eta_of, failed_cells, key_of, remaining
+from orchestrator.measure.samples import FailedSample, Row
+from tests.measure.support import sample
+
+PLAN = BenchPlan(
+    set_paths=("a.foz",),
+    devices=("x", "y"),
+    modes=("per-worker", "shared", "none"),
+    workers=(1, 4),
+    temperatures=("cold", "warm"),
+    duplicates=(0.0, 0.5),
+    samples=5,
+    batch=32,
+    cache_directory="caches",
+    warm_passes={"x": 30, "y": 7},
+)
+
+
+def row_of(job: SampleJob, took: float = 2.0) -> Row:
+    return sample(
+        device=job.device,
+        temperature=job.temperature,
+        duplicates=job.duplicates,
+        workers=job.workers,
+        mode=job.mode,
+        control=job.control,
+        round=job.round,
+        process_s=took,
+    )
+
+
+def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
+    jobs = list(PLAN.jobs())
+    keys = Counter(key_of(job) for job in jobs)
+    assert set(keys.values()) == {1}
+    cells = Counter(key_of(job)[0] for job in jobs if not job.control)
+    assert set(cells.values()) == {PLAN.samples + 1}  # and a warm-up
+    assert len(cells) == 2 * 2 * 2 * (3 + 2)  # nothing is warm without a cache
+    controls = [job for job in jobs if job.control]
+    assert {job.mode for job in controls} == {"shared"}
+    assert len(controls) == 2 * 2 * 2 * 2 * (PLAN.samples + 1)
+
+
+def test_rounds_are_whole_and_contenders_take_turns() -> None:
+    jobs = list(PLAN.jobs())
+    assert [job.round for job in jobs] == sorted(job.round for job in jobs)
+    assert jobs[0].round == -1
+    first = [
+        job
+        for job in jobs
+        if (job.device, job.temperature, job.duplicates, job.workers) == ("x", "cold", 0.0, 1)
+    ]
+    legs = [[(job.mode, job.control) for job in first if job.round == number] for number in range(5)]
+    assert len({tuple(sorted(each)) for each in legs}) == 1
+    assert {each[0] for each in legs} == {*legs[0]}  # each leg comes first once
+
+
+def test_warm_runs_are_repeated_and_cold_ones_are_not() -> None:
+    for job in PLAN.jobs():
+        warm = job.temperature == "warm"
+        assert job.passes == ({"x": 30, "y": 7}[job.device] if warm else 1)
+        assert job.cache_directory == ("caches" if warm else "")
+
+
+def test_the_baseline_is_the_first_mode_without_shared() -> None:
+    plan = evolve(PLAN, modes=("per-worker", "none"))
+    assert {job.mode for job in plan.jobs() if job.control} == {"per-worker"}
+
+
+def test_what_is_there_is_not_taken_again() -> None:
+    jobs = list(PLAN.jobs())
+    rows = [row_of(job) for job in jobs[:57]]
+    assert remaining(PLAN, rows) == jobs[57:]
+    failed = FailedSample(
+        device="x", temperature="cold", duplicates=0.0, workers=1, mode="shared", round=0, reason="it crashed"
+    )
+    assert remaining(PLAN, [*rows, failed]) == jobs[57:]
+    assert failed_cells([failed]) == {failed.cell: "it crashed"}
+    again = sample(device="x", temperature="cold", workers=1, mode="shared")
+    assert failed_cells([failed, again]) == {}
+
+
+def test_the_eta_says_what_it_does_not_know() -> None:
+    jobs = list(PLAN.jobs())
+    assert eta_of(jobs, []).unknown == len(jobs)
+    assert eta_of(jobs, []).seconds == 0
+    rows = [row_of(job) for job in jobs if job.round == -1]
+    eta = eta_of(remaining(PLAN, rows), rows)
+    assert eta.unknown == 0
+    assert eta.seconds == 2.0 * (len(jobs) - len(rows))
+    # Of one device alone nothing is known about the other.
+    rows = [row_of(job) for job in jobs if job.device == "x" and job.round == -1]
+    assert eta_of(jobs, rows).unknown == len(jobs) / 2

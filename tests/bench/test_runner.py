@@ -1,0 +1,211 @@
+# Purpose: a benchmark survives what happens to it: an interrupt, a crash, a time limit, a changed driver; and what it leaves
+# is what it goes on from. Jobs are answered by a function instead of a process, except where the process is the point.
+"""Running benchmarks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
+from orchestrator.bench.plan import BenchPlan, key_of
+from orchestrator.bench.runner import (
+    RESULTS,
+    WARM_PIPELINES_MOST,
+    BenchError,
+    BenchProgress,
+    passes_for,
+    run_bench,
+    run_in_process,
+)
+from orchestrator.errors import NoDeviceError
+from orchestrator.measure.samples import FailedSample, Sample, read_rows
+from orchestrator.samples import sample_path
+from tests.measure.support import ENVIRONMENT, sample
+
+PLAN = BenchPlan(
+    set_paths=(str(sample_path()),),
+    devices=("test",),
+    modes=("shared", "per-worker"),
+    workers=(1, 2),
+    temperatures=("cold", "warm"),
+    duplicates=(0.0,),
+    samples=3,
+    batch=64,
+)
+TOTAL = 2 * 2 * 3 * 4
+IDENTITY = f"test device (cache {ENVIRONMENT.pipeline_cache_uuid})"
+
+
+def filled(**changes: object) -> Filled:
+    values = {
+        "set_hash": "0" * 16,
+        "identity": IDENTITY,
+        "pipelines": 1000,
+        "cold_s": 1.0,
+        "warm_rate": 100_000.0,
+        "hit_share": 1.0,
+        "cache_bytes": 10,
+    }
+    return Filled(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Answers:
+    """Answers jobs, and does something else at the n-th sample."""
+
+    def __init__(self, at: int = -1, instead: Callable[[SampleJob], Answer] | None = None) -> None:
+        self.jobs: list[SampleJob] = []
+        self._at = at
+        self._instead = instead
+
+    def __call__(self, job: Job) -> Answer:
+        if isinstance(job, FillJob):
+            return filled()
+        self.jobs.append(job)
+        if self._instead is not None and (self._at == -1 or len(self.jobs) == self._at):
+            return self._instead(job)
+        return answer(job)
+
+
+def answer(job: SampleJob) -> Sample:
+    return sample(
+        device=job.device,
+        temperature=job.temperature,
+        workers=job.workers,
+        mode=job.mode,
+        control=job.control,
+        round=job.round,
+        passes=job.passes,
+        process_s=2.0,
+    )
+
+
+def interrupt(_job: SampleJob) -> Answer:
+    raise KeyboardInterrupt
+
+
+def test_all_samples_are_taken_and_kept(tmp_path: Path) -> None:
+    seen: list[BenchProgress] = []
+    answers = Answers()
+    outcome = run_bench(PLAN, tmp_path, run_job=answers, on_progress=seen.append)
+    assert (outcome.done, outcome.total, outcome.stopped, outcome.failed) == (TOTAL, TOTAL, "", {})
+    assert read_rows(tmp_path / RESULTS) == list(outcome.rows)
+    assert [each.done for each in seen] == list(range(TOTAL))
+    assert seen[0].eta.unknown > 0
+    assert seen[-1].eta.seconds == 2.0
+    assert {job.passes for job in answers.jobs if job.temperature == "warm"} == {50}
+
+
+@pytest.mark.parametrize("at", [1, 2, 17, TOTAL])
+def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path: Path, at: int) -> None:
+    first = Answers(at, interrupt)
+    outcome = run_bench(PLAN, tmp_path, run_job=first)
+    assert outcome.stopped == "interrupted"
+    assert outcome.done == at - 1
+    second = Answers()
+    outcome = run_bench(PLAN, tmp_path, run_job=second)
+    assert (outcome.done, outcome.resumed, outcome.stopped) == (TOTAL, at - 1, "")
+    taken = Counter(key_of(job) for job in [*first.jobs[:-1], *second.jobs])
+    assert set(taken.values()) == {1}
+    assert len(taken) == TOTAL
+    assert run_bench(PLAN, tmp_path, run_job=Answers(instead=interrupt)).stopped == ""  # nothing is left
+
+
+def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> None:
+    def crash(_job: SampleJob) -> Answer:
+        return Refused(kind="crash", reason="signal 11")
+
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers(5, crash))
+    (cell,) = outcome.failed
+    assert outcome.failed[cell] == "signal 11"
+    rows = read_rows(tmp_path / RESULTS)
+    assert sum(isinstance(row, FailedSample) for row in rows) == 1
+    assert TOTAL - 8 <= outcome.done < TOTAL
+    again = run_bench(PLAN, tmp_path, run_job=Answers())
+    assert (again.failed, again.done) == ({}, TOTAL)
+
+
+def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
+    # A sample takes 2 s by its own account, so with a limit of 1 s nothing is begun once that is known.
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers(), time_limit_s=1.0)
+    assert outcome.stopped.startswith("the time limit")
+    assert 0 < outcome.done < TOTAL
+    assert all(row.round == -1 for row in outcome.rows if isinstance(row, Sample))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [({"set_hash": "1" * 16}, "another set"), ({"identity": "test device (cache ff)"}, "another driver")],
+)
+def test_results_of_something_else_are_not_mixed(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+    run_bench(PLAN, tmp_path, run_job=Answers())
+    before = (tmp_path / RESULTS).read_bytes()
+    with pytest.raises(BenchError, match=words):
+        run_bench(PLAN, tmp_path, run_job=lambda _: filled(**changed))
+    with pytest.raises(BenchError, match="another batch"):
+        run_bench(evolve(PLAN, batch=8), tmp_path, run_job=Answers())
+    assert (tmp_path / RESULTS).read_bytes() == before
+
+
+def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(NoDeviceError, match="no such"):
+        run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="NoDeviceError", reason="no such"))
+    with pytest.raises(BenchError, match="cannot be measured: a stub"):
+        run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="DeviceError", reason="a stub"))
+
+
+def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
+    assert passes_for(filled(pipelines=1000, warm_rate=200_000.0)) == 100
+    assert passes_for(filled(pipelines=10, warm_rate=1e9)) == WARM_PIPELINES_MOST / 10
+    assert passes_for(filled(pipelines=10**7)) == 1
+    assert passes_for(filled(warm_rate=0.0)) == 1
+
+
+def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Path, tmp_path: Path) -> None:
+    plan = evolve(
+        PLAN, set_paths=(str(small_set),), devices=("simulated",), workers=(2,), samples=1, duplicates=(0.5,)
+    )
+    trace = tmp_path / "trace.json"
+    outcome = run_bench(plan, tmp_path / "out", warm_passes=2, trace=trace)
+    assert (outcome.done, outcome.failed) == (12, {})
+    rows = [row for row in outcome.rows if isinstance(row, Sample)]
+    assert len({row.environment.orchestrator for row in rows}) == 1
+    for row in rows:
+        assert row.created == row.pipelines > 0
+        assert row.environment.driver_caches
+        assert row.peak_memory_bytes > row.environment.cores
+        if row.temperature == "warm":
+            assert row.hits == row.created
+            assert row.passes == 2
+            assert row.hit_latency.count == row.hits
+        else:
+            assert row.compiled_latency.count == row.created - row.hits
+    events = json.loads(trace.read_bytes())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2, 3, 4}
+    assert {"barrier", "call", "run"} <= {event.get("cat") for event in events}
+
+
+def test_a_process_that_dies_is_told() -> None:
+    refused = run_in_process(evolve_job(device="no such device"))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "NoDeviceError"
+    refused = run_in_process(evolve_job(mode="no such mode"))
+    assert isinstance(refused, Refused)
+    assert refused.kind == "crash"
+    assert "exit code 1" in refused.reason
+
+
+def evolve_job(**changes: str) -> SampleJob:
+    values = {"device": "simulated", "mode": "shared", **changes}
+    return SampleJob(
+        set_paths=PLAN.set_paths,
+        temperature="cold",
+        duplicates=0.0,
+        workers=1,
+        **values,  # type: ignore[arg-type]
+    )
