@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import structs_by_type
+from orchestrator.run.cache_keeping import CacheKeeper
 from orchestrator.run.calibration import decide, load_profile
 from orchestrator.run.compile_report import (
     CacheFileSummary,
@@ -48,15 +50,13 @@ from orchestrator.run.orchestrator import available_workers, run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
 from orchestrator.run.rolling import MergePolicy
-from orchestrator.run.rolling_save import SaverOnTheWay
 from orchestrator.sets.applications import RobustnessGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.cache_file import cache_path, load_into_cache, save_cache_file
-from orchestrator.stores.errors import SaveError
+from orchestrator.stores.cache_file import cache_path, load_into_cache
 from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.save_policy import SavePolicy
+from orchestrator.stores.save_policy import SavePolicy, SaveReason
 
 _T = TypeVar("_T")
 DeviceOpener = Callable[[CapturedFeatures], Device]
@@ -209,6 +209,7 @@ class _Job:
     cache_file: CacheFileSummary = CacheFileSummary(None)  # noqa: RUF009 - frozen
     notes: list[str] = field(factory=list)
     decision_note: str = ""
+    keeper: CacheKeeper | None = None
     spent: dict[str, int] = field(factory=dict)
     stages: list[Stage] = field(factory=list)
     inspected: list[InspectedPipeline] = field(factory=list)
@@ -238,34 +239,47 @@ class _Job:
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load_ns", lambda: self._load(device))
-            saver = self._saver(device)
-            self.on_stage("compiling")
+            compiled: int | None = None
             try:
-                report = await run_pipelines(
-                    device,
-                    prepared,
-                    workers=self.workers,
-                    mode=self.mode,
-                    merge=self._merge_policy(),
-                    on_merged=saver.merged if saver is not None else None,
-                    primary=primary,
-                    count_duplicate_pipeline_keys=self.count_duplicate_pipeline_keys,
-                    stop=self.stop,
-                    on_progress=self._progress,
-                )
+                self.on_stage("compiling")
+                async with self._keeping(primary):
+                    report = await self._run_pipelines(device, prepared, primary)
                 self._take_run(report)
+                compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
                 with trio.CancelScope(shield=True):
-                    self.notes += saver.notes() if saver is not None else []
                     if primary is not None:
-                        await self._timed("cache_save_ns", lambda: self._save(device, primary))
+                        await self._timed("cache_save_ns", lambda: self._save(device, primary, compiled))
             if self.inspect_executables and not (self.stop is not None and self.stop.is_set()):
                 self.on_stage("inspecting the code of the pipelines")
                 await self._inspect(device, prepared, report)
         finally:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(device.close)
+
+    async def _run_pipelines(
+        self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
+    ) -> RunReport:
+        rolling = self._rolls() and self.keeper is not None
+        return await run_pipelines(
+            device,
+            prepared,
+            workers=self.workers,
+            mode=self.mode,
+            merge=self._merge_policy(),
+            on_merged=self.keeper.merged if rolling and self.keeper is not None else None,
+            primary=primary,
+            count_duplicate_pipeline_keys=self.count_duplicate_pipeline_keys,
+            stop=self.stop,
+            on_progress=self._progress,
+        )
+
+    def _keeping(self, primary: PipelineCache | None) -> AbstractAsyncContextManager[None]:
+        """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""
+        if self.keeper is None or primary is None or self.mode is not CacheMode.SHARED:
+            return nullcontext()
+        return self.keeper.beside(primary, self.stop)
 
     async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
         """Do blocking work in a thread and add its time to a total."""
@@ -334,6 +348,8 @@ class _Job:
         self.notes += [each for each in report.notes if each not in self.notes]
 
     def _progress(self, progress: Progress) -> None:
+        if self.keeper is not None and self.mode is CacheMode.SHARED:
+            self.keeper.progress(progress.compiled)
         before = self.finished
         rest = self.total - before.done - progress.total
         eta = progress.eta_s
@@ -381,12 +397,9 @@ class _Job:
             else self.merge
         )
 
-    def _saver(self, device: Device) -> SaverOnTheWay | None:
+    def _rolls(self) -> bool:
         policy = self._merge_policy()
-        rolling = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
-        if not rolling or self.cache_file.path is None:
-            return None
-        return SaverOnTheWay(device, self.cache_file.path, self.save_policy)
+        return self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
 
     def _load(self, device: Device) -> PipelineCache | None:
         if self.cache_directory is None:
@@ -404,35 +417,28 @@ class _Job:
         )
         if loaded.status is not LoadStatus.LOADED:
             self._decide(device, warm=False)
+        self.keeper = CacheKeeper(device, path, loaded, self.save_policy, self.relax_driver_version)
         if self.cache_file.path is None:  # of several groups the first one's load is the report's
             self.cache_file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
             if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
                 self.notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
+            elif loaded.instead_of is not None:
+                current = loaded.instead_of
+                self.notes.append(
+                    f"the cache file is {current.status.value} ({current.detail}); its previous generation was loaded"
+                )
         return cache
 
-    def _save(self, device: Device, primary: PipelineCache) -> None:
+    def _save(self, device: Device, primary: PipelineCache, compiled: int | None) -> None:
         try:
-            if self._nothing_new():
-                self.cache_file = evolve(
-                    self.cache_file, not_saved="nothing new: the loaded cache held everything"
-                )
-            elif self.cache_file.path is not None:
-                data = device.pipeline_cache_data(primary).data
-                saved = save_cache_file(self.cache_file.path, device.identity, data)
-                self.cache_file = evolve(
-                    self.cache_file, saved_bytes=saved.saved_bytes, not_saved=saved.skipped or ""
-                )
-        except SaveError as error:
-            self.cache_file = evolve(self.cache_file, error=str(error))
+            if self.keeper is not None:
+                stopped = self.stop is not None and self.stop.is_set()
+                reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
+                self.keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
+                self.cache_file = self.keeper.summarize(self.cache_file)
+                self.notes += [each for each in self.keeper.notes() if each not in self.notes]
         finally:
             device.destroy_pipeline_cache(primary)
-
-    def _nothing_new(self) -> bool:
-        """Whether the last run compiled nothing, so that the cache file holds what the primary does."""
-        loaded = self.cache_file.loaded
-        if loaded is None or loaded.status is not LoadStatus.LOADED or not self.runs:
-            return False
-        return all(run.counts()[OutcomeStatus.COMPILED] == 0 for run in self.runs)
 
     def report(self) -> CompileReport:
         """The report; after `run`."""

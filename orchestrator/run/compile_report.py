@@ -19,6 +19,7 @@ from orchestrator.run.outcomes import OutcomeStatus, RunReport
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.records import Damage
 from orchestrator.stores.cache_file import LoadResult
+from orchestrator.stores.save_policy import SaveReason
 
 _WORST_FIRST: Final = (
     OutcomeStatus.FAILED,
@@ -73,6 +74,33 @@ class SetSummary:
 
 
 @frozen
+class CacheSave:
+    """One save of the cache file.
+
+    Attributes:
+        reason: Why then.
+        saved_bytes: Bytes of the file that was written, 0 where none was.
+        bytes_before: Driver's data that was there before and was merged with ours, 0 for none.
+        bytes_after: Driver's data that is there now, where it is known.
+        merged_with_others: Whether what was there came from another process, and not from this run.
+        skipped: Why nothing was written, or "".
+        error: Why it failed, or "".
+        locked_out: Whether it was skipped because another process did not finish saving in time.
+        note: What a reader should know, such as a driver that does not merge, or "".
+    """
+
+    reason: SaveReason
+    saved_bytes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    merged_with_others: bool = False
+    skipped: str = ""
+    error: str = ""
+    locked_out: bool = False
+    note: str = ""
+
+
+@frozen
 class CacheFileSummary:
     """What became of the cache file.
 
@@ -80,9 +108,10 @@ class CacheFileSummary:
         path: Where it is, or None where the mode keeps none.
         loaded: What became of it at the start.
         loaded_bytes: Bytes of driver data that were loaded.
-        saved_bytes: Bytes written at the end, 0 for none.
-        not_saved: Why nothing was written, or "".
-        error: Why saving failed, or "".
+        saved_bytes: Bytes of the file as it was written last, 0 where this job wrote none.
+        not_saved: Why the last save wrote nothing, or "".
+        error: Why the last save failed, or "".
+        saves: Each save, those on the way included.
     """
 
     path: Path | None
@@ -91,6 +120,7 @@ class CacheFileSummary:
     saved_bytes: int = 0
     not_saved: str = ""
     error: str = ""
+    saves: tuple[CacheSave, ...] = ()
 
 
 @frozen

@@ -21,7 +21,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineCache
 from orchestrator.errors import DriverError
@@ -29,6 +29,7 @@ from orchestrator.stores.cache_content import DEFAULT_CAP, LoadResult, not_worth
 from orchestrator.stores.errors import SaveError, likely_cause
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.generations import keep_as_previous
+from orchestrator.stores.hashing import content_hash128
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.loading import CacheLoader
 from orchestrator.stores.saving import locked_out, make_ready, replace_current
@@ -56,6 +57,8 @@ class MergedSaveReport:
         bytes_after: Size of what is there now; 0 where nothing is.
         note: What a user should know, such as a driver that does not merge; empty where all is well.
         leftovers: Files of processes that were killed, which could not be removed.
+        locked_out: Whether it was skipped because another process did not finish saving in time: worth another try.
+        data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
     """
 
     path: Path
@@ -67,6 +70,8 @@ class MergedSaveReport:
     bytes_after: int = 0
     note: str = ""
     leftovers: tuple[Path, ...] = ()
+    locked_out: bool = False
+    data_hash: bytes = field(default=b"", repr=False, eq=False)
 
     @property
     def added_bytes(self) -> int:
@@ -114,7 +119,7 @@ def save_merged(
         return MergedSaveReport(path, 0, reason, our_bytes=len(data))
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
-            return MergedSaveReport(path, 0, locked_out(lock_wait_s), our_bytes=len(data))
+            return MergedSaveReport(path, 0, locked_out(lock_wait_s), our_bytes=len(data), locked_out=True)
         swept = sweep_file(path, time.time_ns(), operations)
         saver = _MergedSave(device, path, ours, data, cap, operations)
         loader = CacheLoader(
@@ -220,7 +225,13 @@ class _MergedSave:
             return evolve(report, skipped=reason)
         leftovers = keep_as_previous(self.path, self.cap, self.operations, proven=True) if proven else ()
         written = replace_current(self.path, self.device.identity, data, self.operations)
-        return evolve(report, saved_bytes=written, bytes_after=len(data), leftovers=leftovers)
+        return evolve(
+            report,
+            saved_bytes=written,
+            bytes_after=len(data),
+            leftovers=leftovers,
+            data_hash=content_hash128(data),
+        )
 
 
 def _not_replaced(found: LoadResult) -> str | None:
