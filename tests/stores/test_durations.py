@@ -1,0 +1,63 @@
+# Purpose: compile times kept from run to run: what is saved is read, newer times win, damage is as good as nothing.
+"""Recorded compile times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.durations import Durations, durations_path, read_durations, save_durations
+
+
+def durations(**times: int) -> Durations:
+    keys = np.array([int(name[1:]) for name in times], np.uint64)
+    return Durations().updated(keys, np.array(list(times.values()), np.int64))
+
+
+def test_what_is_saved_is_read(tmp_path: Path) -> None:
+    path = durations_path(tmp_path / "new", simulated_identity())
+    assert save_durations(path, durations(k7=70, k3=30)) == path.stat().st_size == 32 + 2 * 16
+    read = read_durations(path)
+    assert read.problem == ""
+    assert read.of(np.array([3, 4, 7, 2**63], np.uint64)).tolist() == [30, 0, 70, 0]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_file_that_is_not_there_is_no_problem(tmp_path: Path) -> None:
+    read = read_durations(tmp_path / "none")
+    assert (len(read), read.problem) == (0, "")
+    assert read.of(np.array([1], np.uint64)).tolist() == [0]
+
+
+def test_newer_times_win_and_no_time_changes_nothing() -> None:
+    known = durations(k1=10, k2=20).updated(np.array([2, 1, 9], np.uint64), np.array([25, 0, 90], np.int64))
+    assert known.keys.tolist() == [1, 2, 9]
+    assert known.duration_ns.tolist() == [10, 25, 90]
+
+
+def test_the_newest_are_kept_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.stores.durations.MOST_ENTRIES", 3)
+    known = durations(k1=1, k2=2, k3=3).updated(np.array([8, 9], np.uint64), np.array([8, 9], np.int64))
+    assert known.keys.tolist() == [1, 8, 9]
+
+
+def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "times.durations"
+    save_durations(path, durations(k1=10, k2=20))
+    good = path.read_bytes()
+    for bit in range(len(good) * 8):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        read = read_durations(path)
+        assert len(read) == 0
+        assert str(path) in read.problem
+    for size in (*range(len(good)), len(good) + 1):
+        path.write_bytes((good + b"\0")[:size])
+        assert len(read_durations(path)) == 0
+    path.unlink()
+    path.mkdir()
+    assert read_durations(path).problem
