@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import enum
+
 import msgspec
 
+from orchestrator.devices.device import DeviceIdentity
 from orchestrator.measure.samples import FailedSample, Sample
 
 COLD, WARM = "cold", "warm"
@@ -83,6 +86,60 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     cache_bytes: int
 
 
+class ProbeStep(enum.StrEnum):
+    """What a `ProbeJob` does; see orchestrator/bench/probing.py."""
+
+    COMPILE = "compile"
+    LOOK_UP = "look up"
+    GROW = "grow"
+
+
+class ProbeJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="probe"):
+    """Ask a driver one question.
+
+    Attributes:
+        step: Which.
+        set_paths: The archives, or one manifest.
+        device: The selector.
+        cache_directory: Where COMPILE puts its cache file, and the others take it from.
+        workers: Number of workers of COMPILE.
+        mode: The cache topology of COMPILE.
+        rounds: How often GROW loads, uses and reads.
+    """
+
+    step: ProbeStep
+    set_paths: tuple[str, ...]
+    device: str
+    cache_directory: str
+    workers: int = 1
+    mode: str = "shared"
+    rounds: int = 6
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
+    """What a `ProbeJob` found.
+
+    Attributes:
+        set_name: Where the set came from.
+        set_hash: Hash over the names of its records, 16 hex digits.
+        identity: The device.
+        pipelines: Pipelines that were handed to the driver.
+        hits: Of these, found in the cache.
+        rate: Pipelines a second.
+        sizes: Size of the cache after each round of GROW.
+        warnings: What the merge of COMPILE said.
+    """
+
+    set_name: str
+    set_hash: str
+    identity: DeviceIdentity
+    pipelines: int
+    hits: int
+    rate: float
+    sizes: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
     """A job that cannot be done, such as for want of a device.
 
@@ -95,5 +152,5 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="r
     reason: str
 
 
-Job = SampleJob | FillJob
-Answer = Sample | FailedSample | Filled | Refused
+Job = SampleJob | FillJob | ProbeJob
+Answer = Sample | FailedSample | Filled | Probed | Refused

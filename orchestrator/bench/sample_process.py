@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from orchestrator.bench.jobs import Answer, FillJob, Job, Refused
+from orchestrator.bench.jobs import Answer, FillJob, Job, ProbeJob, Refused
 from orchestrator.errors import OrchestratorError
 
 
@@ -29,9 +29,12 @@ def main() -> int:
 
 def answer(job: Job) -> Answer:
     """Do a job; what is wrong with it is an answer."""
+    from orchestrator.bench.probing import probe
     from orchestrator.bench.sampling import fill, take_sample
 
     try:
+        if isinstance(job, ProbeJob):
+            return probe(job)
         return fill(job) if isinstance(job, FillJob) else take_sample(job)
     except OrchestratorError as error:
         return Refused(kind=type(error).__name__, reason=str(error))
