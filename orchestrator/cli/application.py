@@ -18,6 +18,7 @@ from importlib import metadata
 from cyclopts import App, CycloptsError
 
 from orchestrator.cli.bench import bench_verb
+from orchestrator.cli.calibrate import calibrate_verb
 from orchestrator.cli.compare import compare_verb
 from orchestrator.cli.compile import compile_verb
 from orchestrator.cli.devices import devices_verb
@@ -53,6 +54,7 @@ app.command(list_verb, name="list")
 app.command(compile_verb, name="compile")
 app.command(bench_verb, name="bench")
 app.command(compare_verb, name="compare")
+app.command(calibrate_verb, name="calibrate")
 app.command(inspect_verb, name="inspect")
 app.command(pack_verb, name="pack")
 

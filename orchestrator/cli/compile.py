@@ -38,17 +38,29 @@ def compile_verb(
         ),
     ] = "",
     workers: Annotated[
-        str, Parameter(name=["--workers", "-j"], help="Number of workers, or `auto`: one a processor.")
+        str,
+        Parameter(
+            name=["--workers", "-j"],
+            help="Number of workers, or `auto`: what `calibrate` found best, else one a processor.",
+        ),
     ] = "auto",
     mode: Annotated[
-        Literal["shared", "per-worker", "per-worker-internal", "none"],
+        Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"],
         Parameter(
             name="--mode",
-            help="`shared`: one cache for all workers. `per-worker`: one externally synchronized cache each, merged "
-            "at the end. `per-worker-internal`: the same without the flag, as a control. `none`: no cache, "
-            "nothing is kept.",
+            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for all workers. `per-worker`: one externally synchronized cache each, merged "
+            "at the end. `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged "
+            "cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache, nothing is kept.",
         ),
-    ] = "per-worker",
+    ] = "auto",
+    merge: Annotated[
+        Literal["auto", "barrier", "rolling"],
+        Parameter(
+            name="--merge",
+            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is merged. "
+            "`auto`: rolling in mode two-level, else at the end.",
+        ),
+    ] = "auto",
     cache_dir: Annotated[
         Path | None,
         Parameter(
@@ -94,14 +106,21 @@ def compile_verb(
 
     from orchestrator.cli.compile_document import compile_document
     from orchestrator.cli.compile_tables import show_report
+    from orchestrator.cli.directories import usable_directory
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.set_names import open_set
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
+    from orchestrator.run.rolling import BARRIER, ROLLING
 
+    if merge == "rolling" and mode in ("shared", "none"):
+        raise UsageError(
+            f"--merge rolling: mode {mode} has no worker caches to merge",
+            "use --mode per-worker or two-level",
+        )
     count = _worker_count(workers)
-    directory = None if mode == "none" else _usable_directory(cache_dir)
+    directory = None if mode == "none" else usable_directory(cache_dir)
     output = Output(json=json)
     with open_set(sets) as opened, progress_view(output) as view:
 
@@ -110,7 +129,8 @@ def compile_verb(
                 opened,
                 selector=device,
                 workers=count,
-                mode=CacheMode(mode),
+                mode=None if mode == "auto" else CacheMode(mode),
+                merge={"barrier": BARRIER, "rolling": ROLLING}.get(merge),
                 cache_directory=directory,
                 driver_caches=driver_caches,
                 inspect_executables=pipeline_stats is not None,
@@ -175,26 +195,6 @@ def _worker_count(workers: str) -> int | None:
         f"--workers {workers!r}: a number from 1 to 4096 is expected, or auto",
         "leave it out for one a processor",
     )
-
-
-def _usable_directory(given: Path | None) -> Path:
-    """The directory for cache files, created if need be.
-
-    Raises:
-        SaveError: It cannot be created or written.
-    """
-    import os
-
-    import platformdirs
-
-    from orchestrator.stores.atomic_file import ensure_directory
-    from orchestrator.stores.errors import SaveError
-
-    directory = platformdirs.user_cache_path("orchestrator") if given is None else given
-    ensure_directory(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise SaveError(directory, "writing", "the directory belongs to someone else or forbids it")
-    return directory
 
 
 async def _until_signal(

@@ -17,7 +17,7 @@ VERBS = [name for name in app if not name.startswith("-")]
 
 
 def test_verbs() -> None:
-    assert sorted(VERBS) == ["bench", "compare", "compile", "devices", "inspect", "list", "pack"]
+    assert sorted(VERBS) == ["bench", "calibrate", "compare", "compile", "devices", "inspect", "list", "pack"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
