@@ -50,6 +50,8 @@ from orchestrator.run.orchestrator import available_workers, run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
 from orchestrator.run.rolling import MergePolicy
+from orchestrator.run.trial import TrialLimits
+from orchestrator.run.vetting import ModulePolicy, Vetter
 from orchestrator.sets.applications import RobustnessGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
@@ -104,6 +106,8 @@ async def compile_set(
     relax_driver_version: bool = False,
     count_duplicate_pipeline_keys: bool = False,
     inspect_executables: bool = False,
+    spirv_val: ModulePolicy = ModulePolicy.OFF,
+    trial_limits: TrialLimits | None = None,
     stop: trio.Event | None = None,
     on_stage: Callable[[str], None] | None = None,
     on_progress: Callable[[CompileProgress], None] | None = None,
@@ -126,6 +130,10 @@ async def compile_set(
         count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline.
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
             about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
+        spirv_val: What is done about shader modules that may be invalid: nothing, a warning, leaving their pipelines
+            out, or trying every pipeline in a child process first; see `ModulePolicy`.
+        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a child opens
+            the device.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
             the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
@@ -158,6 +166,9 @@ async def compile_set(
         relax_driver_version=relax_driver_version,
         count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
         inspect_executables=inspect_executables,
+        spirv_val=spirv_val,
+        trial_limits=trial_limits or TrialLimits(),
+        driver_caches=driver_caches,
         stop=stop,
         on_stage=on_stage or (lambda _: None),
         on_progress=on_progress or (lambda _: None),
@@ -198,6 +209,9 @@ class _Job:
     relax_driver_version: bool
     count_duplicate_pipeline_keys: bool
     inspect_executables: bool
+    spirv_val: ModulePolicy
+    trial_limits: TrialLimits
+    driver_caches: bool
     stop: trio.Event | None
     on_stage: Callable[[str], None]
     on_progress: Callable[[CompileProgress], None]
@@ -210,6 +224,7 @@ class _Job:
     notes: list[str] = field(factory=list)
     decision_note: str = ""
     keeper: CacheKeeper | None = None
+    untried: int = 0
     spent: dict[str, int] = field(factory=dict)
     stages: list[Stage] = field(factory=list)
     inspected: list[InspectedPipeline] = field(factory=list)
@@ -236,6 +251,8 @@ class _Job:
             self.on_stage("preparing")
             built = await self._timed("prepare_ns", lambda: self._build(group, device))
             self._take_problems(built)
+            if self.spirv_val is not ModulePolicy.OFF:
+                built = await self._vet(group, device, built)
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load_ns", lambda: self._load(device))
@@ -307,6 +324,34 @@ class _Job:
     def _build(self, group: RobustnessGroup, device: Device) -> BuiltImage:
         jobs = [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
         return build_image(self.source, jobs, device.capabilities)
+
+    async def _vet(self, group: RobustnessGroup, device: Device, built: BuiltImage) -> BuiltImage:
+        """Leave out what the driver should not be given in this process."""
+        isolates = self.spirv_val is ModulePolicy.ISOLATE
+        self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
+        vetter = Vetter(
+            self.source, self.spirv_val, self.workers, self.selector, self.driver_caches, self.trial_limits
+        )
+        started = time.perf_counter_ns()
+        vetted = await vetter.vet(built.image, captured_features(group), self.stop)
+        self.stages.append(Stage("vet", started, time.perf_counter_ns() - started))
+        self.notes += [each for each in vetted.notes if each not in self.notes]
+        self.outcomes += vetted.left_out
+        self.untried += len(vetted.untried)
+        skipped = sum(each.status is OutcomeStatus.SKIPPED for each in vetted.left_out)
+        before = self.finished
+        self.finished = evolve(
+            before,
+            done=before.done + len(vetted.left_out),
+            skipped=before.skipped + skipped,
+            failed=before.failed + len(vetted.left_out) - skipped,
+        )
+        if not (vetted.left_out or vetted.untried):
+            return built
+        known = {each.job for each in built.problems}
+        jobs = [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
+        rest = vetted.allowed([job for job in jobs if job not in known])
+        return await self._timed("prepare_ns", lambda: build_image(self.source, rest, device.capabilities))
 
     def _take_problems(self, built: BuiltImage) -> None:
         for each in built.problems:
@@ -460,7 +505,9 @@ class _Job:
             runs=tuple(self.runs),
             cache_file=self.cache_file,
             timing=self._timing(),
-            stopped=any(each.stopped for each in self.runs) or len(self.runs) < len(self.source.groups),
+            stopped=self.untried > 0
+            or any(each.stopped for each in self.runs)
+            or len(self.runs) < len(self.source.groups),
             notes=tuple(self.notes),
             stages=tuple(self.stages),
             inspected=tuple(self.inspected),

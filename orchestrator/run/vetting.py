@@ -1,0 +1,207 @@
+# Purpose: keep pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
+#
+#   off      nothing is asked
+#   warn     spirv-val judges every module that the image holds; what it refuses is a note, and is compiled
+#   skip     pipelines with a module that it refuses are skipped: the driver is never asked
+#   isolate  every pipeline is compiled in a child process first; what the driver dies of there is failed, and named
+#
+# Guarantees: what is left out has one outcome, with the module or the signal in its reason; what links a library that is
+# left out is left out too. With `isolate`, nothing that was not tried is given to the driver here.
+# Assumptions: spirv-val finds invalid modules, not bugs of a driver with valid ones. Those `isolate` finds, at the price of
+# compiling twice.
+"""`ModulePolicy`, and what it leaves out."""
+
+from __future__ import annotations
+
+import enum
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import field, frozen
+
+from orchestrator.devices.device import CapturedFeatures
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import RecordError
+from orchestrator.run.compile_report import Outcome
+from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.trial import TrialLimits, try_pipelines
+from orchestrator.run.trial_messages import Setup
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.spirv_validation import Judgement, Verdict, find_spirv_val, validate_modules
+
+_SHOWN = 3
+
+
+class ModulePolicy(enum.StrEnum):
+    """What is done about shader modules that may be invalid; see the top of the module."""
+
+    OFF = "off"
+    WARN = "warn"
+    SKIP = "skip"
+    ISOLATE = "isolate"
+
+
+@frozen
+class Vetted:
+    """What a vetting found.
+
+    Attributes:
+        left_out: Outcomes of pipelines that the driver must not be given here, in the order of the image.
+        untried: Pipelines that were not come to before the run was stopped.
+        notes: What a reader of the report should know.
+    """
+
+    left_out: tuple[Outcome, ...] = ()
+    untried: frozenset[PipelineJob] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    def allowed(self, jobs: list[PipelineJob]) -> list[PipelineJob]:
+        """Those of some pipelines that the driver may be given."""
+        out = {each.job for each in self.left_out} | self.untried
+        return [job for job in jobs if job not in out]
+
+
+@frozen
+class Vetter:
+    """Vets the pipelines of one set.
+
+    Attributes:
+        source: The set.
+        policy: What to do.
+        processes: Processes at a time.
+        selector: The device, for trials.
+        driver_caches: See `open_device`.
+        limits: What a trial may take.
+        find: Finds spirv-val.
+    """
+
+    source: PipelineSet
+    policy: ModulePolicy
+    processes: int
+    selector: str = ""
+    driver_caches: bool = False
+    limits: TrialLimits = field(factory=TrialLimits)
+    find: Callable[[], str | None] = find_spirv_val
+
+    async def vet(
+        self, image: CreateInfoImage, captured: CapturedFeatures, stop: trio.Event | None = None
+    ) -> Vetted:
+        """Vet the pipelines of an image.
+
+        Args:
+            image: The image.
+            captured: Features that its device was opened with.
+            stop: Ends trials early when set.
+
+        Raises:
+            DeviceError: A trial process could not open the device.
+            ArchiveError: The set could not be written where trial processes read it.
+        """
+        if self.policy is ModulePolicy.OFF or not len(image):
+            return Vetted()
+        judged, notes = await trio.to_thread.run_sync(self._judge, image)
+        refused = {index: each for index, each in judged.items() if each.verdict is Verdict.INVALID}
+        notes += self._module_notes(image, judged)
+        if self.policy is ModulePolicy.WARN:
+            return Vetted(notes=tuple(notes))
+        if self.policy is ModulePolicy.SKIP:
+            reasons = {
+                index: f"module {image.modules[module].key:016x}: {refused[module].reason}"
+                for index in range(len(image))
+                for module in image.modules_of(index)
+                if module in refused
+            }
+            return Vetted(_outcomes(image, OutcomeStatus.SKIPPED, reasons), notes=tuple(notes))
+        return await self._isolate(image, captured, refused, notes, stop)
+
+    def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
+        program = self.find()
+        if program is None:
+            return {}, ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
+        modules = []
+        for index, each in enumerate(image.modules):
+            try:
+                modules.append((index, each.load()))
+            except RecordError:
+                continue  # it was read once, and is damage of the set if it cannot be again
+        return dict(validate_modules(modules, program, processes=self.processes)), []
+
+    def _module_notes(self, image: CreateInfoImage, judged: dict[int, Judgement]) -> list[str]:
+        notes = []
+        compiled = "; their pipelines are compiled all the same" if self.policy is ModulePolicy.WARN else ""
+        for verdict, words in (
+            (Verdict.INVALID, f"spirv-val refuses {{count}} of {len(judged)} modules{compiled}"),
+            (Verdict.UNKNOWN, f"spirv-val has no answer for {{count}} of {len(judged)} modules"),
+        ):
+            found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
+            if found:
+                shown = "; ".join(
+                    f"{image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]
+                )
+                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+                notes.append(f"{words.format(count=len(found))}: {shown}{more}")
+        return notes
+
+    async def _isolate(
+        self,
+        image: CreateInfoImage,
+        captured: CapturedFeatures,
+        refused: dict[int, Judgement],
+        notes: list[str],
+        stop: trio.Event | None,
+    ) -> Vetted:
+        jobs = [_job(image, index) for index in range(len(image))]
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory(prefix="orchestrator-trial-") as folder:
+            archive = Path(folder) / "set.foz"
+            await trio.to_thread.run_sync(self._write, archive)
+            trials = await try_pipelines(
+                jobs,
+                Setup(
+                    archive=str(archive),
+                    selector=self.selector,
+                    opener=self.limits.opener,
+                    driver_caches=self.driver_caches,
+                    robust_buffer_access=captured.robust_buffer_access,
+                    features=sorted(captured.features),
+                    memory_bytes=self.limits.memory_bytes,
+                ),
+                limits=self.limits,
+                processes=self.processes,
+                stop=stop,
+            )
+        notes.append(
+            f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: the driver "
+            f"survived {len(trials.survived)}, and not {len(trials.died)} ({trials.processes} processes, "
+            f"{time.perf_counter() - started:.1f} s)"
+        )
+        reasons = {}
+        for index, job in enumerate(jobs):
+            if job in trials.died:
+                said = [refused[module].reason for module in image.modules_of(index) if module in refused]
+                reasons[index] = "; ".join([trials.died[job], *said[:1]])
+        out = _outcomes(image, OutcomeStatus.FAILED, reasons)
+        untried = frozenset(jobs) - trials.survived - set(trials.died)
+        return Vetted(out, untried, tuple(notes))
+
+    def _write(self, archive: Path) -> None:
+        with ArchiveWriter(archive) as writer:
+            self.source.copy_to(writer)
+
+
+def _job(image: CreateInfoImage, index: int) -> PipelineJob:
+    return PipelineJob(int(image.keys[index]), image.kind_of(index))
+
+
+def _outcomes(image: CreateInfoImage, status: OutcomeStatus, reasons: dict[int, str]) -> tuple[Outcome, ...]:
+    """Outcomes of pipelines with a reason, and of what links them: libraries come first in an image."""
+    for index in range(len(image)):
+        blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
+        if blamed is not None and index not in reasons:
+            reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
+    return tuple(Outcome(_job(image, index), status, reasons[index]) for index in sorted(reasons))
