@@ -90,6 +90,15 @@ def compile_verb(
             "`fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.",
         ),
     ] = None,
+    spirv_val: Annotated[
+        Literal["off", "warn", "skip", "isolate"],
+        Parameter(
+            name="--spirv-val",
+            help="What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say what it "
+            "refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every pipeline in "
+            "a child process first, and leave out those that the driver dies of or does not come back from.",
+        ),
+    ] = "off",
     json: JsonFlag = False,
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
@@ -101,6 +110,7 @@ def compile_verb(
         orchestrator compile sample --device radv:navi21
         orchestrator compile game.foz game.1.foz --workers 8 --cache-dir build/cache
         orchestrator compile game.foz --mode shared --json > shared.json
+        orchestrator compile unknown.foz --spirv-val isolate
     """
     import trio
 
@@ -113,6 +123,7 @@ def compile_verb(
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
     from orchestrator.run.rolling import BARRIER, ROLLING
+    from orchestrator.run.vetting import ModulePolicy
 
     if merge == "rolling" and mode in ("shared", "none"):
         raise UsageError(
@@ -134,6 +145,7 @@ def compile_verb(
                 cache_directory=directory,
                 driver_caches=driver_caches,
                 inspect_executables=pipeline_stats is not None,
+                spirv_val=ModulePolicy(spirv_val),
                 stop=stop,
                 on_stage=view.stage,
                 on_progress=view.progress,
