@@ -17,7 +17,7 @@ from attrs import define, field, frozen
 
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
-from orchestrator.sets.documents import BARE_ARRAYS
+from orchestrator.sets.documents import BARE_ARRAYS, WORD_ARRAYS
 from orchestrator.sets.requirement_answers import DeviceAnswers, enum_numbers
 from orchestrator.sets.requirement_context import CONTEXTS, Context, limit
 from orchestrator.sets.requirement_layouts import LAYOUT_CONTEXTS
@@ -187,8 +187,8 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
     for member in struct.members:
         if member.name == "sType" or not hasattr(value, member.name):
             continue
-        if (struct.name, member.name) in _NOT_CHECKED:
-            continue
+        if (struct.name, member.name) in _NOT_CHECKED or (struct.name, member.name) in WORD_ARRAYS:
+            continue  # a structure or union that the archive writes as plain words asks nothing of a device
         if member.type in BARE_ARRAYS:
             inner = registry().struct(member.type)
             bare = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])

@@ -99,6 +99,28 @@ def test_everything_a_pipeline_refers_to_is_in_the_image() -> None:
     assert image.modules[0].load() == compute_module()
 
 
+def test_samplers_with_a_conversion_or_a_border_of_their_own() -> None:
+    records = Records()
+    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
+    border = {"sType": 1000287000, "format": 37, "customBorderColor": [1, 2, 3, 4]}
+    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [conversion]})
+    records.put(RecordTag.SAMPLER, 0x31, {"borderColor": 1000287003, "pNext": [border]})
+    bindings = [
+        {"binding": each, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(each)]}
+        for each in (0x30, 0x31)
+    ]
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x32, {"bindings": bindings})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x33, {"setLayouts": [hexed(0x32)]})
+    records.compute(1, layout=0x33)
+    built = records.built()
+    assert built.problems == ()
+    assert [each.kind for each in built.image.objects[:3]] == [
+        ObjectKind.SAMPLER_YCBCR_CONVERSION,
+        ObjectKind.SAMPLER,
+        ObjectKind.SAMPLER,
+    ]
+
+
 def test_slots_are_zero_in_the_buffer_and_aligned() -> None:
     records = Records()
     for key in range(1, 6):
