@@ -103,7 +103,7 @@ class Application:
 
     @property
     def hash(self) -> int:
-        """The hash recomputed; other than `key` where the record is not what it is named."""
+        """The hash recomputed; other than `key` where the record is not what it is named, or a name is not UTF-8."""
         return application_hash(
             application_version=self.application_version,
             engine_version=self.engine_version,
@@ -169,7 +169,7 @@ def decode_application(key: int, payload: bytes, offset: int | None = None) -> A
     Raises:
         RecordError: It is damaged.
     """
-    document = _decode(_application_decoder, RecordTag.APPLICATION_INFO, key, payload, offset)
+    document = _decode(_application_decoder, RecordTag.APPLICATION_INFO, key, _as_utf8(payload), offset)
     _check_version(document.version, RecordTag.APPLICATION_INFO, key, offset)
     chain = []
     for members in document.physical_device_features.chain:
@@ -360,6 +360,18 @@ def _decode(
         return decoder.decode(payload if end < 0 else payload[:end])
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RecordError(tag, key, f"{tag.name.lower()}: {error}", offset) from error
+
+
+def _as_utf8(payload: bytes) -> bytes:
+    """A document in UTF-8: recorders copy the names that applications give themselves byte by byte.
+
+    Names in another encoding are read as Latin-1, since their features matter and their names are for display.
+    """
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return payload.decode("latin-1").encode()
+    return payload
 
 
 def _check_version(version: int, tag: RecordTag, key: int, offset: int | None) -> None:

@@ -79,6 +79,13 @@ def test_an_application_that_said_nothing() -> None:
     assert decoded.features == ()
 
 
+def test_a_name_in_another_encoding_does_not_cost_the_features() -> None:
+    payload = application("game", 1).replace(b"game", "ゲーム".encode("shift-jis"))
+    decoded = decode_application(9, payload)
+    assert decoded.robust_buffer_access is True
+    assert decoded.name == "ゲーム".encode("shift-jis").decode("latin-1")
+
+
 @pytest.mark.parametrize(
     "payload",
     [
