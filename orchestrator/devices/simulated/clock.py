@@ -5,6 +5,10 @@
 # Guarantees: both are thread-safe. CpuClock.spend returns once the calling thread has used the time asked for on
 # its own CPU clock, never before. VirtualClock.spend moves the calling thread's time only: threads overlap there too.
 #
+# A driver in C does not wait for the interpreter; this one does, after each burn. CpuClock takes that wait out of the time
+# that it tells: what was neither on the processor nor in its queue, for a burn never sleeps. Otherwise many threads on
+# few cores would look like contention that no driver has.
+#
 # Assumptions: hashlib.pbkdf2_hmac releases the interpreter's lock for its whole run (CPython with OpenSSL does) and
 # its work is proportional to its iterations. It works in registers and the first cache level, so threads that
 # burn at a time do not slow each other through memory. zlib.crc32 releases the lock for what is longer than 5 KiB.
@@ -13,6 +17,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import time
 import zlib
@@ -28,6 +33,9 @@ class Clock(Protocol):
 
     def now_ns(self) -> int:
         """Time of the calling thread, ns; only differences within one thread mean anything."""
+
+    def common_ns(self) -> int:
+        """Time that all threads share, ns: differences between threads mean something."""
 
     def spend(self, duration_ns: int) -> None:
         """Use up time in the calling thread, as the driver's own work would."""
@@ -80,19 +88,62 @@ def _rates() -> _Rates:
     )
 
 
+class _RunQueue:
+    """How long the calling thread was runnable and not scheduled, where the system tells. Belongs to one thread."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def delay_ns(self) -> int | None:
+        """The time so far, or None where it is not known."""
+        if self._fd < 0:
+            return None
+        try:
+            return int(os.pread(self._fd, 96, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return None
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
 class CpuClock:
     """Burns processor time of the calling thread, without the interpreter's lock."""
 
     def __init__(self) -> None:
         """Calibrate; some 20 ms the first time in a process."""
         self._rates = _rates()
+        self._own = threading.local()
 
     def now_ns(self) -> int:
+        """Wall clock of the process without the calling thread's waits for the interpreter, ns."""
+        waited: int = getattr(self._own, "waited_ns", 0)
+        return time.perf_counter_ns() - waited
+
+    def common_ns(self) -> int:
         """Wall clock of the process, ns."""
         return time.perf_counter_ns()
 
     def spend(self, duration_ns: int) -> None:
         """Burn until the thread's CPU clock has moved by `duration_ns`."""
+        own = self._own
+        if not hasattr(own, "queue"):
+            own.queue, own.waited_ns = _RunQueue(), 0
+        queue: _RunQueue = own.queue
+        delay, cpu, wall = queue.delay_ns(), time.thread_time_ns(), time.perf_counter_ns()
+        self._burn(duration_ns)
+        # The queue is read first: that call lets go of the interpreter too, and waits for it.
+        after, cpu, wall = queue.delay_ns(), time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
+        if delay is not None and after is not None:
+            own.waited_ns += max(0, wall - cpu - (after - delay))
+
+    def _burn(self, duration_ns: int) -> None:
         rates = self._rates
         rest = duration_ns
         now = time.thread_time_ns()
@@ -127,6 +178,10 @@ class VirtualClock:
         """Shared time and the calling thread's own, ns."""
         own: int = getattr(self._own, "ns", 0)
         return self._shared_ns + own
+
+    def common_ns(self) -> int:
+        """Shared time, ns."""
+        return self._shared_ns
 
     def spend(self, duration_ns: int) -> None:
         """Move the calling thread's time."""
