@@ -18,6 +18,7 @@ from orchestrator.measure.statistics import (
     paired_ratio,
     unpaired_ratio,
 )
+from tests.measure.recorded_noise import WALLS_US
 
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=15)
 
@@ -94,6 +95,18 @@ def difference(random: np.random.Generator, factor: float, count: int) -> Differ
 def test_a_against_a_shows_no_difference(count: int) -> None:
     random = np.random.default_rng(count)
     found = sum(difference(random, 1.0, count).beyond_noise for _ in range(100))
+    assert found <= 5
+
+
+@pytest.mark.parametrize("count", [5, 7, 11])
+def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
+    # Three runs of the same, side by side, a round: baseline, contender, control. 100 benchmarks that overlap.
+    walls = [float(each) for each in WALLS_US]
+    found = 0
+    last = len(walls) - 3 * count
+    for begin in np.linspace(0, last, 100).astype(int).tolist():
+        base, other, control = (walls[begin + leg : begin + 3 * count : 3] for leg in range(3))
+        found += Difference(paired_ratio(other, base), noise_of(base, control)).beyond_noise
     assert found <= 5
 
 

@@ -1,0 +1,172 @@
+# Purpose: bench and compare as a user calls them: results, verdicts, exit codes, and usage errors before anything runs.
+"""The verbs `bench` and `compare`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from orchestrator.cli.bench import _seconds
+from orchestrator.cli.errors import UsageError
+from orchestrator.measure.samples import RowWriter, Sample
+from tests.cli.conftest import Call
+from tests.measure.support import series
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5", 1.5), ("3min", 180)]
+)
+def test_time_limits(text: str, seconds: float) -> None:
+    assert _seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "soon", "5 s", "1d", "nan"])
+def test_time_limits_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError, match="--time-limit"):
+        _seconds(text)
+
+
+def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    arguments = [
+        "bench",
+        small_set,
+        "-d",
+        "simulated",
+        "-o",
+        out,
+        "-j",
+        "2",
+        "-n",
+        "1",
+        "--temperature",
+        "cold",
+    ]
+    done = call(*arguments, "--modes", "shared,per-worker", "--json")
+    assert done.code == 0, done.err
+    document = done.document
+    assert (document["samples"], document["planned"], document["resumed"]) == (6, 6, 0)
+    assert {(cell["mode"], cell["workers"]) for cell in document["cells"]} == {
+        ("shared", 2),
+        ("per-worker", 2),
+    }
+    assert document["verdicts"] == ["on simulated, cold, 2 workers: no difference beyond noise"]
+    assert any("1 samples only" in each for each in document["warnings"])
+    assert len((out / "results.jsonl").read_bytes().splitlines()) == 6
+
+    done = call(*arguments, "--modes", "shared,per-worker")
+    assert done.code == 0
+    assert "6 of 6 samples, 6 of them from before" in done.out
+    assert "driver's own caches" in done.out
+    assert "pipelines/s" in done.out
+    assert "no difference beyond noise" in done.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--modes", "fast"], "--modes 'fast'"),
+        (["--workers", "0"], "--workers '0'"),
+        (["--workers", "1,many"], "--workers"),
+        (["--temperature", "tepid"], "cold, warm"),
+        (["--duplicates", "1.5"], "shares from 0 to 1"),
+        (["--samples", "0"], "--samples 0"),
+        (["--time-limit", "soon"], "--time-limit"),
+        (["--warm-passes", "0"], "--warm-passes"),
+    ],
+)
+def test_usage_is_checked_before_anything_runs(
+    call: Call, small_set: Path, tmp_path: Path, options: list[str], words: str
+) -> None:
+    done = call("bench", small_set, "-d", "simulated", "-o", tmp_path / "out", *options)
+    assert done.code == 2
+    assert words in done.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_is_not_there(call: Call, small_set: Path, tmp_path: Path) -> None:
+    done = call("bench", small_set, "-d", "no such device", "-o", tmp_path / "out", "--temperature", "cold")
+    assert done.code == 3
+    assert "no such device" in done.err
+
+
+def results(path: Path, factor: float = 1.0, **figures: object) -> Path:
+    """A directory with the results of a benchmark."""
+    path.mkdir()
+    walls = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
+    rows: list[Sample] = series([wall * factor for wall in walls], **figures)
+    rows += series([wall * factor for wall in reversed(walls)], control=True, **figures)
+    with RowWriter(path / "results.jsonl") as writer:
+        for row in rows:
+            writer.write(row)
+    return path
+
+
+def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
+    before, same, slower = results(tmp_path / "a"), results(tmp_path / "b"), results(tmp_path / "c", 1.5)
+    assert call("compare", before, same).code == 0
+    done = call("compare", before / "results.jsonl", slower)
+    assert done.code == 1
+    assert "+5 s cold" in done.out
+    assert "1 of 1 cells slower beyond noise" in done.out
+    assert call("compare", slower, before).code == 0
+    assert call("compare", slower, before, "--fail-on", "change").code == 1
+    assert call("compare", before, slower, "--fail-on", "never").code == 0
+    assert call("compare", before, slower, "--threshold", "0.6").code == 0
+    document = call("compare", before, slower, "--json").document
+    assert document["slower"] == 1
+    assert document["cells"][0]["time"]["median"] == pytest.approx(1.5)
+    assert document["cells"][0]["time"]["beyond_noise"] is True
+
+
+def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -> None:
+    good, other = results(tmp_path / "a"), results(tmp_path / "b", mode="none")
+    assert "cannot be read" in call("compare", good, tmp_path / "nowhere").err
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("{}\n")
+    done = call("compare", good, bad)
+    assert (done.code, "line 1" in done.err) == (2, True)
+    done = call("compare", good, other)
+    assert (done.code, "no cell in common" in done.err) == (2, True)
+    assert call("compare", good, good, "--threshold", "-1").code == 2
+
+
+def test_names_from_elsewhere_cannot_steer_a_terminal(call: Call, tmp_path: Path) -> None:
+    evil = results(tmp_path / "a", set_name="\x1b[2J[red]x[/red]")
+    done = call("compare", results(tmp_path / "b"), evil)
+    assert "\x1b" not in done.out
+    assert "[red]" in done.out
+
+
+def test_compile_writes_a_timeline(call: Call, small_set: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = call(
+        "compile", small_set, "-d", "simulated", "-j", "2", "--cache-dir", tmp_path / "c", "--trace", trace
+    )
+    assert done.code == 0, done.err
+    events = [each for each in json.loads(trace.read_bytes())["traceEvents"] if each["ph"] == "X"]
+    names = {each["name"] for each in events}
+    assert {"open device", "prepare", "load cache file", "save cache file", "merge"} <= names
+    calls = [each for each in events if each["cat"] == "call"]
+    assert (
+        sum(each["args"]["pipelines"] for each in calls)
+        == msgspec.json.decode(call("list", small_set, "--json").out)["set"]["unique"]
+    )
+    save, merge = (
+        next(each for each in events if each["name"] == name) for name in ("save cache file", "merge")
+    )
+    assert all(each["ts"] + each["dur"] <= merge["ts"] for each in calls)
+    assert merge["ts"] + merge["dur"] <= save["ts"]
+
+
+def test_statistics_need_a_device_that_gives_them(call: Call, small_set: Path, tmp_path: Path) -> None:
+    options = ["-d", "simulated", "--cache-dir", tmp_path / "c"]
+    done = call("compile", small_set, *options, "--pipeline-stats", tmp_path / "s.csv")
+    assert done.code == 3
+    assert "tells nothing about the code" in done.err
+    done = call("compile", small_set, *options, "--trace", tmp_path / "nowhere" / "t.json")
+    assert done.code == 2
+    assert "cannot be written" in done.err
