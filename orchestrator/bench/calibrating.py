@@ -32,13 +32,12 @@ from orchestrator.measure.calibration import (
     TWO_LEVEL,
     WARM,
     Contender,
-    ProbeResult,
     Samples,
     choose,
     choose_batch,
-    probe_findings,
     topology_findings,
 )
+from orchestrator.measure.calibration_probes import ProbeResult, probe_findings
 from orchestrator.measure.samples import FailedSample, Sample
 from orchestrator.run import available_workers
 from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, Finding, ProfileIdentity

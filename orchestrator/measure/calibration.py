@@ -4,22 +4,22 @@
 #   baseline's own A/A control ─> finding ─> choice
 #
 # Guarantees: pure. A difference that the control could show as well is no difference; with fewer than LEAST_PAIRS pairs nothing
-# is. Every word of an answer has its figure beside it.
+# is. Where the interval is so wide that a difference could hide in it, the answer is "undecided" and not "no difference".
+# Every word of an answer has its figure beside it.
 #
 # What a sample is worth: the caches made + one pass over the set + the merge. A warm run passes over the set several
 # times so that it can be measured; its caches are made and merged once, so the passes are divided and the rest is not.
 #
-# How a choice is made: among the topologies the one that is faster than the shared cache beyond noise; where none is, the
-# shared cache, which needs no merge and holds everything once. Then the fewest workers that are not slower beyond noise than
-# all processors: workers that do not help are better left to others.
+# How a choice is made: among the topologies the one that is faster than the shared cache beyond noise; where all others are
+# slower than it or the same, the shared cache, which needs no merge and holds everything once; else, undecided, what a run
+# without a calibration does. Then the fewest workers that are as fast as all processors: workers that do not help are
+# better left to others. What could not be told never takes workers away.
 """Verdicts of a calibration."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
-
-from attrs import frozen
 
 from orchestrator.measure.samples import Sample
 from orchestrator.measure.statistics import (
@@ -35,10 +35,8 @@ from orchestrator.stores.calibration_profile import Choice, Figure, Finding
 SHARED, PER_WORKER, INTERNAL, TWO_LEVEL = "shared", "per-worker", "per-worker-internal", "two-level"
 COLD, WARM = "cold", "warm"
 
-GROWTH_A_ROUND = 0.002
-"""A cache that gains this share of itself whenever it is loaded and read grows without bound; bytes of bookkeeping do not."""
-
-_WARM_HITS = 0.99
+SAME_WITHIN = 1.1
+"""Two things are the same where the whole interval of their ratio lies within this factor."""
 
 
 class Contender(NamedTuple):
@@ -58,49 +56,6 @@ def contender_of(sample: Sample) -> Contender:
 def seconds_of(sample: Sample) -> float:
     """What one use of the set takes: caches, one pass, merge."""
     return (sample.open_ns + sample.wall_ns / max(1, sample.passes) + sample.merge_ns) / 1e9
-
-
-@frozen
-class ProbeResult:
-    """What single processes found out beside the samples.
-
-    Attributes:
-        set_pipelines: Pipelines that were handed to the driver.
-        cold_hits: Hits that the set has in itself, with an empty cache: pipelines that are the same to the driver.
-        shared_hits: Hits in a new process with the data of one shared cache; None where it was not tried.
-        merged_hits: Hits in a new process with the data of merged worker caches; None where it was not tried.
-        merge_warnings: What the merge said.
-        sizes: Size of the cache after each round of load, use and read-back, from the first on.
-        problem: Why nothing could be found out, or "".
-    """
-
-    set_pipelines: int = 0
-    cold_hits: int = 0
-    shared_hits: int | None = None
-    merged_hits: int | None = None
-    merge_warnings: tuple[str, ...] = ()
-    sizes: tuple[int, ...] = ()
-    problem: str = ""
-
-    @property
-    def cache_keeps(self) -> bool | None:
-        """Whether a cache keeps anything at all."""
-        return None if self.shared_hits is None else self.shared_hits > self.cold_hits
-
-    @property
-    def merge_works(self) -> bool | None:
-        """Whether merged caches hold what one cache would have held."""
-        if self.shared_hits is None or self.merged_hits is None or not self.cache_keeps:
-            return None
-        return self.merged_hits >= self.shared_hits * _WARM_HITS
-
-    @property
-    def read_back_grows(self) -> bool | None:
-        """Whether it grew in every round, by more than bookkeeping."""
-        if len(self.sizes) < 3 or not self.cache_keeps:
-            return None
-        steps = zip(self.sizes, self.sizes[1:], strict=False)
-        return all(after - before > GROWTH_A_ROUND * before for before, after in steps)
 
 
 class Samples:
@@ -194,8 +149,10 @@ def compare(
         )
     ratio, noise = found.ratio, found.noise
     factor = noise.factor if noise is not None else 1.0
-    answer, meaning = "no difference", same
-    if found.higher:
+    answer, meaning = "undecided", "cannot be told here, the samples differ too much from round to round"
+    if is_same(found):
+        answer, meaning = "no difference", same
+    elif found.higher:
         answer, meaning = "slower", slower
     elif found.lower:
         answer, meaning = "faster", faster
@@ -219,6 +176,12 @@ def found_enough(found: Difference) -> bool:
     """Whether there were enough pairs, and a control, to say anything."""
     control = found.noise.control.count if found.noise is not None else 0
     return min(found.ratio.count, control) >= LEAST_PAIRS
+
+
+def is_same(found: Difference) -> bool:
+    """Whether there is no difference, as far as matters: not beyond noise, and none that could hide in the interval."""
+    tight = found.ratio.low > 1 / SAME_WITHIN and found.ratio.high < SAME_WITHIN
+    return found_enough(found) and tight and not found.beyond_noise
 
 
 def topology_findings(samples: Samples, temperature: str, workers: int, batch: int) -> tuple[Finding, ...]:
@@ -297,20 +260,22 @@ def choose(
     if not samples.of(shared) or (tried and not enough):
         return None
     better = {each: found for each, found in compared.items() if found.lower}
-    mode, why = SHARED, "one shared cache: nothing else is faster beyond noise, and it needs no merge"
+    mode, why = SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
     if merge_works is False:
         why = "one shared cache: this driver does not merge caches"
-    if better:
+    elif better := {each: found for each, found in compared.items() if found.lower}:
         best = min(better, key=lambda each: better[each].ratio.median)
         mode = best.mode
         why = f"{mode}: x{better[best].ratio.median:.3f} the time of one shared cache"
+    elif tried and not all(found.higher or is_same(found) for found in compared.values()):
+        mode, why = PER_WORKER, "undecided, so a cache for each worker, as without a calibration"
     count, workers_why = _fewest(samples, Contender(temperature, mode, most, batch), worker_counts)
     return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
 
 
 def _fewest(samples: Samples, most: Contender, worker_counts: Sequence[int]) -> tuple[int, str]:
     """The fewest workers that are not slower beyond noise than the fastest, and why."""
-    compared = 0
+    slower = undecided = 0
     for count in sorted(worker_counts):
         if count == most.workers:
             break
@@ -318,25 +283,28 @@ def _fewest(samples: Samples, most: Contender, worker_counts: Sequence[int]) -> 
         found = samples.difference(fewer, most)
         if found is None or not found_enough(found):
             continue
-        compared += 1
         if found.lower:
             return count, f"{_workers(count)}: {most.workers} take longer"
-        if not found.higher:
-            return count, f"{_workers(count)}: {most.workers} are not faster beyond noise"
+        if is_same(found):
+            return count, f"{_workers(count)}: {most.workers} are not faster"
+        slower += found.higher
+        undecided += not found.higher
+    why = "fewer take longer" if slower else "fewer were not measured"
+    if undecided:
+        why = "whether fewer would do is undecided"
     if len(worker_counts) == 1:
-        return most.workers, f"{_workers(most.workers)}: there is no more than that"
-    why = "fewer take longer" if compared else "fewer were not measured"
+        why = "there is no more than that"
     return most.workers, f"{_workers(most.workers)}: {why}"
 
 
 def choose_batch(
     samples: Samples, contender: Contender, batches: Sequence[int]
 ) -> tuple[int | None, Finding]:
-    """The smallest batch that is not slower beyond noise than the fastest one.
+    """The usual batch, or the fastest one where the usual is slower than it beyond noise.
 
     Args:
         samples: The samples.
-        contender: Temperature, mode and workers; its batch is the baseline.
+        contender: Temperature, mode and workers; its batch is the usual one.
         batches: What was tried.
     """
     question = "batch size, warm"
@@ -345,79 +313,33 @@ def choose_batch(
         rounds = samples.of(contender._replace(batch=batch))
         if len(rounds) >= LEAST_PAIRS:
             medians[batch] = estimate([seconds_of(each) for each in rounds.values()]).median
-    if len(medians) < 2:
+    if contender.batch not in medians or len(medians) < 2:
         return None, Finding(question=question, answer="not measured", words=f"{question}: not measured.")
-    fastest = contender._replace(batch=min(medians, key=lambda each: medians[each]))
-    chosen, difference = fastest.batch, None
-    for batch in sorted(medians):
-        found = samples.difference(contender._replace(batch=batch), fastest)
-        if batch == fastest.batch or (found is not None and found_enough(found) and not found.higher):
-            chosen = batch
-            break
+
+    def against(batch: int, other: int) -> Difference | None:
+        return samples.difference(contender._replace(batch=batch), contender._replace(batch=other))
+
+    faster = {
+        batch: found.ratio.median
+        for batch in medians
+        if batch != contender.batch and (found := against(batch, contender.batch)) is not None and found.lower
+    }
+    chosen = min(faster, key=lambda batch: faster[batch]) if faster else contender.batch
     smallest = min(medians)
-    if chosen != smallest:
-        difference = samples.difference(contender._replace(batch=smallest), contender._replace(batch=chosen))
+    found = against(smallest, chosen) if smallest != chosen else None
+    why = "faster than the others beyond noise" if faster else "nothing else is faster beyond noise"
+    compared = f"; calls of {smallest} take x{found.ratio.median:.2f} the time" if found is not None else ""
     listed = ", ".join(f"{batch}: {seconds * 1e3:.2f} ms" for batch, seconds in sorted(medians.items()))
-    factor = (
-        f"; calls of {smallest} take x{difference.ratio.median:.2f} that time"
-        if difference is not None
-        else ""
-    )
-    words = f"{question}: calls of up to {chosen} pipelines are enough{factor} (one pass by batch: {listed})."
     return chosen, Finding(
         question=question,
         answer=str(chosen),
-        words=words,
-        ratio=difference.ratio.median if difference is not None else None,
-        low=difference.ratio.low if difference is not None else None,
-        high=difference.ratio.high if difference is not None else None,
-        pairs=difference.ratio.count if difference is not None else 0,
-        noise=difference.noise.factor if difference is not None and difference.noise is not None else None,
+        words=f"{question}: calls of up to {chosen} pipelines, {why}{compared} (one pass by batch: {listed}).",
+        ratio=found.ratio.median if found is not None else None,
+        low=found.ratio.low if found is not None else None,
+        high=found.ratio.high if found is not None else None,
+        pairs=found.ratio.count if found is not None else 0,
+        noise=found.noise.factor if found is not None and found.noise is not None else None,
     )
-
-
-def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
-    """What single processes found out, in words."""
-    unknown = f" ({probe.problem})" if probe.problem else ""
-    findings = []
-    keeps, works, grows = probe.cache_keeps, probe.merge_works, probe.read_back_grows
-    if keeps is False:
-        words = (
-            f"keeping: the driver's cache keeps nothing: of {probe.set_pipelines} pipelines a new process finds none in a saved cache. "
-            "A saved cache makes nothing faster, so warm runs were not measured."
-        )
-    elif keeps:
-        words = f"keeping: of {probe.set_pipelines} pipelines a new process finds {probe.shared_hits} in a saved shared cache."
-    else:
-        words = f"keeping: not measured{unknown}."
-    findings.append(Finding(question="keeping", answer=_answer(keeps), words=words))
-    if works is None:
-        words = "merging: not measured" + (unknown or ": there is nothing to merge") + "."
-    elif works:
-        words = f"merging works: {probe.merged_hits} pipelines are found in merged worker caches."
-    else:
-        words = (
-            f"merging does not work: {probe.merged_hits} pipelines are found in merged worker caches, and {probe.shared_hits} in "
-            "one shared cache. Use the shared cache, or lose what workers compiled."
-        )
-    if probe.merge_warnings:
-        words += " The driver's merge was noted: " + "; ".join(probe.merge_warnings) + "."
-    findings.append(Finding(question="merging", answer=_answer(works), words=words))
-    if grows is None:
-        words = f"read-back: not measured{unknown}."
-    else:
-        sizes = f"{probe.sizes[0]:,} to {probe.sizes[-1]:,} bytes over {len(probe.sizes)} rounds of loading, using and reading"
-        words = (
-            f"read-back: the cache grows with every round: {sizes}; keep the file from being saved when nothing is new."
-            if grows
-            else (f"read-back: the cache does not grow without bound: {sizes}.")
-        )
-    findings.append(Finding(question="read-back growth", answer=_answer(grows), words=words))
-    return tuple(findings)
-
-
-def _answer(known: bool | None) -> str:
-    return "not measured" if known is None else "yes" if known else "no"
 
 
 def _workers(count: int) -> str:

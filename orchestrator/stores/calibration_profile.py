@@ -92,7 +92,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         question: Which, such as "the lock of the shared cache, cold".
-        answer: "yes", "no", "no difference" (inside of the control), or "not measured".
+        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" where times were compared; a number; or
+            "not measured".
         words: The answer in a sentence or two, with its figures.
         ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was compared.
         low: Lower end of its interval.

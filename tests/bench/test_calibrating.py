@@ -1,0 +1,186 @@
+"""Calibrations with processes that answer as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator.bench.calibrating import CalibrationProgress, calibrate
+from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, Refused, SampleJob
+from orchestrator.bench.runner import BenchError
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.errors import NoDeviceError
+from tests.measure.support import sample
+
+
+class Machine:
+    """A driver whose times are known: a shared cache takes twice the time cold, and one thread is fastest warm."""
+
+    def __init__(
+        self,
+        *,
+        keeps: bool = True,
+        merges: bool = True,
+        answer: Callable[[Job], Answer | None] = lambda _: None,
+    ) -> None:
+        self.keeps = keeps
+        self.merges = merges
+        self.answer = answer
+        self.jobs: list[Job] = []
+
+    def __call__(self, job: Job) -> Answer:
+        """Do a job."""
+        self.jobs.append(job)
+        given = self.answer(job)
+        if given is not None:
+            return given
+        assert not isinstance(job, FillJob)
+        if isinstance(job, ProbeJob):
+            return self._probe(job)
+        seconds = {"shared": 2.0}.get(job.mode, 1.0) if job.temperature == "cold" else 1.0 * job.workers
+        seconds *= {1: 9.0, 8: 1.0, 64: 1.0, 256: 1.0}[job.batch]
+        return sample(
+            temperature=job.temperature,
+            mode=job.mode,
+            workers=job.workers,
+            control=job.control,
+            round=job.round,
+            batch=job.batch,
+            passes=job.passes,
+            wall_ns=int(seconds * 1e9) * job.passes,
+        )
+
+    def _probe(self, job: ProbeJob) -> Probed:
+        merged = job.cache_directory.endswith("merged")
+        found = job.step is not ProbeStep.COMPILE and self.keeps and (self.merges or not merged)
+        return Probed(
+            set_name="set",
+            set_hash="0" * 16,
+            identity=simulated_identity(),
+            pipelines=100,
+            hits=100 if found else 0,
+            rate=50_000.0,
+            sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else (),
+        )
+
+
+def test_a_calibration_ends_with_what_was_best() -> None:
+    machine, told = Machine(), list[CalibrationProgress]()
+    found = calibrate(("set",), "simulated", rounds=5, workers=2, on_progress=told.append, run_job=machine)
+    profile = found.profile
+    assert profile.cold is not None
+    assert profile.warm is not None
+    assert (profile.cold.mode, profile.cold.workers) == ("per-worker", 1)
+    assert (profile.warm.mode, profile.warm.workers) == ("shared", 1)
+    assert (profile.batch, profile.merge_works, profile.cache_keeps, profile.read_back_grows) == (
+        64,
+        True,
+        True,
+        False,
+    )
+    assert profile.rounds == 5
+    assert found.stopped == ""
+    answers = {each.question: each.answer for each in profile.findings}
+    assert answers["shared cache, cold"] == "slower"
+    assert answers["more workers, warm, shared"] == "slower"
+    assert answers["more workers, cold, shared"] == "no difference"
+    # Every process was announced, and the plan was kept.
+    assert len(told) == len(machine.jobs)
+    assert [each.done for each in told] == list(range(len(told)))
+    assert told[-1].total == len(machine.jobs)
+
+
+def test_contenders_take_turns_with_a_control_in_every_round() -> None:
+    machine = Machine()
+    calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine)
+    samples = [job for job in machine.jobs if isinstance(job, SampleJob)]
+    first_of_round = {}
+    for number in range(5):
+        cold = [job for job in samples if job.round == number and job.temperature == "cold"]
+        assert sum(job.control for job in cold) == 1
+        assert {(job.mode, job.workers) for job in cold if job.control} == {("shared", 2)}
+        first_of_round[number] = (cold[0].mode, cold[0].workers, cold[0].control)
+    assert len(set(first_of_round.values())) == 5
+    warm = [job for job in samples if job.temperature == "warm"]
+    assert {job.passes for job in warm} == {100}, "50,000 a second for 0.2 s over 100 pipelines"
+    assert {job.mode for job in warm} >= {"shared", "per-worker", "per-worker-internal", "two-level"}
+
+
+def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
+    machine = Machine(keeps=False)
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    assert profile.cache_keeps is False
+    assert profile.warm is None
+    assert profile.batch is None
+    assert profile.cold is not None
+    assert {job.temperature for job in machine.jobs if isinstance(job, SampleJob)} == {"cold"}
+    assert any("keeps nothing" in each.words for each in profile.findings)
+
+
+def test_a_driver_that_does_not_merge() -> None:
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(merges=False)).profile
+    assert profile.merge_works is False
+    assert profile.cold is not None
+    assert profile.cold.mode == "shared"
+
+
+def test_a_contender_that_fails_is_left_out_and_noted() -> None:
+    def fail(job: Job) -> Answer | None:
+        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.temperature == "cold":
+            return Refused(kind="crash", reason="signal 11")
+        return None
+
+    machine = Machine(answer=fail)
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    assert sum("signal 11" in note for note in profile.notes) == 1
+    failed = [
+        job
+        for job in machine.jobs
+        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.temperature == "cold"
+    ]
+    assert len(failed) == 1
+    assert profile.cold is not None
+    assert profile.cold.mode == "per-worker"
+    assert {each.question: each.answer for each in profile.findings}["locking, cold"] == "not measured"
+
+
+def test_without_time_nothing_is_decided() -> None:
+    found = calibrate(("set",), "simulated", rounds=5, workers=2, time_limit_s=0.0, run_job=Machine())
+    assert "time limit" in found.stopped
+    assert (found.profile.cold, found.profile.warm, found.profile.batch) == (None, None, None)
+    assert found.profile.merge_works is True
+    assert any("ended early" in note for note in found.profile.notes)
+
+
+def test_one_processor_needs_no_more_than_one_worker() -> None:
+    machine = Machine()
+    profile = calibrate(("set",), "simulated", rounds=5, workers=1, run_job=machine).profile
+    assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1}
+    assert profile.cold is not None
+    assert profile.cold.workers == 1
+
+
+def test_sixteen_processors_also_try_half() -> None:
+    machine = Machine()
+    calibrate(("set",), "simulated", rounds=1, workers=16, run_job=machine)
+    assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1, 8, 16}
+
+
+@pytest.mark.parametrize(("kind", "error"), [("NoDeviceError", NoDeviceError), ("crash", BenchError)])
+def test_a_device_that_cannot_be_asked_is_an_error(kind: str, error: type[Exception]) -> None:
+    machine = Machine(answer=lambda _: Refused(kind=kind, reason="nothing there"))
+    with pytest.raises(error, match="nothing there"):
+        calibrate(("set",), "simulated", run_job=machine)
+
+
+def test_a_driver_without_feedback_leaves_warm_runs_out() -> None:
+    def silent(job: Job) -> Answer | None:
+        if isinstance(job, ProbeJob) and job.step is not ProbeStep.COMPILE:
+            return Refused(kind="DeviceError", reason="no creation feedback")
+        return None
+
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(answer=silent)).profile
+    assert profile.cache_keeps is None
+    assert profile.warm is None
+    assert any("no creation feedback" in each.words for each in profile.findings)

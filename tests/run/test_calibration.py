@@ -1,0 +1,194 @@
+"""Following a calibration: what the caller left open is chosen, and what was chosen is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
+from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
+from orchestrator.run.calibration import decide
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_report import CompileReport
+from orchestrator.run.rolling import MergePolicy
+from orchestrator.samples import sample_path
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.calibration_profile import (
+    CalibrationProfile,
+    Choice,
+    ProfileIdentity,
+    ProfileLoad,
+    save_profile,
+)
+from orchestrator.stores.save_policy import SavePolicy
+
+IDENTITY = simulated_identity()
+PROFILE = CalibrationProfile(
+    identity=ProfileIdentity.of(IDENTITY),
+    device_name="simulated device",
+    driver="simulated driver",
+    made_at=1_000_000_000.0,
+    cores=4,
+    processor="",
+    load_average=0.0,
+    driver_caches="",
+    set_name="sample",
+    set_hash="0" * 16,
+    pipelines=10,
+    orchestrator="0",
+    python="3.11",
+    rounds=7,
+    figures=(),
+    findings=(),
+    cold=Choice(mode="per-worker", workers=3, words=""),
+    warm=Choice(mode="shared", workers=1, words=""),
+    batch=64,
+    merge_works=True,
+    cache_keeps=True,
+    read_back_grows=False,
+)
+LOADED = ProfileLoad(Path("profile"), PROFILE)
+
+
+def test_both_left_open_follow_the_temperature() -> None:
+    cold = decide(LOADED, mode=None, workers=None, warm=False, available=4)
+    assert (cold.mode, cold.workers) == (CacheMode.PER_WORKER, 3)
+    assert "2001-09-09" in cold.note
+    assert "cold" in cold.note
+    warm = decide(LOADED, mode=None, workers=None, warm=True, available=4)
+    assert (warm.mode, warm.workers) == (CacheMode.SHARED, 1)
+
+
+def test_what_the_caller_chose_stays() -> None:
+    given = decide(LOADED, mode=None, workers=7, warm=True, available=4)
+    assert (given.mode, given.workers) == (CacheMode.SHARED, 7)
+    other = decide(LOADED, mode=CacheMode.TWO_LEVEL, workers=None, warm=True, available=4)
+    assert (other.mode, other.workers, other.note) == (CacheMode.TWO_LEVEL, 4, "")
+    same = decide(LOADED, mode=CacheMode.SHARED, workers=None, warm=True, available=4)
+    assert (same.mode, same.workers, same.note) == (CacheMode.SHARED, 1, "")
+
+
+def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
+    found = decide(LOADED, mode=None, workers=None, warm=False, available=2)
+    assert found.workers == 2
+    assert "made with 4 processors, and there are 2 now" in found.note
+
+
+def test_without_a_profile_the_note_says_how_to_get_one() -> None:
+    for loaded in (None, ProfileLoad(Path("profile"), None)):
+        found = decide(loaded, mode=None, workers=None, warm=True, available=4, selector="radv:navi21")
+        assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 4)
+        assert "`orchestrator calibrate --device radv:navi21`" in found.note
+    bad = decide(ProfileLoad(Path(), None, "it is damaged"), mode=None, workers=2, warm=False, available=4)
+    assert bad.workers == 2
+    assert "it is damaged" in bad.note
+
+
+def test_a_cache_that_keeps_nothing_is_never_warm() -> None:
+    profile = msgspec.structs.replace(PROFILE, warm=None)
+    found = decide(ProfileLoad(Path(), profile), mode=None, workers=None, warm=True, available=4)
+    assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 3)
+
+
+@pytest.mark.parametrize("choice", [None, Choice(mode="of the future", workers=1, words="")])
+def test_a_choice_that_is_missing_or_unknown_is_none(choice: Choice | None) -> None:
+    profile = msgspec.structs.replace(PROFILE, cold=choice, warm=None)
+    found = decide(ProfileLoad(Path(), profile), mode=None, workers=None, warm=False, available=4)
+    assert found.mode is CacheMode.PER_WORKER
+    assert "no calibration" in found.note
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A directory that nobody else may write to."""
+    tmp_path.chmod(0o700)
+    return tmp_path
+
+
+def compiled(
+    folder: Path | None,
+    *,
+    mode: CacheMode | None = None,
+    merge: MergePolicy | None = None,
+    save_policy: SavePolicy | None = None,
+    workers: int | None = None,
+) -> CompileReport:
+    """Compile the sample on the simulated device."""
+
+    def opener(_captured: CapturedFeatures) -> Device:
+        return SimulatedDevice()
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(sample_path()) as source:
+            return await compile_set(
+                source,
+                opener=opener,
+                mode=mode,
+                merge=merge,
+                save_policy=save_policy,
+                workers=workers,
+                cache_directory=folder,
+            )
+
+    return trio.run(main)
+
+
+def test_a_compile_follows_the_profile_by_whether_a_cache_is_there(folder: Path) -> None:
+    save_profile(
+        folder, IDENTITY, msgspec.structs.replace(PROFILE, cold=Choice(mode="two-level", workers=1, words=""))
+    )
+    first = compiled(folder)
+    assert (first.mode, first.workers) == (CacheMode.TWO_LEVEL, 1)
+    assert any("by the calibration" in note and "cold cache" in note for note in first.notes)
+    second = compiled(folder)
+    assert (second.mode, second.workers) == (CacheMode.SHARED, 1)
+    assert any("warm cache" in note for note in second.notes)
+    assert second.counts() != first.counts()
+
+
+def test_a_cache_that_does_not_load_makes_the_run_a_cold_one(folder: Path) -> None:
+    save_profile(folder, IDENTITY, PROFILE)
+    path = cache_path(folder, IDENTITY)
+    path.write_bytes(b"damaged")
+    path.chmod(0o600)
+    report = compiled(folder, workers=2)
+    assert (report.mode, report.workers) == (CacheMode.PER_WORKER, 2)
+    assert sum("by the calibration" in note for note in report.notes) == 1
+    assert any("cold cache" in note for note in report.notes)
+
+
+def test_a_compile_without_a_profile_is_per_worker_and_says_so(folder: Path) -> None:
+    for where in (folder, None):
+        report = compiled(where, workers=1)
+        assert report.mode is CacheMode.PER_WORKER
+        assert any("orchestrator calibrate" in note for note in report.notes)
+    explicit = compiled(folder, mode=CacheMode.SHARED, workers=1)
+    assert not any("calibrat" in note for note in explicit.notes)
+
+
+def test_a_rolling_compile_saves_on_the_way_and_ends_with_everything(folder: Path) -> None:
+    eager = SavePolicy(growth_pipelines=1, pause_ns=1)
+    each_batch = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
+    saves = 0
+    for attempt in range(20):  # a run may end before its first fold; not twenty of them
+        where = folder / str(attempt)
+        report = compiled(where, mode=CacheMode.PER_WORKER, merge=each_batch, save_policy=eager, workers=2)
+        assert report.cache_file.error == ""
+        again = compiled(where, mode=CacheMode.SHARED, workers=1)
+        assert again.cache_file.saved_bytes == 0, "nothing was missing"
+        saves += any("while pipelines were compiled" in note for note in report.notes)
+        if saves:
+            break
+    assert saves
+
+
+def test_auto_with_a_rolling_merge_may_turn_out_to_be_shared(folder: Path) -> None:
+    save_profile(
+        folder, IDENTITY, msgspec.structs.replace(PROFILE, cold=Choice(mode="shared", workers=1, words=""))
+    )
+    report = compiled(folder, merge=MergePolicy(rolling=True))
+    assert report.mode is CacheMode.SHARED

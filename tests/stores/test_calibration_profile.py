@@ -1,0 +1,109 @@
+"""Profiles: kept beside the cache file, and used only for the device and driver that they are about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.calibration_profile import (
+    CalibrationProfile,
+    Choice,
+    ProfileIdentity,
+    load_profile,
+    profile_path,
+    save_profile,
+)
+
+IDENTITY = simulated_identity()
+
+
+def profile(**changes: object) -> CalibrationProfile:
+    """A profile of the simulated device."""
+    made = CalibrationProfile(
+        identity=ProfileIdentity.of(IDENTITY),
+        device_name="simulated device",
+        driver="simulated driver",
+        made_at=1_000_000_000.0,
+        cores=2,
+        processor="",
+        load_average=0.0,
+        driver_caches="",
+        set_name="sample",
+        set_hash="0" * 16,
+        pipelines=10,
+        orchestrator="0",
+        python="3.11",
+        rounds=7,
+        figures=(),
+        findings=(),
+        cold=Choice(mode="per-worker", workers=2, words="because"),
+        warm=Choice(mode="shared", workers=1, words="because"),
+        batch=64,
+        merge_works=True,
+        cache_keeps=True,
+        read_back_grows=False,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+    assert load_profile(tmp_path, IDENTITY).profile is None
+    assert load_profile(tmp_path, IDENTITY).problem == ""
+    path = save_profile(tmp_path, IDENTITY, profile())
+    assert path == profile_path(tmp_path, IDENTITY)
+    assert path.parent == cache_path(tmp_path, IDENTITY).parent
+    assert path != cache_path(tmp_path, IDENTITY)
+    assert load_profile(tmp_path, IDENTITY).profile == profile()
+    save_profile(tmp_path, IDENTITY, profile(cold=None))
+    found = load_profile(tmp_path, IDENTITY).profile
+    assert found is not None
+    assert found.cold is None
+
+
+def test_the_directory_is_created(tmp_path: Path) -> None:
+    save_profile(tmp_path / "new" / "deep", IDENTITY, profile())
+    assert load_profile(tmp_path / "new" / "deep", IDENTITY).profile == profile()
+
+
+@pytest.mark.parametrize("field", ProfileIdentity.__struct_fields__)
+def test_a_profile_of_another_device_or_driver_is_named_and_not_used(tmp_path: Path, field: str) -> None:
+    value = "ff" * 16 if field == "pipeline_cache_uuid" else 77
+    other = msgspec.structs.replace(ProfileIdentity.of(IDENTITY), **{field: value})
+    save_profile(tmp_path, IDENTITY, profile(identity=other))
+    loaded = load_profile(tmp_path, IDENTITY)
+    assert loaded.profile is None
+    assert field in loaded.problem
+
+
+def test_another_build_of_the_driver_has_a_file_of_its_own(tmp_path: Path) -> None:
+    save_profile(tmp_path, IDENTITY, profile())
+    other = evolve(IDENTITY, pipeline_cache_uuid=b"\xff" * 16)
+    assert load_profile(tmp_path, other).profile is None
+    assert load_profile(tmp_path, other).problem == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"identity": 1}', b"\xff\xfe", b"[]"])
+def test_damage_is_named_and_never_raised(tmp_path: Path, content: bytes) -> None:
+    path = profile_path(tmp_path, IDENTITY)
+    path.write_bytes(content)
+    path.chmod(0o600)
+    loaded = load_profile(tmp_path, IDENTITY)
+    assert loaded.profile is None
+    assert "damaged" in loaded.problem
+
+
+def test_another_format_is_named(tmp_path: Path) -> None:
+    save_profile(tmp_path, IDENTITY, profile(format=99))
+    assert "format 99" in load_profile(tmp_path, IDENTITY).problem
+
+
+def test_a_file_that_others_may_write_is_not_followed(tmp_path: Path) -> None:
+    save_profile(tmp_path, IDENTITY, profile()).chmod(0o666)
+    loaded = load_profile(tmp_path, IDENTITY)
+    assert loaded.profile is None
+    assert loaded.problem
