@@ -26,7 +26,6 @@ from pathlib import Path
 import trio
 from attrs import define, field, frozen, validators
 
-import orchestrator
 from orchestrator.errors import DeviceError
 from orchestrator.run.frames import FrameError, FrameReader, pack_frame
 from orchestrator.run.trial_messages import Answer, Ready, Setup, Survived, Try, Unready
@@ -186,7 +185,7 @@ async def _open_child(setup: Setup) -> AsyncIterator[_Child]:
     Raises:
         DeviceError: It cannot open what it needs.
     """
-    package = str(Path(orchestrator.__file__).parent.parent)
+    package = str(Path(__file__).parents[2])
     paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "orchestrator.run.trial_process"],
