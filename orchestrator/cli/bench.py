@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,14 +18,13 @@ from cyclopts import Parameter
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames
+from orchestrator.cli.time_limit import time_limit_seconds
 
 if TYPE_CHECKING:
     from orchestrator.bench.plan import BenchPlan
     from orchestrator.bench.runner import BenchOutcome
 
 _T = TypeVar("_T")
-_UNITS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
-_TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|min|h|)")
 
 
 def bench_verb(
@@ -122,7 +120,7 @@ def bench_verb(
         samples=samples,
         batch=batch,
     )
-    limit = _seconds(time_limit) if time_limit else None
+    limit = time_limit_seconds(time_limit) if time_limit else None
     if warm_passes is not None and warm_passes < 1:
         raise UsageError(f"--warm-passes {warm_passes}: at least 1 is expected")
     output = Output(json=json)
@@ -200,13 +198,6 @@ def _several(option: str, text: str, read: Callable[[str], _T], expected: str) -
         return tuple(dict.fromkeys(read(each.strip()) for each in text.split(",")))
     except ValueError:
         raise UsageError(f"{option} {text!r}: expected are, with commas between them: {expected}") from None
-
-
-def _seconds(text: str) -> float:
-    found = _TIME.fullmatch(text)
-    if found is None or not float(found[1]):
-        raise UsageError(f"--time-limit {text!r}: a time such as 90s, 20m or 2h is expected")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 @contextmanager

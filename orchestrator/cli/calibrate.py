@@ -15,8 +15,6 @@ from cyclopts import Parameter
 from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
 
-DEFAULT_TIME_LIMIT_S = 600.0
-
 
 def calibrate_verb(
     *,
@@ -37,7 +35,9 @@ def calibrate_verb(
     ] = None,
     samples: Annotated[
         int,
-        Parameter(name="--samples", help="Samples of each contender; from fewer than 5 nothing can be told."),
+        Parameter(
+            name=["--samples", "-n"], help="Samples of each contender; from fewer than 5 nothing can be told."
+        ),
     ] = 7,
     workers: Annotated[
         int | None,
@@ -48,11 +48,12 @@ def calibrate_verb(
         ),
     ] = None,
     time_limit: Annotated[
-        float,
+        str,
         Parameter(
-            name="--time-limit", help="Start no sample after so many seconds, and judge what is there."
+            name="--time-limit",
+            help="Start no sample after this time, such as `90s` or `20m`, and judge what is there.",
         ),
-    ] = DEFAULT_TIME_LIMIT_S,
+    ] = "10m",
     cache_dir: Annotated[
         Path | None,
         Parameter(
@@ -72,7 +73,7 @@ def calibrate_verb(
     **EXAMPLES**
 
         orchestrator calibrate --device radv:navi21
-        orchestrator calibrate --device nvidia --set game.foz --time-limit 1800
+        orchestrator calibrate --device nvidia --set game.foz --time-limit 30m
         orchestrator calibrate --device lavapipe --json > profile.json
     """
     from orchestrator.bench.calibrating import calibrate
@@ -81,6 +82,7 @@ def calibrate_verb(
     from orchestrator.cli.errors import UsageError
     from orchestrator.cli.output import Output
     from orchestrator.cli.set_names import SAMPLE, open_set
+    from orchestrator.cli.time_limit import time_limit_seconds
     from orchestrator.samples import sample_path
     from orchestrator.stores.calibration_profile import save_profile
 
@@ -88,10 +90,7 @@ def calibrate_verb(
         raise UsageError(f"--samples {samples}: a number from 1 to 1000 is expected", "leave it out for 7")
     if workers is not None and not 1 <= workers <= 4096:
         raise UsageError(f"--workers {workers}: a number from 1 to 4096 is expected", "leave it out")
-    if not time_limit > 0:
-        raise UsageError(
-            f"--time-limit {time_limit}: a number of seconds above 0 is expected", "leave it out"
-        )
+    limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
     output = Output(json=json)
@@ -104,7 +103,7 @@ def calibrate_verb(
             device,
             rounds=samples,
             workers=workers,
-            time_limit_s=time_limit,
+            time_limit_s=limit,
             on_progress=view.progress,
         )
     kept = None
