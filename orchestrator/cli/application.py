@@ -22,11 +22,15 @@ from orchestrator.cli.calibrate import calibrate_verb
 from orchestrator.cli.compare import compare_verb
 from orchestrator.cli.compile import compile_verb
 from orchestrator.cli.devices import devices_verb
+from orchestrator.cli.doctor import doctor_verb
 from orchestrator.cli.errors import Failure, explain, report
 from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.cli.inspect import inspect_verb
 from orchestrator.cli.list_set import list_verb
+from orchestrator.cli.merge import merge_verb
 from orchestrator.cli.pack import pack_verb
+from orchestrator.cli.prune import prune_verb
+from orchestrator.cli.verify import verify_verb
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 
 
@@ -57,6 +61,10 @@ app.command(compare_verb, name="compare")
 app.command(calibrate_verb, name="calibrate")
 app.command(inspect_verb, name="inspect")
 app.command(pack_verb, name="pack")
+app.command(verify_verb, name="verify")
+app.command(merge_verb, name="merge")
+app.command(prune_verb, name="prune")
+app.command(doctor_verb, name="doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,158 @@
+# Purpose: `orchestrator prune`: make room in a directory of cache files.
+# Guarantees: with --dry-run nothing is changed; without, only what is shown is removed.
+"""The verb `prune`."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from orchestrator.cli.errors import UsageError
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import JsonFlag
+
+if TYPE_CHECKING:
+    from orchestrator.devices.device import DeviceIdentity
+    from orchestrator.stores.pruning import PruneItem
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE | re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
+
+
+def prune_verb(
+    *,
+    cache_dir: Annotated[
+        Path | None,
+        Parameter(
+            name="--cache-dir",
+            help="The directory of cache files.",
+            show_default=lambda _: "the user's cache directory",
+        ),
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        Parameter(
+            name="--max-size", help="Remove the oldest files until the rest fits, such as `500M` or `2G`."
+        ),
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        Parameter(
+            name="--older-than", help="Remove files that were not saved for so long: `30d`, `12h`, `4w`."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        Parameter(
+            name="--dry-run", negative="", show_default=False, help="Show what would be removed, and stop."
+        ),
+    ] = False,
+    json: JsonFlag = False,
+) -> int:
+    """Remove cache files that nobody needs any more.
+
+    Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and files of
+    another build of a driver that is here. Files of devices that are not here stay, unless they are old or too large.
+
+    **EXAMPLES**
+
+        orchestrator prune --dry-run
+        orchestrator prune --older-than 30d --max-size 2G
+        orchestrator prune --cache-dir build/cache --json
+    """
+    import time
+
+    import platformdirs
+
+    from orchestrator.cli.output import BAD, DIM, Output, styled
+    from orchestrator.cli.text import byte_text, path_text, plural
+    from orchestrator.stores.pruning import PruneReport, plan_prune, prune
+    from orchestrator.stores.sweeping import SweepReport, sweep_directory
+
+    bound, age = _size(max_size), _age(older_than)
+    directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir
+    if cache_dir is not None and not cache_dir.is_dir():
+        raise UsageError(
+            f"{path_text(cache_dir)}: no such directory", "name the directory of --cache-dir of `compile`"
+        )
+    output = Output(json=json)
+    here, problem = _devices_here()
+    plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
+    swept = SweepReport() if dry_run else sweep_directory(directory)
+    report = PruneReport((), ()) if dry_run else prune(plan)
+    shown = plan.items if dry_run else report.removed
+    output.document(
+        {
+            "directory": path_text(directory),
+            "dry_run": dry_run,
+            "removed": [_document(each) for each in shown],
+            "removed_bytes": sum(each.size for each in shown),
+            "failed": [_document(each) | {"cause": cause} for each, cause in report.failed],
+            "leftovers": [path_text(each) for each in swept.removed],
+            "kept": [{"path": path_text(path), "bytes": size} for path, size in plan.kept],
+            "kept_bytes": sum(size for _, size in plan.kept),
+            "drivers_asked": len(here),
+            "note": problem or None,
+        }
+    )
+    for each in shown:
+        detail = f"  {each.detail}" if each.detail else ""
+        output.line(
+            f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, DIM)
+        )
+    for each, cause in report.failed:
+        output.line(styled("stays", BAD), f"  {path_text(each.path)}: {cause}")
+    for path in swept.removed:
+        output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
+    verb = "would be removed" if dry_run else "removed"
+    output.line(
+        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, {byte_text(sum(each.size for each in shown))}; "
+        f"{plural(len(plan.kept), 'file')} kept, {byte_text(sum(size for _, size in plan.kept))}"
+    )
+    if problem:
+        output.line(styled(problem, DIM))
+    return ExitCode.BAD_INPUT if report.failed else ExitCode.OK
+
+
+def _document(item: PruneItem) -> dict[str, Any]:
+    from orchestrator.cli.text import path_text
+
+    return {
+        "path": path_text(item.path),
+        "bytes": item.size,
+        "reason": item.reason.value,
+        "detail": item.detail,
+    }
+
+
+def _devices_here() -> tuple[list[DeviceIdentity], str]:
+    """The devices of the loader; why none was asked, or ""."""
+    from orchestrator.devices import list_devices
+    from orchestrator.errors import DeviceError
+
+    try:
+        return list_devices(), ""
+    except DeviceError as error:
+        return [], f"no driver was asked, so no file counts as another driver's: {error}"
+
+
+def _size(text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--max-size {text!r}: a size is expected", "such as 500M or 2G")
+    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+def _age(text: str | None) -> int | None:
+    if text is None:
+        return None
+    match = _AGE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--older-than {text!r}: a time is expected", "such as 30d, 12h or 4w")
+    return int(float(match[1]) * _SECONDS[match[2].lower()] * 1e9)

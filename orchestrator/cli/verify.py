@@ -1,0 +1,232 @@
+# Purpose: `orchestrator verify`: prove files whole, byte for byte, without a device.
+# Guarantees: reads only. Whatever is in a file ends in an answer; every problem has a next step.
+"""The verb `verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from attrs import field, frozen
+from cyclopts import Parameter
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.options import JsonFlag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PROBLEMS_SHOWN = 5
+
+
+@frozen
+class _Checked:
+    """One file or directory, and what is wrong with it.
+
+    Attributes:
+        path: Which.
+        kind: What it is.
+        facts: For the document.
+        summary: What it holds, in words.
+        problems: What is wrong.
+        next_step: What to do about it.
+    """
+
+    path: Path
+    kind: str
+    facts: dict[str, Any] = field(factory=dict)
+    summary: str = ""
+    problems: tuple[str, ...] = ()
+    next_step: str = ""
+
+
+def verify_verb(
+    paths: Annotated[list[Path], Parameter(help="Cache files, `.foz` archives, or directories of either.")],
+    /,
+    *,
+    json: JsonFlag = False,
+) -> int:
+    """Prove cache files and archives whole.
+
+    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of an archive: every record
+    is read and the hash of every module recomputed. Of a directory: its permissions and all such files in it.
+    The exit code is 0 where nothing is wrong, else 2.
+
+    **EXAMPLES**
+
+        orchestrator verify ~/.cache/orchestrator
+        orchestrator verify game.foz game.1.foz
+        orchestrator verify build/cache/*.pipeline-cache --json
+    """
+    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, styled
+    from orchestrator.cli.text import path_text, plural
+
+    output = Output(json=json)
+    checked = [each for path in paths for each in _check(path)]
+    bad = [each for each in checked if each.problems]
+    output.document(
+        {
+            "checked": [
+                {"path": path_text(each.path), "kind": each.kind}
+                | each.facts
+                | {"problems": list(each.problems), "next_step": each.next_step}
+                for each in checked
+            ],
+            "good": len(checked) - len(bad),
+            "bad": len(bad),
+        }
+    )
+    for each in checked:
+        state = styled("bad  ", BAD) if each.problems else styled("good ", GOOD)
+        output.line(state, styled(path_text(each.path), HEAD), styled(f"  {each.summary or each.kind}", DIM))
+        for problem in each.problems[:_PROBLEMS_SHOWN]:
+            output.line(f"       {problem}")
+        if len(each.problems) > _PROBLEMS_SHOWN:
+            output.line(
+                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --json", DIM)
+            )
+        if each.problems and each.next_step:
+            output.line(f"       next: {each.next_step}")
+    output.line(f"{plural(len(checked), 'check')}: {len(checked) - len(bad)} good, {len(bad)} bad")
+    return ExitCode.BAD_INPUT if bad else ExitCode.OK
+
+
+def _check(path: Path) -> Iterator[_Checked]:
+    from orchestrator.sets.archive_index import MAGIC
+
+    try:
+        if path.is_dir():
+            yield from _check_directory(path)
+            return
+        with path.open("rb") as stream:
+            head = stream.read(len(MAGIC)) if path.is_file() else b""
+    except OSError as error:
+        yield _Checked(
+            path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
+        )
+        return
+    yield _check_archive(path) if head == MAGIC else _check_cache_file(path)
+
+
+def _check_directory(path: Path) -> Iterator[_Checked]:
+    from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX
+    from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
+    from orchestrator.stores.generations import PREVIOUS_SUFFIX
+    from orchestrator.stores.quarantine import QUARANTINE_DIRECTORY
+    from orchestrator.stores.trust import distrust_directory
+
+    names = sorted(each.name for each in path.iterdir())
+    caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
+    # A previous generation is checked with its current one, and alone where that is gone.
+    alone = [
+        each
+        for each in names
+        if each.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
+        and each.removesuffix(PREVIOUS_SUFFIX) not in caches
+    ]
+    archives = [each for each in names if each.endswith(".foz")]
+    quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
+    # Archives may be anybody's; what a driver is given from here may not.
+    reason = distrust_directory(path, REAL_FILE_OPERATIONS) if caches or alone or not archives else None
+    yield _Checked(
+        path,
+        "directory",
+        facts={"files": len(caches) + len(alone) + len(archives), "quarantined": quarantined},
+        summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
+        f"{quarantined} in the quarantine",
+        problems=(reason,) if reason is not None else (),
+        next_step="until then nothing in it is loaded or saved" if reason is not None else "",
+    )
+    for name in (*caches, *alone, *archives):
+        yield from _check(path / name)
+
+
+def _check_cache_file(path: Path) -> _Checked:
+    from orchestrator.cli.text import byte_text
+    from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
+    from orchestrator.stores.generations import previous_path
+    from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
+    from orchestrator.stores.load_status import LoadStatus
+    from orchestrator.stores.trust import distrust, distrust_directory
+
+    found = inspect_cache_file(path)
+    problems: list[str] = []
+    step = ""
+    if found.kind is CacheFileKind.DRIVER_DATA:
+        problems.append("bare data of a driver: no hash says whether it is whole")
+        step = "save it with `orchestrator compile`, which puts a header with a hash in front of it"
+    elif found.status is not LoadStatus.LOADED:
+        problems.append(f"{found.status.value}: {found.reason}")
+        step = (
+            "remove it; the next compile starts anew"
+            if found.kind is CacheFileKind.CACHE_FILE
+            else ("`orchestrator inspect FILE` says what it seems to be")
+        )
+    previous = None
+    if found.kind is CacheFileKind.CACHE_FILE:
+        try:
+            real = path.resolve()
+            reasons = (
+                distrust(real, REAL_FILE_OPERATIONS.stat(real), REAL_FILE_OPERATIONS),
+                distrust_directory(real.parent, REAL_FILE_OPERATIONS),
+            )
+        except OSError as error:
+            reasons = (error.strerror or str(error), None)
+        problems += [each for each in reasons if each is not None]
+        older = inspect_cache_file(previous_path(real))
+        if older.kind is not CacheFileKind.UNREADABLE:
+            previous = older.status.value
+            if older.status is not LoadStatus.LOADED:
+                problems.append(f"its previous generation is {older.status.value}: {older.reason}")
+            elif found.status is not LoadStatus.LOADED:
+                step = "nothing: its previous generation is whole and loads in its place"
+    return _Checked(
+        path,
+        found.kind.value,
+        facts={"bytes": found.size, "status": found.status.value, "previous_generation": previous},
+        summary=f"{found.kind.value}, {byte_text(found.size)}"
+        + (f", with a previous generation ({previous})" if previous is not None else ""),
+        problems=tuple(problems),
+        next_step=step,
+    )
+
+
+def _check_archive(path: Path) -> _Checked:
+    from orchestrator.cli.documents import damage_document, tag_name
+    from orchestrator.cli.text import byte_text, key_text, plural
+    from orchestrator.errors import ArchiveError
+    from orchestrator.sets.pipeline_set import PipelineSet
+
+    try:
+        with PipelineSet.open(path) as opened:
+            unusable = opened.verify()
+            damage = opened.damage
+            records = sum(opened.tag_counts.values())
+    except ArchiveError as error:
+        return _Checked(path, "archive", problems=(str(error),), next_step="record or copy it again")
+    problems = tuple(
+        "".join(
+            (
+                "" if each.offset is None else f"at byte {each.offset} ",
+                ""
+                if each.tag is None or each.key is None
+                else f"{tag_name(each.tag)} {key_text(each.key)}: ",
+                each.reason,
+            )
+        )
+        for each in damage
+    )
+    size = path.stat().st_size
+    return _Checked(
+        path,
+        "archive",
+        facts={
+            "bytes": size,
+            "records": records,
+            "unusable_records": unusable,
+            "damage": [damage_document(each) for each in damage],
+        },
+        summary=f"archive, {byte_text(size)}, {plural(records, 'record')}",
+        problems=problems or (("some records cannot be used",) if unusable else ()),
+        next_step="the good records can be used; `orchestrator list SET` shows which those are",
+    )

@@ -1,0 +1,255 @@
+# Purpose: decide what in a directory of cache files is not wanted any more, and remove it.
+#
+#   leftovers of killed processes, quarantine, previous generations of whole files, files of another build of a driver
+#   that is here, files older than asked for, and then the oldest files until the rest fits a bound
+#
+# Guarantees:
+# - Only names of our making are looked at. A plan changes nothing; what a plan names is removed one by one, each cache
+#   file under its writer's lock, and only if nothing has replaced it since.
+# - A previous generation stays where the current one is not whole: it is then the only good one.
+# - A driver that is not asked about is no reason to remove anything: its files may be wanted tomorrow.
+#
+# Assumptions: nobody needs what is in the quarantine; it is there to be looked at.
+"""Pruning a directory of cache files."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from attrs import frozen
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX
+from orchestrator.stores.errors import ReadError, SaveError, likely_cause
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations, FileStatus
+from orchestrator.stores.generations import PREVIOUS_SUFFIX, previous_path
+from orchestrator.stores.inspection import CacheFileInspection, inspect_cache_file
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.quarantine import QUARANTINE_DIRECTORY
+from orchestrator.stores.writer_lock import writer_lock
+
+
+class PruneReason(enum.StrEnum):
+    """Why a file is not wanted.
+
+    QUARANTINE: a driver failed on it.
+    PREVIOUS: the current generation is whole.
+    ORPHAN: a previous generation, damaged, without a whole current one.
+    OTHER_DRIVER: made by another version or build of a driver that is here.
+    OLD: not saved for longer than asked for.
+    SIZE: the oldest of those that do not fit the bound.
+    """
+
+    QUARANTINE = "quarantine"
+    PREVIOUS = "previous generation"
+    ORPHAN = "damaged previous generation"
+    OTHER_DRIVER = "other driver"
+    OLD = "old"
+    SIZE = "over the size"
+
+
+@frozen
+class PruneItem:
+    """A file that is not wanted.
+
+    Attributes:
+        path: The file.
+        size: Its bytes.
+        reason: Why.
+        detail: In words, or "".
+        modified_ns: When it was written, ns since the epoch, to tell whether it still is that file.
+    """
+
+    path: Path
+    size: int
+    reason: PruneReason
+    detail: str = ""
+    modified_ns: int = 0
+
+
+@frozen
+class PrunePlan:
+    """What a prune would remove.
+
+    Attributes:
+        items: What is not wanted.
+        kept: Cache files that stay, current and previous generations, with their size.
+    """
+
+    items: tuple[PruneItem, ...]
+    kept: tuple[tuple[Path, int], ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that the items take."""
+        return sum(each.size for each in self.items)
+
+
+@frozen
+class PruneReport:
+    """What a prune did.
+
+    Attributes:
+        removed: What is gone.
+        failed: What could not be removed, each with the cause.
+    """
+
+    removed: tuple[PruneItem, ...]
+    failed: tuple[tuple[PruneItem, str], ...]
+
+
+@frozen
+class _File:
+    path: Path
+    status: FileStatus
+
+
+def plan_prune(
+    directory: Path,
+    *,
+    here: Sequence[DeviceIdentity] = (),
+    max_bytes: int | None = None,
+    older_than_ns: int | None = None,
+    now_ns: int = 0,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> PrunePlan:
+    """Find out what is not wanted. Changes nothing.
+
+    Args:
+        directory: The directory of cache files.
+        here: Devices that are here: files of another build of one of their drivers are not wanted.
+        max_bytes: Bytes that the files which stay may have together; None for no bound.
+        older_than_ns: Age at which a cache file is not wanted; None for no bound.
+        now_ns: The time, ns since the epoch.
+        operations: The calls to use.
+
+    Raises:
+        ReadError: The directory cannot be listed.
+    """
+    items = [
+        PruneItem(each.path, each.status.size, PruneReason.QUARANTINE, "", each.status.modified_ns)
+        for each in _files(directory / QUARANTINE_DIRECTORY, operations)
+    ]
+    found = _files(directory, operations)
+    current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
+    previous = {
+        each.path: each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
+    }
+    kept: list[_File] = []
+    for each in current:
+        inspection = inspect_cache_file(each.path, operations=operations)
+        reason, detail = _unwanted(each, inspection, here, older_than_ns, now_ns)
+        older = previous.pop(previous_path(each.path), None)
+        if reason is None:
+            kept.append(each)
+            if older is not None and inspection.status is LoadStatus.LOADED:
+                items.append(_item(older, PruneReason.PREVIOUS))
+            elif older is not None:
+                kept.append(older)
+            continue
+        items.append(_item(each, reason, detail))
+        if older is not None:
+            items.append(_item(older, reason, detail))
+    for orphan in previous.values():
+        inspection = inspect_cache_file(orphan.path, operations=operations)
+        reason, detail = _unwanted(orphan, inspection, here, older_than_ns, now_ns)
+        if reason is None and inspection.status is not LoadStatus.LOADED:
+            reason, detail = PruneReason.ORPHAN, inspection.reason
+        if reason is None:
+            kept.append(orphan)
+        else:
+            items.append(_item(orphan, reason, detail))
+    kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
+    if max_bytes is not None:
+        while kept and sum(each.status.size for each in kept) > max_bytes:
+            items.append(_item(kept.pop(), PruneReason.SIZE))
+    return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in kept))
+
+
+def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) -> PruneReport:
+    """Remove what a plan names. Waits for nobody: a file that is being saved stays.
+
+    Args:
+        plan: The plan.
+        operations: The calls to use.
+    """
+    removed: list[PruneItem] = []
+    failed: list[tuple[PruneItem, str]] = []
+    for item in plan.items:
+        problem = _remove(item, operations)
+        if problem is None:
+            removed.append(item)
+        else:
+            failed.append((item, problem))
+    return PruneReport(tuple(removed), tuple(failed))
+
+
+def _remove(item: PruneItem, operations: FileOperations) -> str | None:
+    """Remove one file; why it stays, or None."""
+    if item.reason is PruneReason.QUARANTINE:
+        return _unlink(item, operations)
+    name = item.path.name.removesuffix(PREVIOUS_SUFFIX)
+    try:
+        with writer_lock(item.path.with_name(name), operations, wait_s=0) as held:
+            return _unlink(item, operations) if held else "a process is saving it"
+    except SaveError as error:
+        return error.reason
+
+
+def _unlink(item: PruneItem, operations: FileOperations) -> str | None:
+    try:
+        if operations.stat(item.path).modified_ns != item.modified_ns:
+            return "it was replaced meanwhile"
+        operations.unlink(item.path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return likely_cause(error)
+    return None
+
+
+def _item(file: _File, reason: PruneReason, detail: str = "") -> PruneItem:
+    return PruneItem(file.path, file.status.size, reason, detail, file.status.modified_ns)
+
+
+def _files(directory: Path, operations: FileOperations) -> list[_File]:
+    """What is in a directory, as far as it can be looked at; directories apart."""
+    try:
+        names = operations.list_directory(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ReadError(directory, likely_cause(error)) from error
+    found = []
+    for name in sorted(names):
+        try:
+            status = operations.stat(directory / name)
+        except OSError:
+            continue  # gone since it was listed, or a link that leads nowhere: nothing to take room
+        if not status.is_directory:
+            found.append(_File(directory / name, status))
+    return found
+
+
+def _unwanted(
+    file: _File,
+    inspection: CacheFileInspection,
+    here: Iterable[DeviceIdentity],
+    older_than_ns: int | None,
+    now_ns: int,
+) -> tuple[PruneReason | None, str]:
+    header = inspection.prefix_header
+    if header is not None:
+        same = [
+            each
+            for each in here
+            if (each.vendor_id, each.device_id, each.driver_id, each.driver_abi)
+            == (header.vendor_id, header.device_id, header.driver_id, header.driver_abi)
+        ]
+        if same and all(header.differences(each) for each in same):
+            return PruneReason.OTHER_DRIVER, "; ".join(str(one) for one in header.differences(same[0]))
+    if older_than_ns is not None and now_ns - file.status.modified_ns > older_than_ns:
+        return PruneReason.OLD, f"{(now_ns - file.status.modified_ns) / 86_400e9:.0f} days old"
+    return None, ""
