@@ -109,9 +109,15 @@ class ShaderModules:
             self._size = 0
 
     def _evict(self) -> None:
-        for index in [each for each, live in self._live.items() if not live.users]:
-            if self._size <= self._limit:
-                return
+        over = self._size - self._limit
+        victims = []
+        for index, live in self._live.items():  # oldest first; it stops as soon as enough was found
+            if over <= 0:
+                break
+            if not live.users:
+                victims.append(index)
+                over -= live.size
+        for index in victims:
             live = self._live.pop(index)
             self._size -= live.size
             self._destroy(live.handle)

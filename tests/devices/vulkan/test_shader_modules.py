@@ -81,6 +81,19 @@ def test_the_oldest_unused_is_dropped_first_and_what_is_used_stays() -> None:
     assert driver.made == [100, 101, 102, 101]
 
 
+def test_no_more_is_dropped_than_the_bound_asks_for() -> None:
+    driver = Driver()
+    shaders = modules(driver, [8] * 4 + [12], limit=32)
+    for index in (0, 1, 2, 3):
+        shaders.acquire(index)
+        shaders.release(index)
+    assert driver.live == {100, 101, 102, 103}
+    shaders.acquire(0)  # in use: the oldest others go
+    shaders.acquire(4)
+    shaders.release(4)
+    assert driver.live == {100, 103, 104}
+
+
 @pytest.mark.parametrize("workers", [8])
 def test_workers_share_one_module(workers: int) -> None:
     driver = Driver()
