@@ -139,6 +139,19 @@ def _cache_file(file: CacheFileSummary) -> dict[str, Any]:
         "saved_bytes": file.saved_bytes,
         "not_saved": file.not_saved or None,
         "error": file.error or None,
+        "saves": [
+            {
+                "reason": each.reason.value,
+                "saved_bytes": each.saved_bytes,
+                "bytes_before": each.bytes_before,
+                "bytes_after": each.bytes_after,
+                "merged_with_others": each.merged_with_others,
+                "skipped": each.skipped or None,
+                "error": each.error or None,
+                "note": each.note or None,
+            }
+            for each in file.saves
+        ],
     }
 
 

@@ -199,6 +199,12 @@ def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         rows.append(("  saved", styled(f"no: {file.not_saved}", WARN)))
     else:
         rows.append(("  saved", byte_text(file.saved_bytes)))
+    merged = [each for each in file.saves if each.merged_with_others]
+    if merged:
+        before, after = byte_text(merged[-1].bytes_before), byte_text(merged[-1].bytes_after)
+        rows.append(
+            ("  merged", f"with what another process saved: {before} were there, {after} are there now")
+        )
     return rows
 
 

@@ -32,6 +32,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import DriverError
 from orchestrator.registry import structs_by_type
 from orchestrator.run.cache_keeping import CacheKeeper
 from orchestrator.run.calibration import decide, load_profile
@@ -255,7 +256,7 @@ class _Job:
                 built = await self._vet(group, device, built)
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
             self.on_stage("loading the cache")
-            primary = await self._timed("cache_load_ns", lambda: self._load(device))
+            primary = await self._timed("cache_load_ns", lambda: self._load_or_do_without(device))
             compiled: int | None = None
             try:
                 self.on_stage("compiling")
@@ -445,6 +446,18 @@ class _Job:
     def _rolls(self) -> bool:
         policy = self._merge_policy()
         return self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
+
+    def _load_or_do_without(self, device: Device) -> PipelineCache | None:
+        """The primary; None in mode NONE, and where the driver creates no cache at all."""
+        self.keeper = None
+        try:
+            return self._load(device)
+        except DriverError as error:
+            self.mode, self.merge = CacheMode.NONE, None
+            self.notes.append(
+                f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
+            )
+            return None
 
     def _load(self, device: Device) -> PipelineCache | None:
         if self.cache_directory is None:
