@@ -39,6 +39,9 @@ DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 # representations, fail on compile required, early return, derivatives, capture of binaries.
 _CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x80000000
 
+# How deep libraries may link libraries; captures stay below four, and the builder follows them by recursion.
+_LIBRARY_DEPTH: Final = 32
+
 _OBJECT_TAGS: Final = {
     "VkSampler": RecordTag.SAMPLER,
     "VkDescriptorSetLayout": RecordTag.DESCRIPTOR_SET_LAYOUT,
@@ -162,6 +165,7 @@ class _ImageBuilder:
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
         self._problems: list[Problem] = []
+        self._depth = 0
 
     def add(self, job: PipelineJob) -> None:
         """Put a pipeline into the image or among the problems; once."""
@@ -226,7 +230,13 @@ class _ImageBuilder:
 
     def _library(self, kind: PipelineKind, key: int) -> int:
         job = PipelineJob(key=key, kind=kind)
-        self.add(job)
+        if self._depth == _LIBRARY_DEPTH and job not in self._pipelines:
+            raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep", unsupported=False)
+        self._depth += 1
+        try:
+            self.add(job)
+        finally:
+            self._depth -= 1
         known = self._pipelines[job]
         if known is None:
             raise _UnusableError(f"links library {key:016x}, which links it back", unsupported=False)

@@ -213,6 +213,19 @@ def test_libraries_that_link_each_other_fail_and_end() -> None:
     assert all("links" in reason and not unsupported for unsupported, reason in found.values())
 
 
+def test_libraries_that_link_libraries_without_end_fail_and_leave_the_others_alone() -> None:
+    records = Records()
+    for key in range(1, 2000):
+        records.library(key, key + 1)
+    records.library(2000)
+    records.compute(3000)
+    built = records.built()
+    found = reasons(built)
+    assert not found[1][0]
+    assert "deep" in found[1][1]
+    assert 3000 in built.image.keys
+
+
 def test_dangling_references_fail_by_name_and_leave_the_others_alone() -> None:
     records = Records()
     records.compute(1, module=0x77)
