@@ -4,7 +4,7 @@
 # Definitions, from the calls of a run (sums over all workers):
 #   blocked      driver - cpu - run delay        asleep inside the driver: a lock
 #   inflation    CPU per pipeline / the same with one worker      spinning, cache misses, memory bandwidth
-#   overhead     wall of the calls - driver      building create infos, waiting for the interpreter
+#   overhead     wall of the calls - driver      building create infos, destroying pipelines, waiting for the interpreter
 #   efficiency   throughput / (workers x throughput with one worker)
 #   topology     throughput of per-worker / throughput of shared, the merge included
 #   locking      per-worker-internal / per-worker     what a lock costs that nobody else wants

@@ -1,0 +1,88 @@
+# Question: what does the merge cost, against the size and the number of the worker caches?
+#
+# Each sample makes worker caches, each with its own part of the entries or all with the same, and merges them into an
+# empty primary. On a real device the entries come from compiling a set, part by part; what one needs is a set large
+# enough. The seconds are those of vkMergePipelineCaches alone.
+#
+# Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output benchmarks/results/merge.jsonl
+"""Cost of merging worker caches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.devices import open_device
+from orchestrator.samples import sample_path
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+
+
+def measure(job: Job) -> Figures:
+    """Fill worker caches and merge them."""
+    device = open_device(job["device"])
+    with PipelineSet.open(job["set"]) as source:
+        image = build_image(source, source.pipelines, device.capabilities).image
+        chosen = np.flatnonzero(~image.is_library & (np.diff(image.library_slot_start) == 0)).astype(np.int32)
+        chosen = chosen[: max(1, round(len(chosen) * job["share"]))]
+        prepared = device.prepare(image)
+        whole = device.create_pipeline_cache(name="whole")
+        caches = []
+        for number in range(job["caches"]):
+            cache = device.create_pipeline_cache(externally_synchronized=True, name=f"worker {number}")
+            caches.append(cache)
+            part = chosen if job["same"] else chosen[number :: job["caches"]]
+            for start in range(0, len(part), 64):
+                device.create_pipelines(prepared, part[start : start + 64], cache)
+        source_bytes = sum(device.pipeline_cache_size(each) for each in caches)
+        began = time.perf_counter()
+        device.merge_pipeline_caches(whole, caches)
+        seconds = time.perf_counter() - began
+        size = device.pipeline_cache_size(whole)
+        prepared.close()
+    identity = device.identity
+    device.close()
+    return {
+        "seconds": seconds,
+        "pipelines": len(chosen),
+        "source_bytes": source_bytes,
+        "primary_bytes": size,
+        "bytes_per_s": source_bytes / seconds,
+        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
+        "device_name": identity.device_name,  # type: ignore[dict-item]
+    }
+
+
+def main() -> None:
+    """Measure sizes and counts."""
+    parser = parser_of("What does the merge cost, against the size and the number of worker caches?")
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser.add_argument("--caches", default="1,2,4,16", help="numbers of worker caches")
+    parser.add_argument("--shares", default="0.25,1", help="shares of the set")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    jobs: dict[str, Job] = {}
+    for share in map(float, options.shares.split(",")):
+        for count in map(int, options.caches.split(",")):
+            for same in (False, True) if count > 1 else (False,):
+                name = f"{share:.0%} in {count} caches" + (", the same in each" if same else "")
+                jobs[name] = {
+                    "device": options.device,
+                    "set": str(Path(options.set).resolve()),
+                    "caches": count,
+                    "share": share,
+                    "same": same,
+                }
+    compare(__file__, jobs, options, figure="seconds")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+# Question: what do `import orchestrator`, using it, and `orchestrator --help` cost?
+#
+# Floors: an interpreter that does nothing, and one that imports trio alone, which nothing that runs pipelines can be
+# quicker than. Each sample is a fresh interpreter, timed from outside, start to end; files are in the page cache.
+# What was done to keep it low: public names are loaded when they are first used; a verb imports what it needs when it is
+# called; the registry is read when a Vulkan device or a captured set is used.
+#
+# Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/startup.jsonl
+"""Cost of starting."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+
+CONTENDERS: dict[str, Job] = {
+    "python, nothing": {"code": "pass"},
+    "import trio": {"code": "import trio"},
+    "import orchestrator": {"code": "import orchestrator"},
+    "orchestrator.run_pipelines": {"code": "from orchestrator import run_pipelines"},
+    "every public name": {
+        "code": "import orchestrator\nfor name in dir(orchestrator): getattr(orchestrator, name)"
+    },
+    "orchestrator --help": {"module": "orchestrator", "arguments": ["--help"]},
+    "orchestrator compile --help": {"module": "orchestrator", "arguments": ["compile", "--help"]},
+    "orchestrator bench --help": {"module": "orchestrator", "arguments": ["bench", "--help"]},
+}
+
+
+def measure(job: Job) -> Figures:
+    """Start one interpreter."""
+    if "code" in job:
+        command = [sys.executable, "-c", job["code"]]
+    else:
+        command = [sys.executable, "-m", job["module"], *job["arguments"]]
+    began = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    return {"seconds": time.perf_counter() - began}
+
+
+def main() -> None:
+    """Measure the contenders."""
+    options = parser_of("What do importing the package and asking for help cost?").parse_args()
+    if not answer_if_asked(options, measure):
+        compare(__file__, CONTENDERS, options, figure="seconds")
+
+
+if __name__ == "__main__":
+    main()
