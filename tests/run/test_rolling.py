@@ -11,7 +11,14 @@ import pytest
 from attrs import evolve
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated import (
+    CostModel,
+    CpuClock,
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_image,
+)
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, run_pipelines
 from orchestrator.run.rolling import MergedHook, PrimaryGuard
@@ -200,12 +207,16 @@ async def test_two_level_hits_need_no_cache_of_their_own() -> None:
 
 @pytest.mark.parametrize("merge_in_driver", [True, False])
 async def test_two_level_keeps_folds_and_look_ups_apart(merge_in_driver: bool) -> None:
-    # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize.
-    device = SimulatedDevice(without(internally_synchronized_merge=merge_in_driver))
+    # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize. Merges take
+    # long here, so that look-ups come meanwhile.
+    slow_merges = CostModel(compile_ns=lambda _key: 1, hit_ns=1, merge_entry_ns=100_000)
+    device = SimulatedDevice(
+        evolve(without(internally_synchronized_merge=merge_in_driver), clock=CpuClock(), cost=slow_merges)
+    )
     seed_device = SimulatedDevice()
     first = seed_device.prepare(simulated_image(range(40)))
     data = (await run_pipelines(seed_device, first, workers=1)).cache_data or b""
-    for _ in range(20):
+    for _ in range(5):
         report = await run_pipelines(
             device,
             prepared_set(device),

@@ -1,0 +1,222 @@
+# Purpose: cancelling runs at random moments, many times, on the simulated device, whose caches check who uses them: a
+# cancellation that let a thread go, merged a cache in use or forgot one shows as an error or as something left behind.
+#
+#   seed ─> mode, merge, workers, set, libraries, how and when to cancel ─> run ─> checks
+#
+# Moments: a step of any trio task (before, between and after the driver's calls), or inside of a driver's compile, from its own
+# thread. Ways: the scope is cancelled, or `stop` is set.
+#
+# Guarantees: a storm of a seed has the same runs; which thread gets where first is the machine's choice, as in the field.
+"""Random cancellations, with checks after each."""
+
+from __future__ import annotations
+
+import random
+from functools import cache, partial
+
+import numpy as np
+import trio
+from attrs import define, field, frozen
+
+from orchestrator.devices.device import CacheMode, PipelineCache
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import (
+    LockingStrategy,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_image,
+)
+from orchestrator.devices.simulated.cost import DEFAULT_ENTRY_BYTES
+from orchestrator.run import BARRIER, MergePolicy, RunReport, run_pipelines
+from orchestrator.run.merge import HEADER_BYTES
+from orchestrator.run.rolling import Fold
+from orchestrator.schedule import FifoScheduler
+
+ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
+ENTRY_BYTES = DEFAULT_ENTRY_BYTES + 48  # the payload, and the head of an entry in the simulated driver's data
+LOCKINGS = [each for each in LockingStrategy if each is not LockingStrategy.NONE]
+WITH_WORKER_CACHES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
+
+
+@frozen
+class Storm:
+    """What came of a storm.
+
+    Attributes:
+        runs: Runs.
+        cancelled: Runs whose scope was cancelled before they ended.
+        stopped: Runs that ended early by `stop`.
+        folds: Merges on the way.
+        compiled: Pipelines that were compiled, over all runs.
+        lost: Compiled pipelines that were not in the primary afterwards; must be 0.
+    """
+
+    runs: int
+    cancelled: int
+    stopped: int
+    folds: int
+    compiled: int
+    lost: int
+
+
+@define(eq=False)
+class _Moment(trio.abc.Instrument):
+    """Cancels after so many trio steps, or in so many compiles, whichever is chosen."""
+
+    scope: trio.CancelScope
+    stop: trio.Event
+    by_stop: bool
+    in_step: int | None
+    in_compile: int | None
+    token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+    steps: int = 0
+    compiles: int = 0
+    fired: bool = False
+
+    def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+        """Count a step of any task."""
+        self.steps += 1
+        if self.steps == self.in_step:
+            self._fire()
+
+    def on_compile(self, _key: int) -> None:
+        """Count a compile, in the driver's thread."""
+        self.compiles += 1
+        if self.compiles == self.in_compile:
+            self.token.run_sync_soon(self._fire)
+
+    def _fire(self) -> None:
+        self.fired = True
+        if self.by_stop:
+            self.stop.set()
+        else:
+            self.scope.cancel()
+
+
+async def storm(runs: int, seed: int) -> Storm:
+    """Cancel so many runs at random moments.
+
+    Raises:
+        AssertionError: Something was left behind, in use, or lost.
+        ExternalSynchronizationError: A cache was used by two at a time.
+    """
+    chance = random.Random(seed)
+    totals = [0] * 5
+    for _ in range(runs):
+        for place, value in enumerate(await _one(chance)):
+            totals[place] += value
+    return Storm(runs, *totals)
+
+
+def _image(chance: random.Random) -> CreateInfoImage:
+    count = chance.randint(1, 24)
+    libraries = {}
+    if chance.random() < 0.5:
+        libraries = {index: [chance.randrange(index)] for index in range(1, count) if chance.random() < 0.4}
+    return simulated_image(range(count), libraries=libraries)
+
+
+@cache
+def _data_of(count: int) -> bytes:
+    """Data of a cache that holds the first pipelines."""
+    device = SimulatedDevice()
+    made = device.create_pipeline_cache()
+    device.create_pipelines(
+        device.prepare(simulated_image(range(count))), np.arange(count, dtype=np.int32), made
+    )
+    data = device.pipeline_cache_data(made).data
+    device.close()
+    return data
+
+
+async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
+    """One run: (cancelled, stopped, folds, compiled, lost)."""
+    mode = chance.choice(list(CacheMode))
+    merge = chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None
+    features = simulated_features(
+        internally_synchronized_merge=chance.random() < 0.5,
+        compile_required=chance.random() < 0.9,
+        externally_synchronized_caches=chance.random() < 0.9,
+    )
+    in_compile = chance.random() < 0.5
+    workers = chance.randint(1, 4)
+    image = _image(chance)
+    moment = _Moment(
+        scope=trio.CancelScope(),
+        stop=trio.Event(),
+        by_stop=chance.random() < 0.25,
+        in_step=None if in_compile else chance.randint(1, 40),
+        in_compile=chance.randint(1, len(image)) if in_compile else None,
+    )
+    device = SimulatedDevice(
+        SimulatedOptions(
+            features=features,
+            locking=chance.choice(LOCKINGS),
+            on_compile=moment.on_compile,
+            calls_kept=1,
+        )
+    )
+    folds = 0
+
+    def on_merged(cache: PipelineCache, _fold: Fold) -> None:
+        nonlocal folds
+        folds += 1
+        device.pipeline_cache_data(cache)
+
+    prepared = device.prepare(image)
+    there = chance.randint(0, len(image)) if chance.random() < 0.5 and mode is not CacheMode.NONE else 0
+    primary = None
+    if mode is not CacheMode.NONE:
+        primary = device.create_pipeline_cache(
+            _data_of(there),
+            internally_synchronized_merge=features.internally_synchronized_merge and chance.random() < 0.5,
+            name="primary",
+        )
+    report: RunReport | None = None
+    with moment.scope:
+        trio.lowlevel.add_instrument(moment)
+        try:
+            report = await run_pipelines(
+                device,
+                prepared,
+                workers=workers,
+                mode=mode,
+                merge=merge,
+                on_merged=on_merged,
+                primary=primary,
+                scheduler=partial(FifoScheduler, limit=chance.randint(1, 8)),
+                keep=chance.random() < 0.3,
+                stop=moment.stop,
+            )
+        finally:
+            trio.lowlevel.remove_instrument(moment)
+    compiled, lost = _check(device, primary, report, there)
+    prepared.close()
+    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
+    device.close()
+    assert report is not None or moment.fired
+    return report is None, report is not None and report.stopped, folds, compiled, lost
+
+
+def _check(
+    device: SimulatedDevice, primary: PipelineCache | None, report: RunReport | None, there: int
+) -> tuple[int, int]:
+    """Nothing is in use, nothing is left, nothing that was compiled is lost: (compiled, lost)."""
+    compiled = device.compile_counts
+    assert all(count == 1 for count in compiled.values()), "something was compiled twice"
+    if report is not None:
+        assert report.compiled == len(compiled)
+        assert report.cache_hits <= there
+        assert not report.failed
+        if report.handles is not None:
+            device.destroy_pipelines(report.handles)
+    if primary is None:
+        assert device.live_caches == 0
+        return len(compiled), 0
+    # The primary is nobody's now: reading and destroying it would raise otherwise.
+    assert device.live_caches == 1
+    held = len(device.pipeline_cache_data(primary).data) - HEADER_BYTES
+    device.destroy_pipeline_cache(primary)
+    assert held % ENTRY_BYTES == 0
+    return len(compiled), there + len(compiled) - held // ENTRY_BYTES

@@ -1,0 +1,114 @@
+"""Rolling merges and two levels on real drivers: the primary ends with what the barrier gives it."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode
+from orchestrator.run import BARRIER, Fold, MergePolicy, RunReport, run_pipelines
+from orchestrator.samples import sample_path
+from orchestrator.schedule import FifoScheduler
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from tests.drivers import run_on_device, unsupported
+
+NAVI21 = "radv:navi21"
+OFTEN = MergePolicy(rolling=True, batches=2, gained_bytes=None, age_ns=None)
+
+
+def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:
+    """For a process of its own: run the sample set from the data in one file, keep it in another, and tell."""
+    data = Path(start).read_bytes() if start else b""
+
+    async def main() -> dict[str, Any]:
+        with PipelineSet.open(sample_path()) as source:
+            device = open_device(selector)
+            try:
+                if CacheMode(mode) is CacheMode.TWO_LEVEL and not device.features.compile_required:
+                    return {"unsupported": "it cannot fail instead of compiling"}
+                prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
+                read: list[int] = []
+
+                def on_merged(primary: Any, _fold: Fold) -> None:
+                    read.append(len(device.pipeline_cache_data(primary).data))
+
+                report: RunReport = await run_pipelines(
+                    device,
+                    prepared,
+                    workers=2,
+                    mode=CacheMode(mode),
+                    merge=OFTEN if rolling else BARRIER,
+                    on_merged=on_merged,
+                    primary_data=data,
+                    scheduler=partial(FifoScheduler, limit=4),
+                )
+                prepared.close()
+            finally:
+                device.close()
+        Path(keep).write_bytes(report.cache_data or b"")
+        merge = report.merge
+        folded = merge.rolling if merge is not None else None
+        return {
+            "compiled": report.compiled,
+            "hits": report.cache_hits,
+            "failed": len(report.failed),
+            "bytes": len(report.cache_data or b""),
+            "folds": folded.folds if folded is not None else 0,
+            "pause_ns": folded.longest_pause_ns if folded is not None else 0,
+            "read": read,
+            "warnings": list(merge.warnings) if merge is not None else [],
+        }
+
+    return trio.run(main)
+
+
+def sample_on(
+    selector: str, mode: str, keep: Path, *, rolling: bool, start: Path | None = None
+) -> dict[str, Any]:
+    """Run it there; skips where the device cannot."""
+    arguments = (selector, mode, rolling, str(keep), "" if start is None else str(start))
+    found: dict[str, Any] = run_on_device(selector, f"{__name__}:run_sample", *arguments)
+    if "unsupported" in found:
+        unsupported(found["unsupported"])
+    assert found["failed"] == 0
+    return found
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("mode", ["per-worker", "two-level"])
+def test_a_rolling_merge_leaves_what_the_barrier_leaves(mode: str, tmp_path: Path) -> None:
+    barrier, rolled = tmp_path / "barrier", tmp_path / "rolled"
+    at_barrier = sample_on(NAVI21, "per-worker", barrier, rolling=False)
+    rolling = sample_on(NAVI21, mode, rolled, rolling=True)
+    assert rolling["warnings"] == []
+    assert rolling["folds"] > 3
+    # The primary only grows; what counts entries in it may take some bytes more or less.
+    assert all(later > earlier - 64 for earlier, later in pairwise(rolling["read"]))
+    created = at_barrier["compiled"] + at_barrier["hits"]
+    assert rolling["compiled"] + rolling["hits"] == created
+    for data in (barrier, rolled):
+        found = sample_on(NAVI21, "shared", tmp_path / "again", rolling=False, start=data)
+        assert (found["compiled"], found["hits"]) == (0, created)
+    assert abs(rolling["bytes"] - at_barrier["bytes"]) < 1024
+
+
+@pytest.mark.driver(NAVI21)
+def test_two_levels_hit_everything_from_a_saved_cache(tmp_path: Path) -> None:
+    first = sample_on(NAVI21, "two-level", tmp_path / "data", rolling=True)
+    again = sample_on(NAVI21, "two-level", tmp_path / "again", rolling=True, start=tmp_path / "data")
+    assert (again["compiled"], again["hits"]) == (0, first["compiled"] + first["hits"])
+    assert again["folds"] == 0, "nothing new, nothing to merge"
+
+
+@pytest.mark.driver("lavapipe")
+def test_two_levels_on_a_driver_whose_cache_keeps_nothing(tmp_path: Path) -> None:
+    found = sample_on("lavapipe", "two-level", tmp_path / "data", rolling=True)
+    assert found["compiled"] > 200
+    assert any("keeps nothing" in warning for warning in found["warnings"])
