@@ -38,7 +38,7 @@ from orchestrator.schedule.job_table import (
 )
 from orchestrator.schedule.links import Links
 from orchestrator.schedule.options import Followers, ScheduleOptions
-from orchestrator.schedule.ready_queue import PRIORITIES, Bucket, ReadyQueue, bucket_of
+from orchestrator.schedule.ready_queue import Bucket, ReadyQueue, bucket_of
 
 Int32s = npt.NDArray[np.int32]
 
@@ -110,7 +110,9 @@ class Lifecycle:
             table.leader_at[each] = theirs
         if state == CREATED:
             for each in joined:
-                self._follow(each, theirs, saved=True)
+                # One that shares the outcome may give up a library that is among them.
+                if state_at[each] <= JOINED:
+                    self._follow(each, theirs, saved=True)
         elif state == FAILED:
             for each in joined:
                 self.reject(each, _same_work(theirs, self.failures[theirs]))
@@ -195,6 +197,31 @@ class Lifecycle:
         table.worker_at[job] = table.worker_at[leader]
         self._queue_if_ready(job)
 
+    def _follow_all(self, jobs: Int32s, worker: int, saved: bool) -> None:
+        """The leaders of many jobs were created, all by one worker: `_follow` for each, at once."""
+        table = self.table
+        if saved:
+            second = int(np.count_nonzero(table.flags[jobs] & BY_PIPELINE_KEY))
+            self.saved[0] += len(jobs) - second
+            self.saved[1] += second
+            self.saved_ns += int(table.cost[jobs].sum())
+        shared = jobs[:0]
+        if not self._create_followers:
+            sharing = table.first_edge[jobs] < 0
+            shared, jobs = jobs[sharing], jobs[~sharing]
+            table.move_all(shared, JOINED, SHARED)
+            self.settled.push_all(shared)
+        table.flags[jobs] |= ECHO
+        table.cost[jobs] = np.minimum(table.cost[jobs], ECHO_COST_NS)
+        table.worker[jobs] = worker
+        ready = table.waiting[jobs] == 0
+        table.move_all(jobs[ready], JOINED, PINNED)
+        table.move_all(jobs[~ready], JOINED, WAITING)
+        self.echoes[worker if self._pinned else 0].push_all(jobs[ready])
+        # Last, for it may cancel one of those above.
+        for job in shared[table.library_count[shared] > 0].tolist():
+            self._give_up_libraries(job)
+
     def _queue_if_ready(self, job: int) -> None:
         """A job leads now, or is to be created after its leader."""
         if self.table.waiting_at[job]:
@@ -203,42 +230,28 @@ class Lifecycle:
             self._make_ready(job)
 
     def _make_ready(self, job: int) -> None:
-        echo = self.table.flags_at[job] & ECHO
-        self.table.move(job, PINNED if echo else READY)
-        self._push(job)
+        self.table.move(job, PINNED if self.table.flags_at[job] & ECHO else READY)
+        self._queue_of(job).push(job)
 
-    def _push(self, job: int) -> None:
+    def _queue_of(self, job: int) -> ReadyQueue:
         if self.table.state_at[job] == READY:
-            self.queue.push(job)
-        else:
-            self.echoes[self.table.worker_at[job] if self._pinned else 0].push(job)
+            return self.queue
+        return self.echoes[self.table.worker_at[job] if self._pinned else 0]
 
     # --- the ends of batches
 
-    def enqueue_new(self, first: int) -> None:
-        """Queue all jobs from a number on that wait for nothing."""
-        table = self.table
-        rows = slice(first, table.count)
-        ready = np.flatnonzero((table.state[rows] == WAITING) & (table.waiting[rows] == 0)) + first
-        jobs = ready.astype(np.int32)
-        table.move_all(jobs, WAITING, READY)
-        self.queue.push_all(jobs)
-
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
-        """Assigned jobs were created.
-
-        Args:
-            jobs: The jobs.
-            compiled: Whether any of them was compiled: if all hit, their followers saved nothing.
-        """
+        """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
         table = self.table
         table.move_all(jobs, ASSIGNED, CREATED)
         self.settled.push_all(jobs)
         if self._joined_any:
+            followers: list[int] = []
             for leader in jobs[table.next_follower[jobs] >= 0].tolist():
                 if table.leader_at[leader] == leader:
-                    for job in self._take_followers(leader):
-                        self._follow(job, leader, saved=compiled)
+                    followers += self._take_followers(leader)
+            if followers:
+                self._follow_all(np.array(followers, np.int32), table.worker_at[int(jobs[0])], compiled)
         if self.links.count:
             for library in jobs[table.first_edge[jobs] >= 0].tolist():
                 for linker in self.links.linkers_of(library):
@@ -291,11 +304,7 @@ class Lifecycle:
     # --- what a caller may ask for
 
     def raise_(self, job: int, priority: int, rank: int = 0) -> int:
-        """Make a job at least so urgent and so long, and what it waits for too.
-
-        Returns:
-            How many jobs became more urgent.
-        """
+        """Make a job, and what it waits for, so urgent and long; returns how many became more urgent."""
         table = self.table
         raised = 0
         pending = [(job, rank)]
@@ -306,18 +315,17 @@ class Lifecycle:
             longer = rank > table.rank_at[job]
             if state > JOINED or not (more_urgent or longer):
                 continue
-            line = table.kind_at[job] * PRIORITIES + table.priority_at[job]
-            old_bucket = bucket_of(table.rank_at[job])
+            place = (table.priority_at[job], bucket_of(table.rank_at[job]))
             if more_urgent:
                 table.priority_at[job] = priority
                 raised += 1
             if longer:
                 table.rank_at[job] = rank
             if state in (READY, PINNED):
-                if line != table.kind_at[job] * PRIORITIES + table.priority_at[
-                    job
-                ] or old_bucket != bucket_of(table.rank_at[job]):
-                    self._push(job)
+                if place != (table.priority_at[job], bucket_of(table.rank_at[job])):
+                    queue = self._queue_of(job)
+                    queue.repeats = True
+                    queue.push(job)
             elif state == JOINED:
                 pending.append((table.find(job), table.rank_at[job]))
             if table.waiting_at[job]:

@@ -112,7 +112,7 @@ class ReadyQueue:
         state: See above.
         masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
         open: The lines that have entries, as bits.
-        repeats: Whether one bucket may hold a job twice; set by who enters a job again.
+        repeats: Whether a job may have two entries; set by who enters one again.
     """
 
     def __init__(self, table: JobTable, state: int) -> None:

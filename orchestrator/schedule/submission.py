@@ -17,7 +17,7 @@ from attrs import frozen
 
 from orchestrator.schedule.affinity import Affinity
 from orchestrator.schedule.costs import DEFAULT_COST_NS
-from orchestrator.schedule.job_table import CANCELLED, FAILED, JOINED, SHARED, UNASSIGNABLE
+from orchestrator.schedule.job_table import CANCELLED, FAILED, JOINED, READY, SHARED, UNASSIGNABLE, WAITING
 from orchestrator.schedule.key_table import KeyTable
 from orchestrator.schedule.lifecycle import Lifecycle
 from orchestrator.schedule.links import checked_links
@@ -101,7 +101,7 @@ class Submission:
         self._inherit(*links)
         for job, reason in jobs.unusable.items():
             life.reject(job, reason)
-        life.enqueue_new(first)
+        self._enqueue(first)
         return first
 
     def identify(
@@ -112,6 +112,8 @@ class Submission:
             raise ValueError(f"{len(jobs)} jobs and {len(keys)} keys")
         if len(jobs) and (int(jobs.min()) < 0 or int(jobs.max()) >= self._life.table.count):
             raise ValueError("there is no such job")
+        if len(np.unique(jobs)) != len(jobs):
+            raise ValueError("a job is given two keys")
         if isinstance(keys, np.ndarray):
             self._unite_by_pipeline_key(jobs, keys)
             return
@@ -156,6 +158,15 @@ class Submission:
             if (what := _LOST.get(table.state_at[library])) is not None:
                 cause = life.unassignable.get(library) or life.failures.get(library)
                 life.reject(linker, f"links pipeline {library}, {what}" + (f": {cause}" if cause else ""))
+
+    def _enqueue(self, first: int) -> None:
+        """Queue all jobs from a number on that wait for nothing."""
+        table = self._life.table
+        rows = slice(first, table.count)
+        ready = np.flatnonzero((table.state[rows] == WAITING) & (table.waiting[rows] == 0)) + first
+        jobs = ready.astype(np.int32)
+        table.move_all(jobs, WAITING, READY)
+        self._life.queue.push_all(jobs)
 
 
 def check(jobs: JobGraph, first: int) -> None:

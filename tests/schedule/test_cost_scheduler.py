@@ -90,6 +90,17 @@ def test_nothing_is_left_for_last(workers: int) -> None:
     assert makespan(CostScheduler(graph, workers), costs, workers) <= 1.03 * bound
 
 
+def test_a_job_that_became_longer_is_in_one_batch_once() -> None:
+    # Jobs of a length of their own each, so that a batch is of several buckets.
+    options = ScheduleOptions(streaming=True, expect_hits=1.0)
+    costs = [1 << (10 + job % 30) for job in range(2000)]
+    scheduler = CostScheduler(job_graph(2000, costs=costs), 1, options)
+    scheduler.submit(job_graph(1, libraries={0: [10, 11, 12]}, costs=[1 << 22]))
+    scheduler.close()
+    order = drain(scheduler)
+    assert sorted(order) == list(range(2001))
+
+
 # --- the same work
 
 
@@ -176,6 +187,15 @@ def test_what_cannot_be_the_same_is_not_united() -> None:
     # A job cannot be the same as its own library, whatever their keys say; else both would wait for ever.
     scheduler = CostScheduler(job_graph(2, keys=[1, 1], libraries={1: [0]}), 1)
     assert drain(scheduler) == [0, 1]
+
+
+def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None:
+    # 0 leads 1, a library that nobody wants but 3; 2 leads 3, which shares its outcome and needs 1 no more.
+    graph = job_graph(4, keys=[1, 1, 2, 2], libraries={2: [0], 3: [1]})
+    scheduler = CostScheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
+    assert scheduler.cancel_jobs([1]).kept == 1
+    assert drain(scheduler) == [0, 1, 2]
+    assert scheduler.state_of(3) is JobState.SHARED
 
 
 # --- affinity
@@ -361,6 +381,7 @@ def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
         (lambda: CostScheduler(job_graph(2), 1).budget(-1), "negative"),
         (lambda: CostScheduler(job_graph(2), 1).identify(np.array([2], np.int32), [b"a"]), "no such job"),
         (lambda: CostScheduler(job_graph(2), 1).identify(np.array([1], np.int32), []), "1 jobs and 0 keys"),
+        (lambda: CostScheduler(job_graph(2), 1).identify(np.zeros(2, np.int32), [None] * 2), "two keys"),
     ],
 )
 def test_misuse_is_an_error(misuse: Callable[[], object], match: str) -> None:
