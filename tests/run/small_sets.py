@@ -1,0 +1,68 @@
+# Purpose: pipeline sets that are small enough to be compiled hundreds of times, and devices that are opened for them.
+"""Small sets and their devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from orchestrator.devices.device import CapturedFeatures
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_report import CompileReport
+from orchestrator.samples import sample_path
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+
+_PIPELINES = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE, RecordTag.RAY_TRACING_PIPELINE)
+
+
+def compute_keys() -> list[int]:
+    """Keys of the sample's compute pipelines."""
+    with Archive.open(sample_path()) as sample:
+        return list(sample.keys(RecordTag.COMPUTE_PIPELINE))
+
+
+def write_small_set(path: Path, first: int, last: int) -> list[int]:
+    """Write an archive of some of the sample's compute pipelines; returns their keys."""
+    keys = compute_keys()[first:last]
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        for tag in RecordTag:
+            for key in sample.keys(tag):
+                if tag not in _PIPELINES or key in keys:
+                    writer.add(tag, key, sample.payload(tag, key))
+    return keys
+
+
+@define(eq=False)
+class Opener:
+    """Opens simulated devices, and keeps them for questions afterwards."""
+
+    bugs: DriverBugs = field(factory=DriverBugs)
+    driver_version: int = 1
+    options: dict[str, Any] = field(factory=dict)
+    opened: list[SimulatedDevice] = field(factory=list)
+
+    def __call__(self, captured: CapturedFeatures) -> SimulatedDevice:
+        """Open one."""
+        identity = simulated_identity(driver_version=self.driver_version)
+        device = SimulatedDevice(SimulatedOptions(identity=identity, bugs=self.bugs, **self.options))
+        self.opened.append(device)
+        return device
+
+    @property
+    def device(self) -> SimulatedDevice:
+        """The last one."""
+        return self.opened[-1]
+
+
+async def compiled(archive: Path, folder: Path | None, opener: Opener, **options: Any) -> CompileReport:
+    """Compile a set with its cache kept in a folder."""
+    with PipelineSet.open(archive) as source:
+        return await compile_set(
+            source, workers=2, cache_directory=folder, opener=opener, **{"mode": "per-worker", **options}
+        )

@@ -1,0 +1,258 @@
+# Purpose: a run's cache file: two runs at a time lose nothing, saves take place on the way where they may, never when nothing
+# is new, and the report says what was done.
+"""Keeping a run's cache file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.run.cache_keeping import CacheKeeper
+from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.rolling import Fold, MergePolicy
+from orchestrator.stores.cache_file import LoadResult, cache_path, load_into_cache, save_cache_file
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
+from orchestrator.stores.generations import previous_path
+from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.save_policy import SavePolicy, SaveReason
+from orchestrator.stores.writer_lock import writer_lock
+from tests.run.small_sets import Opener, compiled, write_small_set
+from tests.stores.faults.sets import (
+    IDENTITY,
+    OLD,
+    OURS,
+    UNION,
+    compile_keys,
+    data_of,
+    loaded_keys,
+    strict_device,
+)
+
+AT_ONCE = SavePolicy(quiet_ns=1, growth_pipelines=1, pause_ns=1)
+NEVER = SavePolicy(quiet_ns=10**15, growth_pipelines=10**9, overdue_ns=10**15)
+
+
+def hits(report: object) -> int:
+    return report.counts()[OutcomeStatus.CACHE_HIT]  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "cache"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
+async def test_two_runs_at_a_time_lose_nothing(tmp_path: Path, folder: Path, mode: CacheMode) -> None:
+    one, two = tmp_path / "one.foz", tmp_path / "two.foz"
+    write_small_set(one, 0, 8)
+    write_small_set(two, 4, 12)
+    # The second is inside its run, with an empty cache loaded, while the first one loads, compiles and saves.
+    held, go_on = trio.Event(), threading.Event()
+
+    def hold(key: int) -> None:
+        trio.from_thread.run_sync(held.set)
+        assert go_on.wait(60)
+
+    reports = []
+
+    async def second() -> None:
+        reports.append(await compiled(two, folder, Opener(options={"on_compile": hold}), mode=mode))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(second)
+        await held.wait()
+        first = await compiled(one, folder, Opener(), mode=mode)
+        go_on.set()
+    assert first.cache_file.saved_bytes
+    (report,) = reports
+    (save,) = report.cache_file.saves
+    assert save.merged_with_others
+    assert 0 < save.bytes_before < save.bytes_after
+    assert any("another process" in each for each in report.notes)
+    assert hits(await compiled(one, folder, Opener(), mode=mode)) == 8
+    again = await compiled(two, folder, Opener(), mode=mode)
+    assert hits(again) == 8
+    assert again.cache_file.saves == ()
+    assert "nothing new" in again.cache_file.not_saved
+
+
+async def test_a_shared_cache_is_saved_while_pipelines_compile(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "set.foz"
+    keys = write_small_set(archive, 0, 6)
+    saved = threading.Event()
+    save = CacheKeeper._save
+
+    def watch_save(self: CacheKeeper, *arguments: Any) -> None:
+        save(self, *arguments)
+        saved.set()
+
+    def hold(key: int) -> None:
+        # One pipeline is not compiled before others are in the file.
+        if key == keys[0]:
+            assert saved.wait(60)
+
+    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
+    opener = Opener(options={"on_compile": hold})
+    report = await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=AT_ONCE)
+    assert report.cache_file.saves[0].reason is SaveReason.GROWTH
+    assert not any(each.merged_with_others for each in report.cache_file.saves)
+    assert any("while pipelines were compiled" in each for each in report.notes)
+    assert hits(await compiled(archive, folder, Opener())) == 6
+
+
+async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "set.foz"
+    keys = write_small_set(archive, 0, 6)
+    stop, told, saved = trio.Event(), trio.Event(), threading.Event()
+    progress, save = CacheKeeper.progress, CacheKeeper._save
+
+    def watch_progress(self: CacheKeeper, compiled: int) -> None:
+        progress(self, compiled)
+        if compiled:
+            told.set()
+
+    def watch_save(self: CacheKeeper, *arguments: Any) -> None:
+        save(self, *arguments)
+        saved.set()
+
+    def hold(key: int) -> None:
+        # One worker's call is in flight until a save has taken place.
+        if key == keys[0]:
+            assert saved.wait(60)
+
+    monkeypatch.setattr(CacheKeeper, "progress", watch_progress)
+    monkeypatch.setattr(CacheKeeper, "_save", watch_save)
+    reports = []
+
+    async def interrupt() -> None:
+        await told.wait()
+        stop.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(interrupt)
+        opener = Opener(options={"on_compile": hold})
+        reports.append(
+            await compiled(archive, folder, opener, mode=CacheMode.SHARED, save_policy=NEVER, stop=stop)
+        )
+    (report,) = reports
+    assert report.cache_file.saves[0].reason is SaveReason.SIGNAL
+    assert report.cache_file.saves[0].saved_bytes
+    assert hits(await compiled(archive, folder, Opener())) == len(opener.device.compile_counts)
+
+
+async def test_with_worker_caches_and_a_barrier_it_is_saved_once_at_the_end(
+    tmp_path: Path, folder: Path
+) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 6)
+    report = await compiled(archive, folder, Opener(), save_policy=AT_ONCE)
+    assert [each.reason for each in report.cache_file.saves] == [SaveReason.EXIT]
+
+
+async def test_a_rolling_merge_saves_between_folds(tmp_path: Path, folder: Path) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 60)
+    rolling = MergePolicy(rolling=True, batches=1)
+    report = await compiled(archive, folder, Opener(), merge=rolling, save_policy=AT_ONCE)
+    assert not any(each.error for each in report.cache_file.saves)
+    assert hits(await compiled(archive, folder, Opener())) == 60
+
+
+async def test_what_a_cancelled_run_compiled_is_saved(tmp_path: Path, folder: Path) -> None:
+    archive = tmp_path / "set.foz"
+    keys = write_small_set(archive, 0, 6)
+    scope = trio.CancelScope()
+
+    def cancel(key: int) -> None:
+        if key == keys[3]:
+            trio.from_thread.run_sync(scope.cancel)
+
+    opener = Opener(options={"on_compile": cancel})
+    with scope:
+        await compiled(archive, folder, opener)
+    assert scope.cancelled_caught
+    assert hits(await compiled(archive, folder, Opener())) == len(opener.device.compile_counts) >= 4
+
+
+async def test_a_damaged_generation_is_replaced_though_nothing_is_new(tmp_path: Path, folder: Path) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 4)
+    opener = Opener()
+    await compiled(archive, folder, opener)
+    path = cache_path(folder, opener.device.identity)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1])
+    path.chmod(0o600)
+    previous_path(path).write_bytes(content)
+    previous_path(path).chmod(0o600)
+    report = await compiled(archive, folder, Opener())
+    assert hits(report) == 4
+    assert any("previous generation was loaded" in each for each in report.notes)
+    assert report.cache_file.saved_bytes == len(content)
+    assert path.read_bytes() == content
+
+
+def keeper_of(path: Path, policy: SavePolicy = NEVER) -> CacheKeeper:
+    device = strict_device()
+    return CacheKeeper(device, path, LoadResult(LoadStatus.MISSING, path), policy, last_lock_wait_s=0.02)
+
+
+def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    keeper = keeper_of(path)
+    cache = keeper.device.create_pipeline_cache()
+    compile_keys(keeper.device, cache, OURS)
+    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+        assert held
+        keeper.finish(cache, SaveReason.EXIT, len(OURS))
+    assert keeper.saves[-1].locked_out
+    assert "another process is saving" in keeper.saves[-1].skipped
+    assert not path.exists()
+    # What was not saved is new still.
+    keeper.finish(cache, SaveReason.EXIT, len(OURS))
+    assert keeper.saves[-1].saved_bytes
+    assert loaded_keys(path) == (OURS, LoadStatus.LOADED)
+    keeper.finish(cache, SaveReason.EXIT, len(OURS))
+    assert len(keeper.saves) == 2
+
+
+def test_folds_count_once_and_quiet_between_folds_counts(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    keeper = keeper_of(path, SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15))
+    cache = keeper.device.create_pipeline_cache()
+    compile_keys(keeper.device, cache, OLD)
+    size = keeper.device.pipeline_cache_size(cache)
+    keeper.merged(cache, Fold(1, len(OLD), (size,), size, 0))
+    assert keeper.saves == []
+    keeper.merged(cache, Fold(2, 0, (size,), size, 0))
+    assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
+    keeper.finish(cache, SaveReason.EXIT, len(OLD))
+    assert len(keeper.saves) == 1
+
+
+def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    keeper = keeper_of(path)
+    cache = keeper.device.create_pipeline_cache()
+    compile_keys(keeper.device, cache, OURS)
+    keeper.finish(cache, SaveReason.EXIT, 1)
+    keeper.finish(cache, SaveReason.EXIT, 2)
+    assert not any(each.merged_with_others for each in keeper.saves)
+    save_cache_file(path, IDENTITY, data_of(OLD))
+    keeper.finish(cache, SaveReason.EXIT, 3)
+    assert keeper.saves[-1].merged_with_others
+    loaded, _ = load_into_cache(keeper.device, path)
+    assert loaded_keys(path)[0] == UNION
+    keeper.device.destroy_pipeline_cache(loaded)
