@@ -29,23 +29,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
-from orchestrator.errors import DriverError
-from orchestrator.run.creation import Creator, OneCache, RotatingCache, TwoLevels
-from orchestrator.run.merge import (
-    EMPTY_BYTES,
-    Duplicates,
-    Merged,
-    MergeReport,
-    RollingReport,
-    duplicate_pipeline_keys,
-    duplicates,
-    merge_into,
-    pruned_bytes,
-    size_of,
-)
+from orchestrator.run.merge import Duplicates, duplicate_pipeline_keys, duplicates
 from orchestrator.run.outcomes import (
     Barrier,
     OutcomeStatus,
@@ -56,7 +43,8 @@ from orchestrator.run.outcomes import (
     timing_of,
 )
 from orchestrator.run.progress import INTERVAL_S, ProgressCallback, progress_of
-from orchestrator.run.rolling import BARRIER, ROLLING, MergedHook, MergePolicy, Rotation
+from orchestrator.run.rolling import BARRIER, ROLLING, MergedHook, MergePolicy
+from orchestrator.run.run_caches import RunCaches
 from orchestrator.run.worker import Exchange, Worker
 from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory
 
@@ -139,25 +127,24 @@ async def run_pipelines(
     if policy.rolling and mode in (CacheMode.SHARED, CacheMode.NONE):
         raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
 
-    run = _Run(
+    caches = RunCaches(
         device=device,
-        prepared=prepared,
         worker_count=count,
         mode=mode,
-        seed=seed_workers_from_primary,
-        keep=keep,
-        primary=primary,
         policy=policy,
+        seed=seed_workers_from_primary,
+        primary=primary,
         on_merged=on_merged,
         token=trio.lowlevel.current_trio_token(),
     )
+    run = _Run(device, prepared, count, keep, caches)
     run.settle(skipped or {}, prepared.unusable)
     exchange = Exchange(scheduler(run.job_graph(), count))
     run.take_unassignable(exchange)
     limiter = trio.CapacityLimiter(count)
     reported = False
     try:
-        await trio.to_thread.run_sync(run.open_caches, primary_data, limiter=limiter)
+        await trio.to_thread.run_sync(caches.open, primary_data, limiter=limiter)
         await _work(run, exchange, limiter, stop, on_progress)
         run.take_unassignable(exchange)
         if on_progress is not None:
@@ -179,7 +166,8 @@ async def _work(
 ) -> None:
     """Run the workers up to the barrier."""
     run.workers = [
-        Worker(number, run.creator_of(number), exchange, run.table) for number in range(run.worker_count)
+        Worker(number, run.caches.creator_of(number, run.prepared, keep=run.keep), exchange, run.table)
+        for number in range(run.worker_count)
     ]
     errors: list[Exception] = []
     try:
@@ -188,8 +176,8 @@ async def _work(
             async with trio.open_nursery() as nursery:
                 for worker in run.workers:
                     nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
-                if run.rotation is not None and run.policy.rolling:
-                    beside.start_soon(run.rotation.serve)
+                if run.caches.rotation is not None and run.caches.policy.rolling:
+                    beside.start_soon(run.caches.rotation.serve)
                 if stop is not None:
                     beside.start_soon(_watch, stop, exchange)
                 if on_progress is not None:
@@ -239,31 +227,15 @@ class _Run:
     device: Device
     prepared: PreparedPipelines
     worker_count: int
-    mode: CacheMode
-    seed: bool
     keep: bool
-    primary: PipelineCache | None
-    policy: MergePolicy
-    on_merged: MergedHook | None
-    token: trio.lowlevel.TrioToken
-    rotation: Rotation | None = None
-    seed_data: bytes = b""
-    own_primary: PipelineCache | None = None
-    worker_caches: list[PipelineCache] = field(factory=list)
+    caches: RunCaches
     table: OutcomeTable = field(init=False)
     workers: list[Worker] = field(factory=list)
     notes: list[str] = field(factory=list)
-    flagged: bool = False
-    seed_bytes: int = 0
-    primary_bytes_before: int = 0
-    open_ns: int = 0
     started_ns: int = 0
     barrier_ns: int = 0
-    read_back_ns: int = 0
-    merged: Merged | None = None
     duplicate_job_keys: Duplicates = Duplicates(0, 0)  # noqa: RUF009 - frozen
     duplicate_pipeline_keys: Duplicates | None = None
-    cache_data: bytes | None = None
 
     def __attrs_post_init__(self) -> None:
         self.table = OutcomeTable(self.prepared.image, keep=self.keep)
@@ -298,140 +270,25 @@ class _Run:
         if at_start:
             self.table.settled_at_start = len(self.table.reasons)
 
-    def open_caches(self, primary_data: bytes) -> None:
-        """Make the caches. Blocking."""
-        if self.mode is CacheMode.NONE:
-            return
-        started = time.perf_counter_ns()
-        if self.primary is None:
-            self.primary = self.own_primary = self._create_primary(primary_data)
-        self.primary_bytes_before = size_of(self.device, self.primary, self.notes)
-        if self.mode is not CacheMode.SHARED:
-            self._open_worker_caches(self.primary)
-            self._begin_rotation(self.primary)
-        self.open_ns = time.perf_counter_ns() - started
-
-    def _open_worker_caches(self, primary: PipelineCache) -> None:
-        if self.mode is CacheMode.TWO_LEVEL and not self.device.features.compile_required:
-            self.notes.append(
-                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be looked up "
-                "in the primary: worker caches start with what it holds, as in mode per-worker"
-            )
-        flagged = self.flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
-        if flagged and not self.device.features.externally_synchronized_caches:
-            flagged = self.flagged = False
-            self.notes.append(
-                "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
-                "are internally synchronized, as in mode per-worker-internal"
-            )
-        if self.seed and not self.looks_up and self.primary_bytes_before > EMPTY_BYTES:
-            self.seed_data = self._read(primary) or b""
-        self.seed_bytes = len(self.seed_data)
-        for number in range(self.worker_count):
-            self.worker_caches.append(self._create_cache(self.seed_data, f"worker {number}", flagged=flagged))
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether workers look pipelines up in the primary before they compile."""
-        return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
-
-    def _begin_rotation(self, primary: PipelineCache) -> None:
-        """Hand the worker caches to a rotation, where they may change during the run."""
-        if not (self.policy.rolling or self.looks_up):
-            return
-        self.rotation = Rotation(
-            self.device,
-            primary,
-            self.policy,
-            self.worker_caches,
-            self._make_fresh,
-            self.token,
-            seed_bytes=self.seed_bytes,
-            primary_bytes=self.primary_bytes_before,
-            looked_up=self.looks_up,
-            on_merged=self.on_merged,
-        )
-        self.worker_caches = []
-
-    def _make_fresh(self, name: str) -> PipelineCache:
-        return self.device.create_pipeline_cache(
-            self.seed_data, externally_synchronized=self.flagged, name=name
-        )
-
-    def _create_primary(self, data: bytes) -> PipelineCache:
-        if self.looks_up and self.device.features.internally_synchronized_merge:
-            try:
-                return self.device.create_pipeline_cache(
-                    data, internally_synchronized_merge=True, name="primary"
-                )
-            except DriverError as refused:
-                self.notes.append(
-                    f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
-                )
-        return self._create_cache(data, "primary", flagged=False)
-
-    def _create_cache(self, data: bytes, name: str, *, flagged: bool) -> PipelineCache:
-        try:
-            return self.device.create_pipeline_cache(data, externally_synchronized=flagged, name=name)
-        except DriverError as refused:
-            if not data:
-                raise
-            self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
-            return self.device.create_pipeline_cache(externally_synchronized=flagged, name=name)
-
-    def _read(self, cache: PipelineCache) -> bytes | None:
-        try:
-            return self.device.pipeline_cache_data(cache).data
-        except DriverError as refused:
-            self.notes.append(f"{cache.name} could not be read back: {refused}")
-            return None
-
-    def creator_of(self, number: int) -> Creator:
-        """How a worker creates its batches."""
-        rotation, primary = self.rotation, self.primary
-        if rotation is None or primary is None:
-            cache = self.worker_caches[number] if self.worker_caches else primary
-            return OneCache(self.device, self.prepared, cache, keep=self.keep)
-        if self.looks_up:
-            return TwoLevels(self.device, self.prepared, rotation, number, primary, keep=self.keep)
-        return RotatingCache(self.device, self.prepared, rotation, number, keep=self.keep)
-
     # --- after the barrier
 
     def close(self, reported: bool, ask_pipeline_keys: bool) -> None:
         """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
         try:
-            if self.primary is not None and self.workers:
-                self._merge(self.primary)
+            if self.workers:
+                self.caches.merge()
             for worker in self.workers:
                 self.table.attribute(worker.number, worker.calls, worker.durations_ns)
             if reported:
                 self._count_duplicates(ask_pipeline_keys)
-                if self.own_primary is not None:
-                    started = time.perf_counter_ns()
-                    self.cache_data = self._read(self.own_primary)
-                    self.read_back_ns = time.perf_counter_ns() - started
+                self.caches.read_back()
         except BaseException:
             reported = False
             raise
         finally:
-            if self.rotation is not None:
-                self.rotation.destroy()
-            for cache in self.worker_caches:
-                self.device.destroy_pipeline_cache(cache)
-            if self.own_primary is not None:
-                self.device.destroy_pipeline_cache(self.own_primary)
+            self.caches.destroy()
             if self.table.handles is not None and not reported:
                 self.device.destroy_pipelines(self.table.handles)
-
-    def _merge(self, primary: PipelineCache) -> None:
-        if self.rotation is not None:
-            self.rotation.finish()
-        caches = self.worker_caches if self.rotation is None else self.rotation.current_caches()
-        merged = merge_into(self.device, primary, caches, seed_bytes=self.seed_bytes)
-        if not caches:
-            merged = Merged((), self.primary_bytes_before, merged.after, 0, merged.warnings)
-        self.merged = merged
 
     def _count_duplicates(self, ask_pipeline_keys: bool) -> None:
         table, image = self.table, self.prepared.image
@@ -448,7 +305,13 @@ class _Run:
         table, image = self.table, self.prepared.image
         calls = tuple(call for worker in self.workers for call in worker.calls)
         barrier = Barrier(tuple(worker.arrived_ns for worker in self.workers), self.barrier_ns)
-        merge = self._merge_report(barrier)
+        caches = self.caches
+        merge = caches.merge_report(
+            compiled=table.counts()[OutcomeStatus.COMPILED],
+            barrier_waits_ns=barrier.waits_ns,
+            duplicate_job_keys=self.duplicate_job_keys,
+            duplicate_pipeline_keys=self.duplicate_pipeline_keys,
+        )
         if exchange.device_lost:
             self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if calls and not self.device.features.creation_feedback:
@@ -459,7 +322,7 @@ class _Run:
         if not all(worker.knows_run_delay for worker in self.workers):
             self.notes.append("time on the run queue is not known here: blocked time includes it")
         return RunReport(
-            mode=self.mode,
+            mode=caches.mode,
             workers=self.worker_count,
             keys=image.keys,
             kinds=image.kinds,
@@ -474,47 +337,13 @@ class _Run:
             timing=timing_of(
                 calls,
                 workers=self.worker_count,
-                open_ns=self.open_ns,
+                open_ns=caches.open_ns,
                 wall_ns=self.barrier_ns - self.started_ns,
                 merge_ns=merge.merge_ns if merge is not None else 0,
-                read_back_ns=self.read_back_ns,
+                read_back_ns=caches.read_back_ns,
             ),
             stopped=exchange.cancelled,
-            notes=tuple(self.notes),
-            cache_data=self.cache_data,
+            notes=(*caches.notes, *self.notes),
+            cache_data=caches.data,
             handles=table.handles,
-        )
-
-    def _merge_report(self, barrier: Barrier) -> MergeReport | None:
-        merged = self.merged
-        if merged is None:
-            return None
-        warnings = list(merged.warnings)
-        rolling: RollingReport | None = None
-        folded: tuple[int, ...] = ()
-        if self.rotation is not None:
-            rolling = self.rotation.report()
-            warnings += self.rotation.few_warnings()
-            # Between its first and its last merge the primary was one thing; the figures below are those of all.
-            folded = self.rotation.folded_bytes()
-            merged = evolve(merged, before=self.primary_bytes_before)
-        compiled = self.table.counts()[OutcomeStatus.COMPILED]
-        if compiled and max((merged.after, *merged.source_bytes, *folded)) <= EMPTY_BYTES:
-            warnings.append(
-                f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
-                "their header; saving it will not make the next run faster"
-            )
-        return MergeReport(
-            source_bytes=merged.source_bytes,
-            seed_bytes=self.seed_bytes,
-            primary_bytes_before=merged.before,
-            primary_bytes_after=merged.after,
-            pruned_bytes=pruned_bytes(merged, folded) if merged.source_bytes else 0,
-            duplicate_job_keys=self.duplicate_job_keys,
-            duplicate_pipeline_keys=self.duplicate_pipeline_keys,
-            barrier_wait_ns=barrier.waits_ns,
-            merge_ns=merged.merge_ns,
-            warnings=tuple(warnings),
-            rolling=rolling,
-            started_ns=merged.started_ns,
         )
