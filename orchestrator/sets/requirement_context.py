@@ -46,6 +46,12 @@ _LISTS = (0, 1, 3, 6, 8)
 _POINTS_AND_LINES = (0, *_LINES)
 _PATCH_LIST = 10
 _POLYGON_MODE_LINE = 1
+_SAMPLE_COUNTS = (
+    "framebufferColorSampleCounts",
+    "framebufferDepthSampleCounts",
+    "framebufferStencilSampleCounts",
+    "framebufferNoAttachmentsSampleCounts",
+)
 
 
 @lru_cache(maxsize=64)
@@ -267,6 +273,20 @@ def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicSt
     return f"property {struct}::{member}"
 
 
+def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Samples that no framebuffer of the device can have: VkPhysicalDeviceLimits::framebuffer*SampleCounts.
+
+    Drivers size their tables of sample locations by the greatest count and do not check it.
+    """
+    if dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic:
+        return None
+    counts = [answers.property(LIMITS, each) for each in _SAMPLE_COUNTS]
+    most = max((each.bit_length() for each in counts if isinstance(each, int)), default=0)
+    if not most or value.rasterizationSamples.bit_length() <= most:
+        return None
+    return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {1 << most - 1} < {value.rasterizationSamples}"
+
+
 def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Sample counts with locations: VUID-VkSampleLocationsInfoEXT-sampleLocationsPerPixel-01526."""
     info = value.sampleLocationsInfo
@@ -344,6 +364,7 @@ CONTEXTS: dict[str, Context] = {
     "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
     "VkPipelineVertexInputStateCreateInfo": vertex_input,
     "VkPipelineViewportStateCreateInfo": viewports,
+    "VkPipelineMultisampleStateCreateInfo": sample_count,
     "VkPipelineColorBlendStateCreateInfo": color_blend,
     "VkPipelineColorWriteCreateInfoEXT": color_write,
     "VkPipelineRasterizationLineStateCreateInfo": line_stipple,

@@ -19,7 +19,8 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
 from orchestrator.sets.documents import BARE_ARRAYS, WORD_ARRAYS
 from orchestrator.sets.requirement_answers import DeviceAnswers, enum_numbers
-from orchestrator.sets.requirement_context import CONTEXTS, Context, limit
+from orchestrator.sets.requirement_completeness import COMPLETENESS
+from orchestrator.sets.requirement_context import CONTEXTS, Context, DynamicStates, limit
 from orchestrator.sets.requirement_layouts import LAYOUT_CONTEXTS
 from orchestrator.sets.requirement_rules import LIMIT_RULES, RULES, Limit, Rule
 
@@ -39,7 +40,7 @@ _NOT_CHECKED = frozenset(
     }
 )
 _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
-_ALL_CONTEXTS = CONTEXTS | LAYOUT_CONTEXTS
+_ALL_CONTEXTS = COMPLETENESS | CONTEXTS | LAYOUT_CONTEXTS
 
 
 @define(eq=False)
@@ -214,10 +215,22 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
         scalars=attrgetter(*names) if names else None,
         answer=answer,
         arrays=tuple(arrays),
-        context=_ALL_CONTEXTS.get(struct.name),
+        context=_context(struct.name),
         children=tuple(children),
         child_values=_tuple_getter(children),
     )
+
+
+def _context(name: str) -> Context | None:
+    """The rules over several members of a structure as one: first what it must hold itself."""
+    own, device = COMPLETENESS.get(name), (CONTEXTS | LAYOUT_CONTEXTS).get(name)
+    if own is None or device is None:
+        return own or device
+
+    def both(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+        return own(answers, value, dynamic) or device(answers, value, dynamic)
+
+    return both
 
 
 def remember(plan: Plan, key: Hashable) -> tuple[Missing, ...]:

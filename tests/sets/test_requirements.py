@@ -12,6 +12,7 @@ from orchestrator.sets.requirements import Malformed, RequirementChecker
 from tests.sets.fake_capabilities import ALL_FORMAT_FEATURES, Bare, Everything, chain, make, version
 
 BASE = "VkPhysicalDeviceFeatures"
+LIMITS = "VkPhysicalDeviceLimits"
 D24S8 = 129
 R8 = 9
 
@@ -165,7 +166,9 @@ def test_vertex_state_that_mesh_stages_ignore() -> None:
     device = without("tessellationShader")
     mesh = make("VkPipelineShaderStageCreateInfo", stage=0x80)
     assert missing(graphics(pInputAssemblyState=assembly), device) == f"feature {BASE}::tessellationShader"
-    assert missing(graphics(pInputAssemblyState=assembly, pStages=[mesh]), device) is None
+    state = raster(rasterizerDiscardEnable=1)
+    meshes = graphics(pInputAssemblyState=assembly, pStages=[mesh], pRasterizationState=state)
+    assert missing(meshes, device) is None
 
 
 def test_attachments_that_differ() -> None:
@@ -389,6 +392,22 @@ def test_driver_is_asked_about_formats_that_it_may_know_only() -> None:
     value.pColorAttachmentFormats = [R8, R8]
     assert checker.rendering_formats(value) is None
     assert asked == [R8]
+
+
+def test_more_samples_than_any_framebuffer_has() -> None:
+    counts = {
+        (LIMITS, "framebufferColorSampleCounts"): 0b1101,
+        (LIMITS, "framebufferNoAttachmentsSampleCounts"): 0b1_1101,
+    }
+    device = Everything(properties=counts)
+
+    def samples(number: int, *dynamic: int) -> str | None:
+        state = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=number)
+        return missing(graphics(*dynamic, pMultisampleState=state), device)
+
+    assert [samples(each) for each in (1, 2, 8, 16)] == [None] * 4
+    assert samples(32) == f"property {LIMITS}::framebufferColorSampleCounts up to 16 < 32"
+    assert samples(32, 1000455005) is None
 
 
 def test_vertex_formats() -> None:
