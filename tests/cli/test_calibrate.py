@@ -1,0 +1,161 @@
+"""`orchestrator calibrate`: what it says, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench import calibrating
+from orchestrator.bench.jobs import Answer, Job, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.devices.simulated import simulated_identity
+from tests.cli.conftest import Call
+from tests.measure.support import sample
+
+
+def quick(job: Job) -> Answer:
+    """A process that needs none: a shared cache takes twice the time."""
+    if isinstance(job, ProbeJob):
+        found = job.step is not ProbeStep.COMPILE
+        return Probed(
+            set_name=job.set_paths[0],
+            set_hash="0" * 16,
+            identity=simulated_identity(),
+            pipelines=100,
+            hits=100 if found else 0,
+            rate=1000.0,
+            sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else (),
+        )
+    assert isinstance(job, SampleJob)
+    return sample(
+        temperature=job.temperature,
+        mode=job.mode,
+        workers=job.workers,
+        control=job.control,
+        round=job.round,
+        batch=job.batch,
+        passes=job.passes,
+        wall_ns=(2_000_000_000 if job.mode == "shared" else 1_000_000_000) * job.passes,
+    )
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples are there at once."""
+    real = calibrating.calibrate
+
+    def calibrate(*arguments: object, **options: object) -> calibrating.Calibrated:
+        return real(*arguments, **options, run_job=quick)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(calibrating, "calibrate", calibrate)
+
+
+@pytest.mark.usefixtures("instant")
+def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "caches"
+    done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)
+    assert done.code == ExitCode.OK
+    assert "merging works: 100 pipelines" in done.out
+    assert "one shared cache is slower than a cache for each" in done.out
+    assert "cold  --mode per-worker --workers 1" in done.out
+    assert "two-level" in done.out
+    (kept,) = folder.glob("*.calibration.json")
+    assert str(kept) in done.out
+    compiled = call("compile", "sample", "--device", "simulated", "--cache-dir", folder, "--json").document
+    assert (compiled["mode"], compiled["workers"]) == ("per-worker", 1)
+    assert any("by the calibration of" in note for note in compiled["notes"])
+    asked = call(
+        "compile", "sample", "--device", "simulated", "--cache-dir", folder, "--mode", "shared", "--json"
+    ).document
+    assert asked["mode"] == "shared"
+
+
+@pytest.mark.usefixtures("instant")
+def test_the_document_is_the_profile(call: Call, tmp_path: Path) -> None:
+    done = call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path, "--json")
+    document = done.document
+    assert document["cold"]["mode"] == "per-worker"
+    assert document["merge_works"] is True
+    assert document["stopped"] is None
+    assert Path(document["profile"]).is_file()
+    assert {each["question"] for each in document["findings"]} >= {"keeping", "merging", "read-back growth"}
+    assert all(each["low"] <= each["seconds"] <= each["high"] for each in document["figures"])
+
+
+@pytest.mark.usefixtures("instant")
+def test_too_few_samples_decide_nothing_and_leave_what_was_there(call: Call, tmp_path: Path) -> None:
+    call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path)
+    (kept,) = tmp_path.glob("*.calibration.json")
+    before = kept.read_bytes()
+    done = call("calibrate", "--device", "simulated", "-j", "2", "-n", "2", "--cache-dir", tmp_path)
+    assert "not kept" in done.out
+    assert "not decided" in done.out
+    assert kept.read_bytes() == before
+
+
+def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: Call, tmp_path: Path) -> None:
+    """The processes are real ones: the probes run, and there is no time for a sample."""
+    done = call(
+        "calibrate",
+        "--device",
+        "simulated",
+        "-j",
+        "2",
+        "--time-limit",
+        "0.001s",
+        "--cache-dir",
+        tmp_path,
+        "--json",
+    )
+    assert done.code == ExitCode.OK
+    document = done.document
+    assert (document["cache_keeps"], document["merge_works"], document["read_back_grows"]) == (
+        True,
+        True,
+        False,
+    )
+    assert "time limit" in document["stopped"]
+    assert document["profile"] is None
+    assert document["cold"] is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--samples", "0"),
+        ("--workers", "0"),
+        ("--time-limit", "soon"),
+        ("--time-limit", "0s"),
+        ("--set", "nope.foz"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_measured(
+    call: Call, tmp_path: Path, wrong: tuple[str, str]
+) -> None:
+    done = call("calibrate", "--device", "simulated", "--cache-dir", tmp_path, *wrong)
+    assert done.code == ExitCode.BAD_INPUT
+    assert wrong[1] in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_not_there(call: Call, tmp_path: Path) -> None:
+    done = call("calibrate", "--device", "navi99", "--cache-dir", tmp_path)
+    assert done.code == ExitCode.NO_DEVICE
+
+
+def test_a_rolling_merge_needs_worker_caches(call: Call, tmp_path: Path) -> None:
+    done = call(
+        "compile",
+        "sample",
+        "--device",
+        "simulated",
+        "--mode",
+        "shared",
+        "--merge",
+        "rolling",
+        "--cache-dir",
+        tmp_path,
+    )
+    assert done.code == ExitCode.BAD_INPUT
+    assert "no worker caches" in done.err
