@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.errors import NoDeviceError as NoDeviceError
     from orchestrator.errors import OrchestratorError as OrchestratorError
     from orchestrator.errors import RecordError as RecordError
+    from orchestrator.run import BARRIER as BARRIER
+    from orchestrator.run import ROLLING as ROLLING
+    from orchestrator.run import MergePolicy as MergePolicy
     from orchestrator.run import MergeReport as MergeReport
     from orchestrator.run import OutcomeStatus as OutcomeStatus
     from orchestrator.run import Progress as Progress
@@ -89,6 +92,9 @@ _HOMES = {
         "RecordError",
     ),
     "orchestrator.run": (
+        "BARRIER",
+        "ROLLING",
+        "MergePolicy",
         "MergeReport",
         "OutcomeStatus",
         "Progress",

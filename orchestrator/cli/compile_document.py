@@ -16,7 +16,7 @@ from orchestrator.cli.text import key_text, path_text
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import registry
 from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming
-from orchestrator.run.merge import Duplicates, MergeReport
+from orchestrator.run.merge import Duplicates, MergeReport, RollingReport
 from orchestrator.run.outcomes import OutcomeStatus
 
 _NAMES = {
@@ -113,6 +113,21 @@ def _one_merge(merge: MergeReport) -> dict[str, Any]:
         "barrier_wait_s": [seconds(each) for each in merge.barrier_wait_ns],
         "merge_s": seconds(merge.merge_ns),
         "warnings": list(merge.warnings),
+        "rolling": None if merge.rolling is None else _rolling(merge.rolling),
+    }
+
+
+def _rolling(rolling: RollingReport) -> dict[str, Any]:
+    return {
+        "folds": rolling.folds,
+        "caches": rolling.caches,
+        "pipelines": rolling.pipelines,
+        "source_bytes": rolling.source_bytes,
+        "merge_s": seconds(rolling.merge_ns),
+        "hook_s": seconds(rolling.hook_ns),
+        "longest_pause_s": seconds(rolling.longest_pause_ns),
+        "deferred": rolling.deferred,
+        "synchronized_by": rolling.synchronized_by,
     }
 
 

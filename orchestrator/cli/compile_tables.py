@@ -160,6 +160,18 @@ def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
             f"{seconds_text(totals['barrier_wait_s'])} (all workers)",
         ),
     ]
+    rolling = [
+        run.merge.rolling for run in report.runs if run.merge is not None and run.merge.rolling is not None
+    ]
+    if folds := sum(each.folds for each in rolling):
+        pause = max(each.longest_pause_ns for each in rolling) / 1e9
+        rows.append(
+            (
+                "",
+                f"on the way {plural(folds, 'merge')} of {plural(sum(each.caches for each in rolling), 'worker cache')}; "
+                f"a worker paused {seconds_text(pause)} at most",
+            )
+        )
     if totals["duplicate_keys"]:
         rows.append(
             (
