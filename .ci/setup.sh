@@ -174,6 +174,7 @@ set_up_test_tools() {
     [ -e /usr/include/stdio.h ] || wanted+=(libc6-dev)
     [ -e /usr/include/vulkan/vulkan.h ] || wanted+=(libvulkan-dev)
     command -v spirv-val >/dev/null || wanted+=(spirv-tools)
+    command -v chromium >/dev/null || wanted+=(chromium) # draws the HTML report in its test
     command -v glslangValidator >/dev/null || wanted+=(glslang-tools)
     [ ${#wanted[@]} = 0 ] && return
     apt_install "${wanted[@]}" && return

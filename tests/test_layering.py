@@ -91,6 +91,7 @@ LIBRARIES = {
     "trio": ("orchestrator.run", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.hashing",),
     "rich": ("orchestrator.cli",),
+    "plotly": ("orchestrator.measure.html_report",),
     "cyclopts": ("orchestrator.cli",),
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),

@@ -12,12 +12,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -27,10 +26,10 @@ from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused
 from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, failed_cells, key_of, remaining
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.measure.samples import Cell, FailedSample, Row, RowWriter, Sample, read_rows
-from orchestrator.measure.trace import join_traces
 
 RESULTS = "results.jsonl"
 CACHES = "caches"
+TIMELINES = "timelines"
 WARM_PIPELINES_MOST = 400_000
 WARM_SECONDS = 0.5
 """A warm run hands over as many pipelines as one worker takes in this time, up to the number above."""
@@ -91,7 +90,6 @@ def run_bench(
     *,
     time_limit_s: float | None = None,
     warm_passes: int | None = None,
-    trace: Path | None = None,
     on_progress: Callable[[BenchProgress], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
     run_job: Callable[[Job], Answer] | None = None,
@@ -103,7 +101,6 @@ def run_bench(
         directory: Where results and caches are kept.
         time_limit_s: End early so that no more time than this is used.
         warm_passes: How often the set is in a warm run; None to choose so that it lasts long enough.
-        trace: Where to write a timeline of one sample of each cell that is taken now, or None.
         on_progress: Called before each sample.
         on_stage: Called with what else is done.
         run_job: Does one job; a process of its own by default.
@@ -121,14 +118,15 @@ def run_bench(
     directory.mkdir(parents=True, exist_ok=True)
     caches = directory / CACHES
     caches.mkdir(mode=0o700, exist_ok=True)
+    (directory / TIMELINES).mkdir(exist_ok=True)
     path = directory / RESULTS
     rows: list[Row] = read_rows(path) if path.exists() else []
     resumed = sum(isinstance(each, Sample) for each in rows)
     stopped = ""
     try:
         plan = _prepare(evolve(plan, cache_directory=str(caches)), rows, warm_passes, do, on_stage)
-        with RowWriter(path) as writer, _timelines(trace) as timelines:
-            stopped = _take(plan, rows, writer, deadline, do, on_progress, timelines)
+        with RowWriter(path) as writer:
+            stopped = _take(plan, rows, writer, deadline, do, on_progress, directory)
     except KeyboardInterrupt:
         stopped = "interrupted"
     total = sum(1 for _ in plan.jobs())
@@ -204,13 +202,12 @@ def _take(
     deadline: float | None,
     do: Callable[[Job], Answer],
     on_progress: Callable[[BenchProgress], None],
-    timelines: Path | None,
+    directory: Path,
 ) -> str:
     """Take samples until none is left or time is up; why it ended early, or ""."""
     waiting = remaining(plan, rows)
     total = sum(1 for _ in plan.jobs())
     given_up: set[Cell] = set()
-    traced: set[Cell] = set()
     while waiting:
         job = waiting[0]
         cell = key_of(job)[0]
@@ -227,9 +224,8 @@ def _take(
         )
         if deadline is not None and time.monotonic() + eta_of([job], rows).seconds > deadline:
             return f"the time limit: {len(waiting)} of {total} samples are to go"
-        if timelines is not None and job.round >= 0 and not job.control and cell not in traced:
-            traced.add(cell)
-            job = msgspec.structs.replace(job, trace=str(timelines / f"{len(traced):04}.json"))
+        if job.round >= 0 and not job.control and not timeline_path(directory, cell).exists():
+            job = msgspec.structs.replace(job, trace=str(timeline_path(directory, cell)))
         answer = do(job)
         waiting.pop(0)
         if isinstance(answer, Sample):
@@ -251,18 +247,15 @@ def _take(
     return ""
 
 
-@contextmanager
-def _timelines(target: Path | None) -> Iterator[Path | None]:
-    """A folder for timelines, which are joined in the target at the end, however that comes."""
-    if target is None:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            yield Path(folder)
-        finally:
-            found = [each.read_bytes() for each in sorted(Path(folder).iterdir())]
-            target.write_bytes(join_traces(found))
+def timeline_path(directory: Path, cell: Cell) -> Path:
+    """Where the timeline of a cell's first sample is kept."""
+    name = f"{cell.device or 'first'}-{cell.temperature}-{cell.duplicates:g}-{cell.workers}-{cell.mode}"
+    return directory / TIMELINES / (re.sub(r"[^A-Za-z0-9.-]+", "-", name) + ".json")
+
+
+def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
+    """The timelines that are there, by cell."""
+    return {cell: path.read_bytes() for cell in cells if (path := timeline_path(directory, cell)).exists()}
 
 
 def run_in_process(job: Job) -> Answer:

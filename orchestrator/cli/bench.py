@@ -23,6 +23,7 @@ from orchestrator.cli.time_limit import time_limit_seconds
 if TYPE_CHECKING:
     from orchestrator.bench.plan import BenchPlan
     from orchestrator.bench.runner import BenchOutcome
+    from orchestrator.measure.contention import ContentionReport
 
 _T = TypeVar("_T")
 
@@ -106,9 +107,10 @@ def bench_verb(
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
     from orchestrator.bench.runner import run_bench
-    from orchestrator.cli.bench_tables import bench_document, show_bench
+    from orchestrator.cli.bench_tables import bench_document, report_of, show_bench
     from orchestrator.cli.bench_view import BenchView
     from orchestrator.cli.output import Output
+    from orchestrator.cli.text import path_text
 
     plan = _plan(
         sets,
@@ -130,13 +132,41 @@ def bench_verb(
             out,
             time_limit_s=limit,
             warm_passes=warm_passes,
-            trace=trace,
             on_progress=view.progress,
             on_stage=view.stage,
         )
-    output.document(bench_document(outcome))
-    show_bench(output, outcome)
+    report = report_of(outcome)
+    page = None if report is None else _write_extras(out, report, trace)
+    output.document({**bench_document(outcome, report), "report": None if page is None else path_text(page)})
+    show_bench(output, outcome, report)
+    if page is not None:
+        output.line("report: ", path_text(page))
+    elif report is not None:
+        output.message("no report.html: plotly is not installed (pip install 'orchestrator[report]')")
     return _exit_code(outcome)
+
+
+def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
+    """Write the page, where plotly is installed, and the timelines that were asked for; returns the page's path.
+
+    Raises:
+        SaveError: One cannot be written.
+    """
+    from orchestrator.bench.runner import timelines_of
+    from orchestrator.measure.html_report import ReportError, html_report
+    from orchestrator.measure.trace import join_traces
+    from orchestrator.stores.atomic_file import write_atomically
+
+    timelines = timelines_of(out, [each.cell for each in report.cells])
+    if trace is not None:
+        write_atomically(trace, [join_traces(list(timelines.values()))])
+    try:
+        text = html_report(report, timelines)
+    except ReportError:
+        return None
+    page = out / "report.html"
+    write_atomically(page, [text.encode()])
+    return page
 
 
 def _plan(

@@ -10,7 +10,7 @@ from attrs import asdict
 
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.output import BAD, DIM, HEAD, WARN, Output, styled, table
-from orchestrator.cli.text import byte_text, path_text, plural, seconds_text
+from orchestrator.cli.text import path_text, plural, seconds_text
 from orchestrator.measure.contention import (
     CellReport,
     ContentionReport,
@@ -23,7 +23,6 @@ from orchestrator.measure.statistics import Difference, Estimate
 
 _COLUMNS = (
     "mode",
-    "workers",
     "pipelines/s",
     "effic.",
     "ratio",
@@ -48,9 +47,8 @@ def report_of(outcome: BenchOutcome) -> ContentionReport | None:
     return contention_report(samples) if samples else None
 
 
-def bench_document(outcome: BenchOutcome) -> dict[str, Any]:
+def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> dict[str, Any]:
     """Everything that a benchmark found, as values that JSON has."""
-    report = report_of(outcome)
     return {
         "results": path_text(outcome.path),
         "samples": outcome.done,
@@ -109,9 +107,8 @@ def _difference_document(difference: Difference) -> dict[str, Any]:
     return {**asdict(difference.ratio), "beyond_noise": difference.beyond_noise}
 
 
-def show_bench(output: Output, outcome: BenchOutcome) -> None:
+def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
     """Write the report for people."""
-    report = report_of(outcome)
     resumed = f", {outcome.resumed:,} of them from before" if outcome.resumed else ""
     output.line(
         f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
@@ -150,14 +147,16 @@ def _show_group(output: Output, report: ContentionReport, group: GroupReport) ->
     copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
     noise = "no A/A control" if group.noise is None else f"A/A within {group.noise.factor - 1:.1%}"
     passes = f", the set {first.passes} times" if first.passes > 1 else ""
-    title = f"{key.device}, {key.temperature}{copies}: {first.pipelines:,} pipelines{passes}, {plural(len(cells[0].samples), 'sample')}, {noise}"
-    made = table(*_COLUMNS, numbers=range(1, len(_COLUMNS)), title=None)
+    title = f"{key.device}, {key.temperature}, {plural(key.workers, 'worker')}{copies}: {first.pipelines:,} pipelines{passes}, {plural(len(cells[0].samples), 'sample')}, {noise}"
+    left_out = () if key.duplicates else (_COLUMNS.index("dupl."),)
+    columns = [each for place, each in enumerate(_COLUMNS) if place not in left_out]
+    made = table(*columns, numbers=range(1, len(columns)))
     output.line("")
     output.line(styled(title, HEAD))
     for column in made.columns:
         column.no_wrap = True
     for cell in cells:
-        made.add_row(*_row(cell, group))
+        made.add_row(*(text for place, text in enumerate(_row(cell, group)) if place not in left_out))
     output.show(made)
 
 
@@ -171,7 +170,6 @@ def _row(cell: CellReport, group: GroupReport) -> list[str]:
         against = ratio_text(difference.ratio) + ("" if difference.beyond_noise else " ≈")
     return [
         cell.cell.mode,
-        str(cell.cell.workers),
         _rate_text(cell.throughput),
         "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
         against,
@@ -180,16 +178,17 @@ def _row(cell: CellReport, group: GroupReport) -> list[str]:
         "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
         seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
         f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
-        byte_text(round(cell.median(lambda each: each.peak_memory_bytes))),
+        f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
     ]
 
 
 def _rate_text(estimate: Estimate) -> str:
-    return f"{_short(estimate.median)} [{_short(estimate.low)}, {_short(estimate.high)}]"
+    return f"{_short(estimate.median, 3)} [{_short(estimate.low)}, {_short(estimate.high)}]"
 
 
-def _short(value: float) -> str:
+def _short(value: float, digits: int = 2) -> str:
     for unit, size in (("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
+        if value >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if scaled >= 10**digits else f"{scaled:.{digits}g}{unit}"
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

@@ -139,13 +139,15 @@ def creation_call(
     worker: int, before: Reading, after: Reading, driver_ns: int, indices: npt.NDArray[np.int32]
 ) -> CreationCall:
     """The cost between two readings."""
-    # The meter may lose the statistics between the two; a delta is never negative.
-    run_delay = max(0, after.run_delay_ns - before.run_delay_ns)
+    wall, cpu = after.wall_ns - before.wall_ns, after.cpu_ns - before.cpu_ns
+    # The meter may lose the statistics between the two; and it reads them outside of the wall clock's readings, where
+    # a busy machine adds to them. Within the call a thread cannot have waited longer than it was off the processor.
+    run_delay = min(max(0, after.run_delay_ns - before.run_delay_ns), max(0, wall - cpu))
     return CreationCall(
         worker=worker,
         start_ns=before.wall_ns,
-        wall_ns=after.wall_ns - before.wall_ns,
-        cpu_ns=after.cpu_ns - before.cpu_ns,
+        wall_ns=wall,
+        cpu_ns=cpu,
         driver_ns=driver_ns,
         run_delay_ns=run_delay,
         indices=indices,

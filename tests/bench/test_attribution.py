@@ -37,6 +37,7 @@ from tests.measure.support import sample
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05
+OVERSUBSCRIBED = 0.15
 ATTEMPTS = 4
 
 
@@ -219,10 +220,13 @@ async def best_of(
 @pytest.mark.parametrize("workers", [1, 2, 4, 16])
 async def test_waits_of_burning_threads_are_recovered(strategy: LockingStrategy, workers: int) -> None:
     serial = strategy in SERIAL and workers > 1
+    # Many threads that are all runnable also wait for the interpreter between burns, and more so where a processor is
+    # taken from the one that has it. With a processor each, or a lock that lets one run, next to nothing of it is left.
+    share = TOLERANCE if serial or workers <= available_workers() else OVERSUBSCRIBED
 
     def good(found: Measured) -> bool:
         # Where next to nobody waits at the lock, a share of the truth is a share of nothing.
-        return found.agrees(TOLERANCE * (found.truth_ns if serial else found.driver_ns))
+        return found.agrees(share * (found.truth_ns if serial else found.driver_ns))
 
     seen = await best_of(ATTEMPTS, good, strategy, workers)
     assert good(seen[-1]), seen
@@ -235,7 +239,9 @@ async def test_an_oversubscribed_machine_is_not_called_contention() -> None:
     workers = min(64, 6 * available_workers())
 
     def good(found: Measured) -> bool:
-        return found.blocked_ns < 0.1 * found.driver_ns and found.run_delay_ns > 3 * found.blocked_ns
+        return (
+            found.blocked_ns < OVERSUBSCRIBED * found.driver_ns and found.run_delay_ns > 3 * found.blocked_ns
+        )
 
     seen = await best_of(ATTEMPTS, good, LockingStrategy.NONE, workers)
     assert good(seen[-1]), seen

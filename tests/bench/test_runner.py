@@ -22,6 +22,7 @@ from orchestrator.bench.runner import (
     passes_for,
     run_bench,
     run_in_process,
+    timelines_of,
 )
 from orchestrator.errors import NoDeviceError
 from orchestrator.measure.samples import FailedSample, Sample, read_rows
@@ -66,6 +67,7 @@ class Answers:
     def __call__(self, job: Job) -> Answer:
         if isinstance(job, FillJob):
             return filled()
+        assert isinstance(job, SampleJob)
         self.jobs.append(job)
         if self._instead is not None and (self._at == -1 or len(self.jobs) == self._at):
             return self._instead(job)
@@ -170,8 +172,7 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
     plan = evolve(
         PLAN, set_paths=(str(small_set),), devices=("simulated",), workers=(2,), samples=1, duplicates=(0.5,)
     )
-    trace = tmp_path / "trace.json"
-    outcome = run_bench(plan, tmp_path / "out", warm_passes=2, trace=trace)
+    outcome = run_bench(plan, tmp_path / "out", warm_passes=2)
     assert (outcome.done, outcome.failed) == (12, {})
     rows = [row for row in outcome.rows if isinstance(row, Sample)]
     assert len({row.environment.orchestrator for row in rows}) == 1
@@ -185,9 +186,10 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
             assert row.hit_latency.count == row.hits
         else:
             assert row.compiled_latency.count == row.created - row.hits
-    events = json.loads(trace.read_bytes())["traceEvents"]
-    assert {event["pid"] for event in events} == {1, 2, 3, 4}
-    assert {"barrier", "call", "run"} <= {event.get("cat") for event in events}
+    timelines = timelines_of(tmp_path / "out", {row.cell for row in rows})
+    assert timelines.keys() == {row.cell for row in rows}
+    for timeline in timelines.values():
+        assert {"call", "run"} <= {event.get("cat") for event in json.loads(timeline)["traceEvents"]}
 
 
 def test_a_process_that_dies_is_told() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.cli.bench import _seconds
 from orchestrator.cli.errors import UsageError
+from orchestrator.cli.time_limit import time_limit_seconds
 from orchestrator.measure.samples import RowWriter, Sample
 from tests.cli.conftest import Call
 from tests.measure.support import series
@@ -20,13 +20,13 @@ from tests.measure.support import series
     ("text", "seconds"), [("90s", 90), ("20m", 1200), ("2h", 7200), ("1.5", 1.5), ("3min", 180)]
 )
 def test_time_limits(text: str, seconds: float) -> None:
-    assert _seconds(text) == seconds
+    assert time_limit_seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "soon", "5 s", "1d", "nan"])
 def test_time_limits_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--time-limit"):
-        _seconds(text)
+        time_limit_seconds(text)
 
 
 def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path) -> None:
