@@ -1,0 +1,79 @@
+"""The verb `merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import devices
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
+from orchestrator.stores.cache_file import save_cache_file
+from tests.cli.conftest import Call
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path]:
+    """Cache files of two sets that share some pipelines."""
+    paths = []
+    for name, keys in (("one", OLD), ("two", OURS)):
+        path = path_in(tmp_path / name)
+        save_cache_file(path, IDENTITY, data_of(keys))
+        paths.append(path)
+    return paths[0], paths[1]
+
+
+def test_each_file_adds_what_was_not_there(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
+    out = path_in(tmp_path / "out")
+    done = call("merge", *two, two[0], "-o", out, "-d", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    added = [each["added_bytes"] for each in done.document["files"]]
+    assert added == [len(data_of(OLD)) - 32, len(data_of(UNION)) - len(data_of(OLD)), 0]
+    assert done.document["data_bytes"] == len(data_of(UNION))
+    assert loaded_keys(out)[0] == UNION
+    shown = call("merge", *two, "-o", out, "-d", "simulated")
+    assert shown.code == ExitCode.OK
+    assert shown.out.count("merged") >= 2
+
+
+def test_a_file_that_would_not_load_is_left_out(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
+    two[1].write_bytes(two[1].read_bytes()[:-1])
+    out = path_in(tmp_path / "out")
+    done = call("merge", *two, tmp_path / "nothing", "-o", out, "-d", "simulated", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert [each["status"] for each in done.document["files"]] == ["LOADED", "TRUNCATED", "MISSING"]
+    assert loaded_keys(out)[0] == OLD
+    none = path_in(tmp_path / "none")
+    shown = call("merge", two[1], "-o", none, "-d", "simulated")
+    assert shown.code == ExitCode.BAD_INPUT
+    assert "nothing was written: no file was merged" in shown.out
+    assert not none.exists()
+
+
+@pytest.mark.parametrize(
+    ("bugs", "status"),
+    [
+        (DriverBugs(merge_does_nothing=True), "NOT_MERGED"),
+        (DriverBugs(initial_data_dropped=True), "DROPPED_BY_DRIVER"),
+    ],
+)
+def test_a_driver_that_does_not_merge_is_found(
+    call: Call,
+    two: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bugs: DriverBugs,
+    status: str,
+) -> None:
+    monkeypatch.setattr(devices, "open_device", lambda _: SimulatedDevice(SimulatedOptions(bugs=bugs)))
+    done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert {each["status"] for each in done.document["files"]} == {status}
+
+
+def test_a_directory_is_no_output(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
+    done = call("merge", *two, "-o", tmp_path, "-d", "simulated")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "name a file" in done.err

@@ -1,0 +1,118 @@
+"""The verb `prune`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from orchestrator import devices
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
+from orchestrator.stores.generations import previous_path
+from orchestrator.stores.pruning import plan_prune, prune
+from orchestrator.stores.writer_lock import writer_lock
+from tests.cli.conftest import Call
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
+
+DAY_NS = 86_400 * 10**9
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a good file, and its driver here."""
+    monkeypatch.setattr(devices, "list_devices", lambda: [IDENTITY])
+    path = tmp_path / "cache"
+    save_cache_file(cache_path(path, IDENTITY), IDENTITY, data_of(OURS))
+    return path
+
+
+def removed(call: Call, folder: Path, *options: str) -> dict[str, str]:
+    """Names and reasons of what was removed."""
+    done = call("prune", "--cache-dir", folder, "--json", *options)
+    assert done.code == ExitCode.OK
+    return {Path(each["path"]).name: each["reason"] for each in done.document["removed"]}
+
+
+def test_nothing_to_remove(call: Call, folder: Path) -> None:
+    assert removed(call, folder) == {}
+    assert cache_path(folder, IDENTITY).exists()
+
+
+def test_everything_that_nobody_needs(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    shutil.copy(path, previous_path(path))
+    other = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1, pipeline_cache_uuid=bytes(16))
+    inner = bytearray(data_of(OLD))
+    inner[16:32] = bytes(16)
+    save_cache_file(cache_path(folder, other), other, bytes(inner))
+    elsewhere = evolve(IDENTITY, device_id=IDENTITY.device_id + 1)
+    inner = bytearray(data_of(OLD))
+    inner[12:16] = elsewhere.device_id.to_bytes(4, "little")
+    save_cache_file(cache_path(folder, elsewhere), elsewhere, bytes(inner))
+    (folder / "quarantine").mkdir()
+    (folder / "quarantine" / "000001-x").write_bytes(b"x")
+    leftover = folder / f".{path.name}.{'0' * 16}.tmp"
+    leftover.write_bytes(b"x")
+    expected = {
+        "000001-x": "quarantine",
+        previous_path(path).name: "previous generation",
+        cache_path(folder, other).name: "other driver",
+    }
+    assert removed(call, folder, "--dry-run") == expected
+    assert leftover.exists()
+    assert previous_path(path).exists()
+    assert removed(call, folder) == expected
+    assert not leftover.exists()
+    assert {each.name for each in folder.glob("*.pipeline-cache*") if not each.name.endswith(".lock")} == {
+        path.name,
+        cache_path(folder, elsewhere).name,
+    }
+
+
+def test_a_previous_generation_stays_where_the_current_one_is_damaged(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    shutil.copy(path, previous_path(path))
+    path.write_bytes(file_of(OURS)[:-1])
+    assert removed(call, folder) == {}
+    path.unlink()
+    assert removed(call, folder) == {}
+    previous_path(path).write_bytes(b"\x89OPCF\r\n\x1a")
+    assert removed(call, folder) == {previous_path(path).name: "damaged previous generation"}
+
+
+def test_bounds(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    size = path.stat().st_size
+    assert removed(call, folder, "--older-than", "1h", "--max-size", str(size)) == {}
+    os.utime(path, ns=(0, path.stat().st_mtime_ns - 2 * DAY_NS))
+    assert removed(call, folder, "--older-than", "1d", "--dry-run") == {path.name: "old"}
+    assert removed(call, folder, "--max-size", f"{size - 1}B") == {path.name: "over the size"}
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("option", [("--max-size", "much"), ("--older-than", "long")])
+def test_bounds_that_are_none(call: Call, folder: Path, option: tuple[str, str]) -> None:
+    done = call("prune", "--cache-dir", folder, *option)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "such as" in done.err
+
+
+def test_no_such_directory(call: Call, tmp_path: Path) -> None:
+    assert call("prune", "--cache-dir", tmp_path / "nothing").code == ExitCode.BAD_INPUT
+
+
+def test_what_is_being_saved_or_was_replaced_stays(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    plan = plan_prune(folder, max_bytes=0)
+    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+        assert held
+        report = prune(plan)
+    assert [why for _, why in report.failed] == ["a process is saving it"]
+    os.utime(path, ns=(0, 0))
+    assert [why for _, why in prune(plan).failed] == ["it was replaced meanwhile"]
+    assert path.exists()

@@ -1,0 +1,59 @@
+"""The verb `verify`."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.stores.generations import previous_path
+from tests.cli.conftest import Call
+
+
+def cache_of(call: Call, small_set: Path, folder: Path) -> Path:
+    """A cache file of the simulated device."""
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--json")
+    return Path(done.document["cache_file"]["path"])
+
+
+def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    cache_of(call, small_set, folder)
+    done = call("verify", folder, small_set)
+    assert done.code == ExitCode.OK
+    assert "3 checks: 3 good, 0 bad" in done.out
+
+
+def test_damage_is_named_with_a_next_step(
+    call: Call, small_set: Path, damaged_set: tuple[Path, int], tmp_path: Path
+) -> None:
+    path = cache_of(call, small_set, tmp_path / "cache")
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    done = call("verify", path, damaged_set[0], tmp_path / "nothing", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    cache, archive, nothing = done.document["checked"]
+    assert "HASH_MISMATCH" in cache["problems"][0]
+    assert cache["next_step"].startswith("remove it")
+    assert f"{damaged_set[1]:016x}" in archive["problems"][0]
+    assert archive["unusable_records"] == 1
+    assert nothing["problems"] == ["No such file or directory"]
+    assert (done.document["good"], done.document["bad"]) == (0, 3)
+
+
+def test_generations_and_permissions(call: Call, small_set: Path, tmp_path: Path) -> None:
+    path = cache_of(call, small_set, tmp_path / "cache")
+    shutil.copy(path, previous_path(path))
+    path.write_bytes(path.read_bytes()[:-1])
+    (checked,) = call("verify", path, "--json").document["checked"]
+    assert "TRUNCATED" in checked["problems"][0]
+    assert "previous generation is whole" in checked["next_step"]
+    shutil.copy(previous_path(path), path)
+    path.chmod(0o666)
+    path.parent.chmod(0o770)
+    done = call("verify", path.parent, "--json")
+    directory, file = done.document["checked"]
+    assert "chmod go-w" in directory["problems"][0]
+    assert len(file["problems"]) == 2
+    assert file["previous_generation"] == "LOADED"
