@@ -359,8 +359,8 @@ class Device(Protocol):
             prepared: What `prepare` returned.
             indices: Pipelines to create, shape (n,), none twice, none in use by another thread.
             cache: The cache to use, or None.
-            keep: Return the pipelines; otherwise they are destroyed before returning (libraries are kept
-                until `prepared.close`).
+            keep: Return the pipelines; otherwise the device destroys them, at the latest in `prepared.close`
+                (libraries are kept until then).
             fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT.
 
         Raises:

@@ -193,8 +193,10 @@ class VulkanDevice:
         finally:
             bound.release_modules(acquired)
         if not keep:
-            self.destroy_pipelines(batch.handles)
-            batch.handles[:] = 0
+            bound.discard(batch.handles)
+            batch = CreationBatch(
+                batch.results, batch.feedback_flags, batch.durations_ns, np.zeros(len(indices), np.uint64)
+            )
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -45,6 +46,9 @@ _DESTROY: Final = {
     ObjectKind.RENDER_PASS_2: "vkDestroyRenderPass",
 }
 _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
+_MOST_DISCARDED: Final = (
+    16_384  # pipelines that wait to be destroyed; some tens of kilobytes each on most drivers
+)
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
@@ -79,6 +83,9 @@ class VulkanPreparedPipelines:
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
         self.library_handles = np.zeros(len(image), np.uint64)
+        self._discarded: list[npt.NDArray[np.uint64]] = []
+        self._discarded_count = 0
+        self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
         self._modules = ShaderModules(
@@ -101,6 +108,7 @@ class VulkanPreparedPipelines:
         if self._closed:
             return
         self._closed = True
+        self._destroy_discarded()
         self._device.destroy_pipelines(self.library_handles)
         self._modules.close()
         commands = self._device.commands
@@ -159,6 +167,25 @@ class VulkanPreparedPipelines:
         first = self._image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
         handles[first] = 0
+
+    def discard(self, handles: npt.NDArray[np.uint64]) -> None:
+        """Take over pipelines that nobody keeps. They are destroyed many at a time, at the latest by `close`.
+
+        Every vkDestroyPipeline gives the interpreter's lock away and asks for it again; 16 workers that each do so 64
+        times a batch spend their time waiting for it.
+        """
+        with self._discard_lock:
+            self._discarded.append(handles)
+            self._discarded_count += len(handles)
+            full = self._discarded_count > _MOST_DISCARDED
+        if full:
+            self._destroy_discarded()
+
+    def _destroy_discarded(self) -> None:
+        with self._discard_lock:  # two workers may find it full: each takes a list of its own
+            taken, self._discarded, self._discarded_count = self._discarded, [], 0
+        for handles in taken:
+            self._device.destroy_pipelines(handles)
 
     def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
         """Make the modules of pipelines and fill their fields; release what is returned after the call.
