@@ -94,8 +94,13 @@ _NOT_IN_SETS = frozenset(
     }
 )
 
-# The archive records the conversion itself in the sampler's chain, where Vulkan has its handle.
-_ALSO_IN_CHAIN = {"VkSamplerCreateInfo": ("VkSamplerYcbcrConversionCreateInfo",)}
+# The archive records the conversion itself in the sampler's chain, where Vulkan has its handle. Sample locations
+# stand in render passes that recorders wrote; drivers pass over them there.
+_ALSO_IN_CHAIN = {
+    "VkSamplerCreateInfo": ("VkSamplerYcbcrConversionCreateInfo",),
+    "VkRenderPassCreateInfo": ("VkSampleLocationsInfoEXT",),
+    "VkRenderPassCreateInfo2": ("VkSampleLocationsInfoEXT",),
+}
 
 # Structures written as one flat object, and members written as a plain array of 32-bit words.
 FLAT_STRUCTS = frozenset({"VkRect2D"})

@@ -35,6 +35,8 @@ _NOT_CHECKED = frozenset(
     {
         ("VkDescriptorSetLayoutBinding", "stageFlags"),
         ("VkPushConstantRange", "stageFlags"),
+        # Ignored but for input attachments, so that it may hold anything.
+        ("VkAttachmentReference2", "aspectMask"),
         ("VkRenderPassCreateInfo", "pDependencies"),
         ("VkRenderPassCreateInfo2", "pDependencies"),
     }

@@ -39,6 +39,7 @@ _VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
 _RASTERIZER_DISCARD_ENABLE = 1000377001
 _VERTEX_INPUT = 1000352000
 _MESH_STAGE = 0x80
+_RENDERING = "VkPipelineRenderingCreateInfo"
 
 
 class RequirementChecker:
@@ -149,6 +150,9 @@ class RequirementChecker:
         for name, child in zip(plan.children, plan.child_values(value), strict=True):
             if child is None or name in ignored:
                 continue
+            if graphics and name == "pNext" and value.renderPass:
+                # In a render pass the formats of dynamic rendering are ignored (VkPipelineRenderingCreateInfo).
+                child = [each for each in child if type(each).__name__ != _RENDERING]
             if graphics and name in SHARED_STATES:
                 missing = self._shared(child, dynamic)
                 if missing is not None:

@@ -209,3 +209,15 @@ def main():
 
 def test_threads_may_meet_in_the_first_use() -> None:
     assert run_on_device(None, _FIRST_USE) == 8
+
+
+@pytest.mark.parametrize("table", ["renderPasses", "renderPasses2"])
+def test_sample_locations_of_a_render_pass(table: str) -> None:
+    info = {
+        "sType": 1000143000,
+        "sampleLocationsPerPixel": 4,
+        "sampleLocationGridSize": {"width": 1, "height": 1},
+    }
+    value = {"attachments": [], "subpasses": [], "pNext": [info]}
+    found = decode_document(RecordTag.RENDER_PASS, KEY, payload(table, value))
+    assert found.pNext[0].sampleLocationsPerPixel == 4

@@ -410,6 +410,22 @@ def test_more_samples_than_any_framebuffer_has() -> None:
     assert samples(32, 1000455005) is None
 
 
+def test_formats_of_dynamic_rendering_are_ignored_in_a_render_pass() -> None:
+    device = Bare(
+        features=frozenset({("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")}),
+        extensions=frozenset({"VK_KHR_dynamic_rendering"}),
+        formats={D24S8: (0, 0, 0)},
+    )
+    rendering = chain("VkPipelineRenderingCreateInfo", depthAttachmentFormat=D24S8)
+    assert missing(graphics(pNext=[rendering]), device) is None
+    outside = make("VkGraphicsPipelineCreateInfo", pNext=[rendering])
+    assert missing(outside, device) == "format VK_FORMAT_D24_UNORM_S8_UINT as depth/stencil attachment"
+
+
+def test_aspects_of_attachments_that_nothing_reads() -> None:
+    assert missing(make("VkAttachmentReference2", aspectMask=0xDEAD_BEEF), Everything()) is None
+
+
 def test_vertex_formats() -> None:
     attribute = make("VkVertexInputAttributeDescription", format=R8)
     value = make("VkPipelineVertexInputStateCreateInfo", pVertexAttributeDescriptions=[attribute])
