@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import trio
@@ -77,7 +76,6 @@ class Vetter:
         selector: The device, for trials.
         driver_caches: See `open_device`.
         limits: What a trial may take.
-        find: Finds spirv-val.
     """
 
     source: PipelineSet
@@ -86,7 +84,6 @@ class Vetter:
     selector: str = ""
     driver_caches: bool = False
     limits: TrialLimits = field(factory=TrialLimits)
-    find: Callable[[], str | None] = find_spirv_val
 
     async def vet(
         self, image: CreateInfoImage, captured: CapturedFeatures, stop: trio.Event | None = None
@@ -120,7 +117,7 @@ class Vetter:
         return await self._isolate(image, captured, refused, notes, stop)
 
     def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
-        program = self.find()
+        program = find_spirv_val()
         if program is None:
             return {}, ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
         modules = []

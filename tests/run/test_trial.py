@@ -1,0 +1,128 @@
+# Purpose: pipelines are tried in child processes, one at a time; whatever ends a child is named, and no child is left.
+"""Trials in child processes, and the frames that they speak."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from orchestrator.devices.device import CapturedFeatures
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.errors import DeviceError
+from orchestrator.run.frames import FrameError, FrameReader, pack_frame
+from orchestrator.run.trial import TrialLimits, Trials, try_pipelines
+from orchestrator.run.trial_messages import Answer, Request, Setup, Survived, Try
+from orchestrator.sets.jobs import PipelineJob
+from tests.run.small_sets import compute_keys, write_small_set
+
+KEYS = compute_keys()[:6]
+JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]
+
+
+def open_quitter(captured: CapturedFeatures) -> SimulatedDevice:
+    """For a trial process: compiling one pipeline ends it as if all were well, another as an error."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[1]:
+            os._exit(0)
+        if key == KEYS[3]:
+            os._exit(7)
+
+    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
+
+
+def open_nothing(captured: CapturedFeatures) -> SimulatedDevice:
+    """For a trial process: there is no device."""
+    raise DeviceError("none here")
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "set.foz"
+    write_small_set(path, 0, 6)
+    return path
+
+
+def children() -> set[str]:
+    """Child processes of this one, as the system shows them."""
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid():
+            found.add(stat.parent.name)
+    return found
+
+
+async def tried(archive: Path, name: str = "", processes: int = 2, stop: trio.Event | None = None) -> Trials:
+    """Try the pipelines of the small set."""
+    opener = f"{__name__}:{name}" if name else ""
+    return await try_pipelines(
+        JOBS,
+        Setup(archive=str(archive), selector="simulated", opener=opener),
+        limits=TrialLimits(),
+        processes=processes,
+        stop=stop,
+    )
+
+
+async def test_good_pipelines_survive_in_as_many_processes_as_asked(archive: Path) -> None:
+    before = children()
+    trials = await tried(archive)
+    assert trials.survived == set(JOBS)
+    assert trials.died == {}
+    assert trials.processes == 2
+    assert children() == before
+
+
+async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> None:
+    before = children()
+    trials = await tried(archive, "open_quitter", processes=1)
+    assert trials.survived == {job for number, job in enumerate(JOBS) if number not in (1, 3)}
+    assert "exit status 0" in trials.died[JOBS[1]]
+    assert "exit status 7" in trials.died[JOBS[3]]
+    assert trials.processes == 3
+    assert children() == before
+
+
+async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) -> None:
+    with pytest.raises(DeviceError, match="none here"):
+        await tried(archive, "open_nothing")
+    with pytest.raises(DeviceError, match="cannot be opened"):
+        await tried(archive.with_name("nothing.foz"))
+
+
+async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:
+    before = children()
+    stop = trio.Event()
+    stop.set()
+    trials = await tried(archive, stop=stop)
+    assert trials.survived | set(trials.died) < set(JOBS)
+    assert children() == before
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await tried(archive)
+    assert children() == before
+
+
+def test_frames() -> None:
+    sent = [Try("compute", 1), Setup(archive="x")]
+    reader: FrameReader[Request] = FrameReader(Request)
+    received = []
+    for byte in b"".join(map(pack_frame, sent)):
+        received += reader.feed(bytes([byte]))
+    assert received == sent
+    assert reader.is_between
+    with pytest.raises(FrameError, match="over the cap"):
+        reader.feed(b"\xff\xff\xff\x7f")
+    with pytest.raises(FrameError, match="survived"):
+        FrameReader[Request](Request).feed(pack_frame(Survived(1)))
+    with pytest.raises(FrameError, match="over the cap"):
+        pack_frame(Setup(archive="x" * 100), cap=64)
+    assert FrameReader[Answer](Answer).feed(pack_frame(Survived(1))) == [Survived(1)]
