@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from orchestrator.run.compile import CompileProgress as CompileProgress
     from orchestrator.run.compile import compile_set as compile_set
     from orchestrator.run.compile_report import CompileReport as CompileReport
+    from orchestrator.run.trial import TrialLimits as TrialLimits
+    from orchestrator.run.vetting import ModulePolicy as ModulePolicy
     from orchestrator.sets.archive import Archive as Archive
     from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
@@ -59,7 +61,9 @@ if TYPE_CHECKING:
     from orchestrator.stores.cache_file import load_into_cache as load_into_cache
     from orchestrator.stores.cache_file import read_cache_file as read_cache_file
     from orchestrator.stores.cache_file import save_cache_file as save_cache_file
+    from orchestrator.stores.cache_file import save_merged as save_merged
     from orchestrator.stores.load_status import LoadStatus as LoadStatus
+    from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 _HOMES = {
     "orchestrator.devices": (
@@ -106,6 +110,8 @@ _HOMES = {
         "compile_set",
     ),
     "orchestrator.run.compile_report": ("CompileReport",),
+    "orchestrator.run.trial": ("TrialLimits",),
+    "orchestrator.run.vetting": ("ModulePolicy",),
     "orchestrator.sets.archive": ("Archive",),
     "orchestrator.sets.archive_writer": ("ArchiveWriter",),
     "orchestrator.sets.builder": ("PipelineSetBuilder",),
@@ -120,8 +126,10 @@ _HOMES = {
         "load_into_cache",
         "read_cache_file",
         "save_cache_file",
+        "save_merged",
     ),
     "orchestrator.stores.load_status": ("LoadStatus",),
+    "orchestrator.stores.save_policy": ("SavePolicy",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

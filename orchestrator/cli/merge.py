@@ -52,8 +52,8 @@ def merge_verb(
 
     **EXAMPLES**
 
-        orchestrator merge night1.pipeline-cache night2.pipeline-cache -o all.pipeline-cache --device radv:navi21
-        orchestrator merge build/*/cache/*.pipeline-cache -o merged.pipeline-cache --device radv --json
+        orchestrator merge one.pipeline-cache two.pipeline-cache -o all.pipeline-cache -d radv
+        orchestrator merge */*.pipeline-cache -o all.pipeline-cache -d radv:navi21 --json
     """
     from orchestrator.cli.documents import device_document
     from orchestrator.cli.output import Output

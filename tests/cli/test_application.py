@@ -17,7 +17,20 @@ VERBS = [name for name in app if not name.startswith("-")]
 
 
 def test_verbs() -> None:
-    assert sorted(VERBS) == ["bench", "calibrate", "compare", "compile", "devices", "inspect", "list", "pack"]
+    assert sorted(VERBS) == [
+        "bench",
+        "calibrate",
+        "compare",
+        "compile",
+        "devices",
+        "doctor",
+        "inspect",
+        "list",
+        "merge",
+        "pack",
+        "prune",
+        "verify",
+    ]
 
 
 @pytest.mark.parametrize("verb", VERBS)
