@@ -50,6 +50,7 @@ from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.orchestrator import available_workers, run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
+from orchestrator.run.recorded_costs import RecordedCosts
 from orchestrator.run.rolling import MergePolicy
 from orchestrator.run.trial import TrialLimits
 from orchestrator.run.vetting import ModulePolicy, Vetter
@@ -280,11 +281,13 @@ class _Job:
         self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
     ) -> RunReport:
         rolling = self._rolls() and self.keeper is not None
-        return await run_pipelines(
+        costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache_directory, device.identity)
+        report = await run_pipelines(
             device,
             prepared,
             workers=self.workers,
             mode=self.mode,
+            scheduler=costs.scheduler(prepared.image, self.mode),
             merge=self._merge_policy(),
             on_merged=self.keeper.merged if rolling and self.keeper is not None else None,
             primary=primary,
@@ -292,6 +295,9 @@ class _Job:
             stop=self.stop,
             on_progress=self._progress,
         )
+        await trio.to_thread.run_sync(costs.learn, report)
+        self.notes += [each for each in costs.notes if each not in self.notes]
+        return report
 
     def _keeping(self, primary: PipelineCache | None) -> AbstractAsyncContextManager[None]:
         """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""

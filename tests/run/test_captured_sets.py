@@ -85,7 +85,7 @@ def test_lavapipe_creates_what_others_create_and_keeps_nothing(corpus: Corpus, t
     assert report.counts()[OutcomeStatus.CACHE_HIT] == 0
     assert report.cache_file.saved_bytes == 0
     assert report.cache_file.not_saved
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("*.pipeline-cache")) == []
 
 
 @pytest.mark.driver(NAVI31)
