@@ -52,8 +52,8 @@ def merge_verb(
 
     **EXAMPLES**
 
-        orchestrator merge one.pipeline-cache two.pipeline-cache -o all.pipeline-cache -d radv
-        orchestrator merge */*.pipeline-cache -o all.pipeline-cache -d radv:navi21 --json
+        orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
+        orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
     """
     from orchestrator.cli.documents import device_document
     from orchestrator.cli.output import Output
