@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import numpy as np
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import (
@@ -39,13 +39,14 @@ from orchestrator.run.calibration import decide, load_profile
 from orchestrator.run.compile_report import (
     CacheFileSummary,
     CompileReport,
-    CompileTiming,
     InspectedPipeline,
-    Outcome,
     SetSummary,
     Stage,
     combine,
+    timing_of_runs,
 )
+from orchestrator.run.compile_tally import CompileProgress as CompileProgress
+from orchestrator.run.compile_tally import Tally, problem_outcomes
 from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.orchestrator import available_workers, run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
@@ -64,35 +65,6 @@ from orchestrator.stores.save_policy import SavePolicy, SaveReason
 
 _T = TypeVar("_T")
 DeviceOpener = Callable[[CapturedFeatures], Device]
-
-
-@frozen
-class CompileProgress:
-    """How far a compile is. The total is fixed from the start and `done` never falls.
-
-    Attributes:
-        total: Pipelines to create, those of each group counted.
-        done: Those with an outcome.
-        compiled: Created by compiling.
-        hits: Created from the cache, by creation feedback.
-        failed: Not created.
-        skipped: Not handed to the driver; known once a group was prepared.
-        in_flight: In a driver call now.
-        elapsed_s: Seconds since the first job of the current group.
-        rate: Pipelines a second in the current group.
-        eta_s: Seconds to go, or None until it is known.
-    """
-
-    total: int
-    done: int
-    compiled: int
-    hits: int
-    failed: int
-    skipped: int
-    in_flight: int
-    elapsed_s: float
-    rate: float
-    eta_s: float | None
 
 
 async def compile_set(
@@ -218,10 +190,7 @@ class _Job:
     on_stage: Callable[[str], None]
     on_progress: Callable[[CompileProgress], None]
     device: Device | None = None
-    total: int = 0
-    finished: CompileProgress = CompileProgress(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, None)
-    outcomes: list[Outcome] = field(factory=list)
-    runs: list[RunReport] = field(factory=list)
+    tally: Tally = field(factory=Tally)
     cache_file: CacheFileSummary = CacheFileSummary(None)  # noqa: RUF009 - frozen
     notes: list[str] = field(factory=list)
     decision_note: str = ""
@@ -234,7 +203,7 @@ class _Job:
     async def run(self) -> None:
         self.on_stage("reading the set")
         groups = await self._timed("read_ns", lambda: self.source.groups)
-        self.total = sum(len(group.pipelines) for group in groups)
+        self.tally.total = sum(len(group.pipelines) for group in groups)
         if len(groups) > 1:
             self.notes.append(
                 f"the set was recorded from applications with {len(groups)} different sets of features; "
@@ -252,7 +221,7 @@ class _Job:
                 require_inspector(device)
             self.on_stage("preparing")
             built = await self._timed("prepare_ns", lambda: self._build(group, device))
-            self._take_problems(built)
+            self.tally.leave_out(problem_outcomes(built))
             if self.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
@@ -263,7 +232,8 @@ class _Job:
                 self.on_stage("compiling")
                 async with self._keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
-                self._take_run(report)
+                self.tally.take_run(report)
+                self.notes += [each for each in report.notes if each not in self.notes]
                 compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
@@ -343,16 +313,8 @@ class _Job:
         vetted = await vetter.vet(built.image, captured_features(group), self.stop)
         self.stages.append(Stage("vet", started, time.perf_counter_ns() - started))
         self.notes += [each for each in vetted.notes if each not in self.notes]
-        self.outcomes += vetted.left_out
+        self.tally.leave_out(vetted.left_out)
         self.untried += len(vetted.untried)
-        skipped = sum(each.status is OutcomeStatus.SKIPPED for each in vetted.left_out)
-        before = self.finished
-        self.finished = evolve(
-            before,
-            done=before.done + len(vetted.left_out),
-            skipped=before.skipped + skipped,
-            failed=before.failed + len(vetted.left_out) - skipped,
-        )
         if not (vetted.left_out or vetted.untried):
             return built
         known = {each.job for each in built.problems}
@@ -360,71 +322,14 @@ class _Job:
         rest = vetted.allowed([job for job in jobs if job not in known])
         return await self._timed("prepare_ns", lambda: build_image(self.source, rest, device.capabilities))
 
-    def _take_problems(self, built: BuiltImage) -> None:
-        for each in built.problems:
-            status = OutcomeStatus.SKIPPED if each.unsupported else OutcomeStatus.FAILED
-            self.outcomes.append(Outcome(each.job, status, each.reason))
-        skipped = sum(each.unsupported for each in built.problems)
-        before = self.finished
-        self.finished = evolve(
-            before,
-            total=self.total,
-            done=before.done + len(built.problems),
-            skipped=before.skipped + skipped,
-            failed=before.failed + len(built.problems) - skipped,
-        )
-
-    def _take_run(self, report: RunReport) -> None:
-        reasons = {each.index: each.reason for each in (*report.skipped, *report.failed)}
-        kinds = tuple(PipelineKind)
-        for index in range(len(report)):
-            self.outcomes.append(
-                Outcome(
-                    PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])]),
-                    report.status_of(index),
-                    reasons.get(index, ""),
-                    int(report.driver_ns[index]),
-                )
-            )
-        counts = report.counts()
-        before = self.finished
-        self.finished = evolve(
-            before,
-            done=before.done + len(report) - counts[OutcomeStatus.NOT_RUN],
-            compiled=before.compiled + counts[OutcomeStatus.COMPILED],
-            hits=before.hits + counts[OutcomeStatus.CACHE_HIT],
-            failed=before.failed + counts[OutcomeStatus.FAILED],
-            skipped=before.skipped + counts[OutcomeStatus.SKIPPED],
-        )
-        self.runs.append(report)
-        self.notes += [each for each in report.notes if each not in self.notes]
-
     def _progress(self, progress: Progress) -> None:
         if self.keeper is not None and self.mode is CacheMode.SHARED:
             self.keeper.progress(progress.compiled)
-        before = self.finished
-        rest = self.total - before.done - progress.total
-        eta = progress.eta_s
-        if eta is not None and rest > 0:  # groups to come: at the rate of this one
-            eta = eta + rest / progress.rate if progress.rate else None
-        self.on_progress(
-            CompileProgress(
-                total=self.total,
-                done=before.done + progress.done,
-                compiled=before.compiled + progress.compiled,
-                hits=before.hits + progress.hits,
-                failed=before.failed + progress.failed,
-                skipped=before.skipped + progress.skipped,
-                in_flight=progress.in_flight,
-                elapsed_s=progress.elapsed_s,
-                rate=progress.rate,
-                eta_s=eta,
-            )
-        )
+        self.on_progress(self.tally.during(progress))
 
     def _decide(self, device: Device, *, warm: bool) -> None:
         """Choose the mode and the workers that the caller left open; for all groups what holds for the first."""
-        if self.runs or (self.asked_mode is not None and self.asked_workers is not None):
+        if self.tally.runs or (self.asked_mode is not None and self.asked_workers is not None):
             return
         found = None if self.cache_directory is None else load_profile(self.cache_directory, device.identity)
         decision = decide(
@@ -520,32 +425,14 @@ class _Job:
             ),
             mode=self.mode,
             workers=self.workers,
-            outcomes=combine(self.source.pipelines, self.outcomes),
-            runs=tuple(self.runs),
+            outcomes=combine(self.source.pipelines, self.tally.outcomes),
+            runs=tuple(self.tally.runs),
             cache_file=self.cache_file,
-            timing=self._timing(),
+            timing=timing_of_runs(self.tally.runs, self.spent),
             stopped=self.untried > 0
-            or any(each.stopped for each in self.runs)
-            or len(self.runs) < len(self.source.groups),
+            or any(each.stopped for each in self.tally.runs)
+            or len(self.tally.runs) < len(self.source.groups),
             notes=tuple(self.notes),
             stages=tuple(self.stages),
             inspected=tuple(self.inspected),
-        )
-
-    def _timing(self) -> CompileTiming:
-        def total(name: str) -> int:
-            return sum(int(getattr(run.timing, name)) for run in self.runs)
-
-        return CompileTiming(
-            open_ns=self.spent.get("open_ns", 0),
-            prepare_ns=self.spent.get("prepare_ns", 0),
-            wall_ns=total("wall_ns"),
-            driver_ns=total("driver_ns"),
-            cpu_ns=total("cpu_ns"),
-            blocked_ns=total("blocked_ns"),
-            run_delay_ns=total("run_delay_ns"),
-            merge_ns=total("merge_ns"),
-            cache_load_ns=self.spent.get("cache_load_ns", 0),
-            cache_save_ns=self.spent.get("cache_save_ns", 0),
-            overhead_ns=total("overhead_ns"),
         )

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -247,3 +247,29 @@ def combine(jobs: Iterable[PipelineJob], outcomes: Iterable[Outcome]) -> tuple[O
             first.job, first.status, first.reason, driver_ns=first.driver_ns + second.driver_ns
         )
     return tuple(worst.get(job) or Outcome(job, OutcomeStatus.NOT_RUN) for job in jobs)
+
+
+def timing_of_runs(runs: Sequence[RunReport], spent_ns: Mapping[str, int]) -> CompileTiming:
+    """Sum up the runs of all groups, and what was spent around them.
+
+    Args:
+        runs: Reports of the groups.
+        spent_ns: Time by name: "open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns".
+    """
+
+    def total(name: str) -> int:
+        return sum(int(getattr(run.timing, name)) for run in runs)
+
+    return CompileTiming(
+        open_ns=spent_ns.get("open_ns", 0),
+        prepare_ns=spent_ns.get("prepare_ns", 0),
+        wall_ns=total("wall_ns"),
+        driver_ns=total("driver_ns"),
+        cpu_ns=total("cpu_ns"),
+        blocked_ns=total("blocked_ns"),
+        run_delay_ns=total("run_delay_ns"),
+        merge_ns=total("merge_ns"),
+        cache_load_ns=spent_ns.get("cache_load_ns", 0),
+        cache_save_ns=spent_ns.get("cache_save_ns", 0),
+        overhead_ns=total("overhead_ns"),
+    )
