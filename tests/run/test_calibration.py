@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
-from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
+from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.run.calibration import decide
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_report import CompileReport
@@ -18,38 +18,17 @@ from orchestrator.samples import sample_path
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.calibration_profile import (
-    CalibrationProfile,
     Choice,
-    ProfileIdentity,
     ProfileLoad,
     save_profile,
 )
 from orchestrator.stores.save_policy import SavePolicy
+from tests.stores.profiles import IDENTITY, profile
 
-IDENTITY = simulated_identity()
-PROFILE = CalibrationProfile(
-    identity=ProfileIdentity.of(IDENTITY),
-    device_name="simulated device",
-    driver="simulated driver",
-    made_at=1_000_000_000.0,
+PROFILE = profile(
     cores=4,
-    processor="",
-    load_average=0.0,
-    driver_caches="",
-    set_name="sample",
-    set_hash="0" * 16,
-    pipelines=10,
-    orchestrator="0",
-    python="3.11",
-    rounds=7,
-    figures=(),
-    findings=(),
     cold=Choice(mode="per-worker", workers=3, words=""),
     warm=Choice(mode="shared", workers=1, words=""),
-    batch=64,
-    merge_works=True,
-    cache_keeps=True,
-    read_back_grows=False,
 )
 LOADED = ProfileLoad(Path("profile"), PROFILE)
 
