@@ -78,6 +78,16 @@ def compile_verb(
             help="Leave the driver's own disk and memory caches on; figures then say little about the cache here.",
         ),
     ] = False,
+    relax_driver_version: Annotated[
+        bool,
+        Parameter(
+            name="--relax-driver-version",
+            negative="",
+            show_default=False,
+            help="Load a cache file of another driverVersion if all else agrees. For desktop drivers that change "
+            "pipelineCacheUUID whenever their data changes.",
+        ),
+    ] = False,
     trace: Annotated[
         Path | None,
         Parameter(name="--trace", help="Write a timeline: Chrome trace events, which ui.perfetto.dev opens."),
@@ -144,6 +154,7 @@ def compile_verb(
                 merge={"barrier": BARRIER, "rolling": ROLLING}.get(merge),
                 cache_directory=directory,
                 driver_caches=driver_caches,
+                relax_driver_version=relax_driver_version,
                 inspect_executables=pipeline_stats is not None,
                 spirv_val=ModulePolicy(spirv_val),
                 stop=stop,

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.cli import compile as module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.devices.simulated import simulated_identity
 from orchestrator.samples import sample_manifest_path
+from orchestrator.stores.cache_file import read_cache_file, save_cache_file
 from orchestrator.stores.generations import previous_path
 from tests.cli.conftest import Call
 
@@ -172,6 +175,23 @@ def test_the_previous_generation_takes_the_place_of_a_damaged_one(
     damage_current()
     shown = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path)
     assert "the current one is TRUNCATED" in shown.out
+
+
+def test_another_driver_version_is_refused_unless_relaxed(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    first = compile_json(call, small_set, "--cache-dir", tmp_path)
+    path = Path(first["cache_file"]["path"])
+    mine = simulated_identity()
+    data = read_cache_file(path, mine).data
+    path.unlink()
+    save_cache_file(path, evolve(mine, driver_version=mine.driver_version + 1), data)
+    relaxed = compile_json(call, small_set, "--cache-dir", tmp_path, "--relax-driver-version")
+    assert relaxed["cache_file"]["load_status"] == "LOADED"
+    assert relaxed["outcomes"]["compiled"] == 0
+    refused = compile_json(call, small_set, "--cache-dir", tmp_path)
+    assert refused["cache_file"]["load_status"] == "OTHER_DRIVER"
+    assert refused["outcomes"]["compiled"] > 0
 
 
 def test_no_such_device(call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
