@@ -34,7 +34,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 72rem; p
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: .15rem .8rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
 td.number, th.number { text-align: right; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(34rem, 100%), 1fr)); }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(34rem, 100%), 1fr)); }
 .plots > * { min-width: 0; }
 td { overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; }
@@ -165,7 +165,7 @@ def _section(
                 full_html=False,
                 include_plotlyjs=False,
                 div_id=f"plot-{number}-{place}",
-                config={"displaylogo": False, "responsive": True},
+                config={"displayModeBar": False, "responsive": True},
             )
         )
     parts.append("</div>")
