@@ -32,6 +32,7 @@ import trio
 from attrs import define, field
 
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.run.exchange import Exchange
 from orchestrator.run.merge import Duplicates, duplicate_pipeline_keys, duplicates
 from orchestrator.run.outcomes import (
     Barrier,
@@ -45,7 +46,7 @@ from orchestrator.run.outcomes import (
 from orchestrator.run.progress import INTERVAL_S, ProgressCallback, progress_of
 from orchestrator.run.rolling import BARRIER, ROLLING, MergedHook, MergePolicy
 from orchestrator.run.run_caches import RunCaches
-from orchestrator.run.worker import Exchange, Worker
+from orchestrator.run.worker import Worker
 from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory
 
 

@@ -10,11 +10,10 @@
 #   that a good pipeline is not lost to a bad neighbour.
 # - The cache of a worker is touched by its own thread only, from the start to the barrier, or until the worker
 #   retires it between two batches.
-"""Workers and what they share."""
+"""`Worker`: the thread side of a run."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 
@@ -33,103 +32,11 @@ from orchestrator.run.accounting import (
     equal_shares,
 )
 from orchestrator.run.creation import Creator
+from orchestrator.run.exchange import Exchange
 from orchestrator.run.outcomes import OutcomeTable
-from orchestrator.schedule import Assignment, Done, Scheduler, Wait
+from orchestrator.schedule import Assignment, Wait
 
 _NO_REASONS: Mapping[int, str] = {}
-
-
-class Exchange:
-    """The scheduler, shared by the workers: a lock around it, and a place to wait for a change.
-
-    Thread-safe, except `wait_changed` and the constructor, which belong to trio.
-    """
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        """Take a scheduler; nobody else may use it from now on."""
-        self._scheduler = scheduler
-        self._lock = threading.Lock()
-        self._changes = 0
-        self._waiting = 0
-        self._lot = trio.lowlevel.ParkingLot()
-        self._token = trio.lowlevel.current_trio_token()
-        self.cancelled = False
-        self.device_lost = ""
-
-    @property
-    def in_flight(self) -> int:
-        """Pipelines in a driver call."""
-        return self._scheduler.in_flight
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """Pipelines that the scheduler will not assign, with the reason; read while no worker runs."""
-        return self._scheduler.unassignable
-
-    def swap(
-        self,
-        worker: int,
-        ended: Assignment | None,
-        reasons: Mapping[int, str],
-        hits: int = 0,
-        elapsed_ns: int = 0,
-    ) -> tuple[Assignment | Wait | Done, int]:
-        """End an assignment, if there is one, and ask for the next.
-
-        Args:
-            worker: Who asks.
-            ended: What it has ended.
-            reasons: The pipelines of it that were not created.
-            hits: How many of the others were cache hits; the rest counts as compiled.
-            elapsed_ns: What the batch took.
-
-        Returns:
-            The answer, and the number of changes up to it, for `wait_changed`.
-        """
-        with self._lock:
-            if ended is not None:
-                compiles = len(ended.indices) - len(reasons) - hits
-                if reasons:
-                    self._scheduler.failed(
-                        worker, ended, reasons, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
-                    )
-                else:
-                    self._scheduler.finished(
-                        worker, ended, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
-                    )
-                self._changed()
-            answer = self._scheduler.request(worker)
-            if isinstance(answer, Wait):
-                self._waiting += 1
-            return answer, self._changes
-
-    def cancel(self) -> None:
-        """Hand out nothing more."""
-        with self._lock:
-            self.cancelled = True
-            self._scheduler.cancel()
-            self._changed()
-
-    def lose_device(self, reason: str) -> None:
-        """The device is gone: hand out nothing more, for each further call would fail."""
-        self.device_lost = reason
-        self.cancel()
-
-    def _changed(self) -> None:
-        self._changes += 1
-        if self._waiting:
-            self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
-
-    async def wait_changed(self, seen: int) -> None:
-        """Wait until something changed since an answer of `swap` that was Wait."""
-        try:
-            # Between this test and the parking there is no checkpoint, and a change unparks from the trio
-            # thread, so no change is missed.
-            if self._changes == seen:
-                await self._lot.park()
-        finally:
-            with self._lock:
-                self._waiting -= 1
 
 
 class Worker:
