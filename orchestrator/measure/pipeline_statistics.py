@@ -3,7 +3,8 @@
 #
 # Columns: Database, Pipeline type, Pipeline hash, PSO wall duration (ns), PSO duration (ns), Stage duration (ns), Executable
 # name, Subgroup size; then one for each statistic, in the order in which it is first met, empty where an executable has
-# none of that name. Numbers are decimal, those with " hash" in their name hexadecimal, booleans true and false.
+# none of that name. Numbers are decimal, those with " hash" in their name hexadecimal, booleans true and false. The type is
+# GRAPHICS for graphics pipelines and COMPUTE for all others, as there: ray tracing is told by the names of executables.
 #
 # Guarantees: names come from drivers and archives; they are quoted as CSV needs it. Pure.
 """Statistics of pipeline executables as CSV."""
@@ -68,7 +69,7 @@ def statistics_csv(pipelines: Sequence[PipelineStatistics]) -> str:
             writer.writerow(
                 [
                     each.database,
-                    each.kind.name,
+                    _type_text(each.kind),
                     f"{each.key:016x}",
                     each.wall_ns,
                     each.driver_ns,
@@ -79,6 +80,10 @@ def statistics_csv(pipelines: Sequence[PipelineStatistics]) -> str:
                 ]
             )
     return text.getvalue()
+
+
+def _type_text(kind: PipelineKind) -> str:
+    return "GRAPHICS" if kind is PipelineKind.GRAPHICS else "COMPUTE"
 
 
 def _value_text(name: str, value: float) -> str:

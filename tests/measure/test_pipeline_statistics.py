@@ -47,5 +47,16 @@ def test_columns_and_values() -> None:
     assert second[8:] == ["-1", "", "", "0.500000"]
 
 
+def test_types_are_those_that_other_scripts_know() -> None:
+    executable = PipelineExecutable("any", 64, 0, ())
+    rows = [PipelineStatistics("a.foz", kind, 1, 1, 1, (executable,)) for kind in PipelineKind]
+    types = [line["Pipeline type"] for line in csv.DictReader(io.StringIO(statistics_csv(rows)))]
+    assert dict(zip(PipelineKind, types, strict=True)) == {
+        PipelineKind.GRAPHICS: "GRAPHICS",
+        PipelineKind.COMPUTE: "COMPUTE",
+        PipelineKind.RAY_TRACING: "COMPUTE",
+    }
+
+
 def test_nothing_is_a_heading() -> None:
     assert statistics_csv([]) == HEADING + "\n"
