@@ -1,0 +1,118 @@
+# Question: what do duplicates cost a cold run, with singleflight and without?
+#
+# The set is run as it is, and with pipelines in it twice, in fresh worker caches. `CostScheduler` compiles each once and
+# creates the second where the first was compiled, so that it hits; FIFO hands both to whoever is free, and compiles one
+# again wherever the second comes to another worker.
+#
+#   half again   half of the pipelines once more, so a third of the jobs are duplicates (what `bench --duplicates 0.5` runs)
+#   twice        all once more, so half of the jobs are duplicates
+#
+# Estimated costs are given to `CostScheduler`, as in a first run. With --pipeline-keys it is also told the driver's own
+# keys, which were asked for before the run; that time is in `seconds` as well.
+#
+# `compiles` must be `unique` in each run of `CostScheduler`, or the script fails: it is no question of speed.
+#
+# Command: python benchmarks/bench_duplicates.py --device radv:navi21 --set sascha.foz --output FILE
+"""Cost of duplicates."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.bench.sampling import run_order
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.run import RunReport, run_pipelines
+from orchestrator.samples import sample_path
+from orchestrator.schedule import FifoScheduler, SchedulerFactory, cost_first
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.repeated_image import repeat_pipelines
+
+
+def measure(job: Job) -> Figures:
+    """One cold run."""
+    device = open_device(job["device"])
+    with PipelineSet.open(job["set"]) as source:
+        plain = build_image(source, source.pipelines, device.capabilities).image
+        image = repeat_pipelines(plain, run_order(plain, duplicates=job["duplicates"]))
+        prepared = device.prepare(image)
+        gc.collect()
+        gc.disable()
+        began = time.perf_counter()
+        keys = (
+            device.pipeline_keys(prepared, np.arange(len(image), dtype=np.int32)) if job["ask_keys"] else None
+        )
+        asked = time.perf_counter() - began
+        scheduler = cost_first(image, pipeline_keys=keys) if job["once"] else FifoScheduler
+        report = trio.run(run, device, prepared, CacheMode(job["mode"]), job["workers"], scheduler)
+        prepared.close()
+    identity = device.identity
+    device.close()
+    unique = len(np.unique(image.keys) if keys is None else set(keys))
+    if job["once"] and report.compiled != unique:
+        raise SystemExit(f"{report.compiled} compiles of {unique} unique pipelines")
+    return {
+        "seconds": asked + report.timing.wall_ns / 1e9,
+        "keys_s": asked,
+        "pipelines": len(report),
+        "unique": unique,
+        "compiles": report.compiled,
+        "hits": report.cache_hits,
+        "driver_s": report.timing.driver_ns / 1e9,
+        "calls": len(report.calls),
+        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
+        "device_name": identity.device_name,  # type: ignore[dict-item]
+    }
+
+
+async def run(
+    device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, scheduler: SchedulerFactory
+) -> RunReport:
+    """One run."""
+    return await run_pipelines(device, prepared, mode=mode, workers=workers, scheduler=scheduler)
+
+
+def main() -> None:
+    """Compare with the run over the unique set."""
+    parser = parser_of("What do duplicates cost, with singleflight and without?")
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--mode", default="per-worker", help="cache topology")
+    parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys as well")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    shares = {"unique": 0.0, "half again": 0.5, "twice": 1.0}
+    jobs: dict[str, Job] = {
+        f"{name}, {scheduler}": {
+            "device": options.device,
+            "set": options.set,
+            "workers": options.workers,
+            "mode": options.mode,
+            "duplicates": share,
+            "once": scheduler == "cost-first",
+            "ask_keys": options.pipeline_keys and scheduler == "cost-first",
+        }
+        for scheduler in ("cost-first", "fifo")
+        for name, share in shares.items()
+    }
+    rows = compare(__file__, jobs, options, figure="seconds")
+    for name in jobs:
+        found = {(row["compiles"], row["unique"]) for row in rows if row["contender"] == name}
+        counts = ", ".join(f"{compiles} of {unique} unique" for compiles, unique in sorted(found))
+        print(f"{name:32} compiled {counts}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
