@@ -17,6 +17,7 @@ from orchestrator.schedule.scheduler import Paused as Paused
 from orchestrator.schedule.scheduler import Priority as Priority
 from orchestrator.schedule.scheduler import Scheduler as Scheduler
 from orchestrator.schedule.scheduler import SchedulerFactory as SchedulerFactory
+from orchestrator.schedule.scheduler import SharesOutcomes as SharesOutcomes
 from orchestrator.schedule.scheduler import Wait as Wait
 from orchestrator.schedule.statistics import ScheduleStatistics as ScheduleStatistics
 from orchestrator.schedule.submission import Accepted as Accepted

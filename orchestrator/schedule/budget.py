@@ -4,7 +4,7 @@
 # corrected by what they took when they end. A batch cannot be stopped, so a budget is kept between batches.
 #
 # Guarantees: a batch is handed out only where it is believed to fit, except that the first batch of a budget may
-# be one job that does not fit: or jobs longer than a frame would never run.
+# be one job that does not fit, if nothing else is in flight: or jobs longer than a frame would never run.
 """`Budget`: time that workers may still be given."""
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ class Budget:
     def left(self, worker: int) -> float:
         """What is left for a worker, nanoseconds."""
         return self._limit - self._spent[worker]
+
+    def leave(self, worker: int, time_ns: float) -> None:
+        """Leave a worker so much of the budget, whatever it has spent; where there is no limit, nothing changes."""
+        if self.limited:
+            self._spent[worker] = self._limit - time_ns
 
     def spend(self, worker: int, time_ns: float) -> None:
         """A worker was assigned a batch that is believed to take this long."""

@@ -7,6 +7,7 @@
 #   ready_queue.py     order by urgency, length    selection.py    which jobs make a batch
 #   affinity.py        who prefers what            batching.py     how large a batch is
 #   budget.py          when to stop                costs.py        what a job is believed to cost
+#   job_queries.py     what can be asked
 #
 # Answers to `request`:
 #
@@ -25,6 +26,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -34,9 +36,10 @@ from orchestrator.schedule.affinity import MOST_HIT, SHORT, Affinity
 from orchestrator.schedule.batching import SHARES, Experience, Experiences
 from orchestrator.schedule.budget import Budget
 from orchestrator.schedule.cancellation import Cancellation, Cancellations
-from orchestrator.schedule.job_table import ASSIGNED, CREATED, FAILED, JOINED, JobState
+from orchestrator.schedule.job_queries import JobQueries
+from orchestrator.schedule.job_table import ASSIGNED, UNWANTED, JobState
 from orchestrator.schedule.lifecycle import Lifecycle
-from orchestrator.schedule.options import ScheduleOptions
+from orchestrator.schedule.options import Followers, ScheduleOptions
 from orchestrator.schedule.ready_queue import PRIORITIES, ReadyQueue
 from orchestrator.schedule.scheduler import Assignment, Done, JobGraph, Paused, Priority, Wait
 from orchestrator.schedule.selection import FLOORS, Limits, Selector
@@ -50,7 +53,7 @@ _DONE = Done()
 _PAUSED = Paused()
 
 
-class CostScheduler:
+class CostScheduler(JobQueries):
     """A state machine; see the top of the module. Not thread-safe.
 
     Args:
@@ -68,13 +71,13 @@ class CostScheduler:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self._options = options if options is not None else ScheduleOptions()
         self._workers = workers
-        self._life = Lifecycle(self._options, workers)
-        self._table = self._life.table
+        super().__init__(Lifecycle(self._options, workers))
         self._affinity = Affinity(self._table, enabled=self._options.affinity and workers > 1)
         self._submission = Submission(self._life, self._affinity)
         self._selector = Selector(self._table, self._affinity)
         self._experiences = Experiences(self._options.expect_hits)
         self._budget = Budget(workers)
+        self._spared = 0
         self._cancellations = Cancellations()
         self._assigned: list[Assignment | None] = [None] * workers
         self._believed_ns = [0.0] * workers
@@ -127,53 +130,9 @@ class CostScheduler:
     # --- state
 
     @property
-    def count(self) -> int:
-        """Jobs that were ever submitted."""
-        return self._table.count
-
-    @property
-    def queued(self) -> int:
-        """Jobs that are neither assigned nor settled: ready, or waiting for a library or a leader."""
-        return self._table.queued
-
-    @property
-    def in_flight(self) -> int:
-        """Jobs that are assigned and not ended."""
-        return self._table.states[ASSIGNED]
-
-    @property
-    def done(self) -> int:
-        """Jobs that were assigned and have ended, well or badly."""
-        return self._table.states[CREATED] + self._table.states[FAILED]
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """Jobs that will never be assigned, by number, with the reason."""
-        return self._life.unassignable
-
-    def state_of(self, job: int) -> JobState:
-        """State of a job."""
-        return JobState(self._table.state_at[self._checked(job)])
-
-    def leader_of(self, job: int) -> int:
-        """The job that does the work of a job: itself, or the one that it joined."""
-        return self._table.find(self._checked(job))
-
-    def take_settled(self) -> Int32s:
-        """Jobs that were settled since the last call, in that order: ask `state_of` for how.
-
-        A job stands twice where it shared its leader's outcome first and was created itself later.
-        """
-        settled = self._life.settled
-        jobs = settled.jobs[settled.head : settled.tail].copy()
-        settled.head = settled.tail = 0
-        return jobs
-
-    def remaining(self) -> Int32s:
-        """Jobs that are queued, the most urgent first, then by number."""
-        table = self._table
-        jobs = np.flatnonzero(table.state[: table.count] <= JOINED).astype(np.int32)
-        return jobs[np.argsort(table.priority[jobs], kind="stable")]
+    def shares_outcomes(self) -> bool:
+        """Whether followers get their leader's outcome and are not created."""
+        return self._options.followers is Followers.SHARE
 
     @property
     def remaining_ns(self) -> int:
@@ -209,10 +168,11 @@ class CostScheduler:
             return _DONE
         if not self._table.queued:
             return _WAIT if self._open else _DONE
-        if self._budget.left(worker) <= 0:
+        priorities = PRIORITIES if self._budget.left(worker) > 0 else self._spared
+        if not priorities:
             return _PAUSED
         echoes = self._life.echoes[worker if self._options.pin_followers else 0]
-        for priority in range(PRIORITIES):
+        for priority in range(priorities):
             for queue in (echoes, self._life.queue):
                 for line in queue.lines(priority) if queue.open else ():
                     jobs = self._take(queue, line, worker)
@@ -265,8 +225,8 @@ class CostScheduler:
         """Begin a new budget in the place of the last: "2 s from now", "4 ms for this frame".
 
         Each worker is handed work as long as that is believed to end in time; then it gets `Paused`. Batches in
-        flight count against it. The first batch of a budget may overrun it by one job, so that every job gets
-        its turn. What is left is `remaining`; the next budget goes on with it.
+        flight count against it. The first batch of a budget may overrun it by one job, if nothing else is in
+        flight, so that every job gets its turn. What is left is `remaining`; the next budget goes on with it.
 
         Args:
             limit_ns: Time for each worker from now on, nanoseconds; 0 hands out nothing; None lifts the limit.
@@ -277,6 +237,19 @@ class CostScheduler:
         if limit_ns is not None and limit_ns < 0:
             raise ValueError(f"a budget of {limit_ns} ns is negative")
         self._budget.set(limit_ns, list(self._believed_ns))
+
+    def leave(self, worker: int, time_ns: int) -> None:
+        """Leave a worker so much of the budget: for a caller with a clock, which also sees what is not spent in batches."""
+        self._budget.leave(worker, time_ns)
+
+    def spare(self, priority: Priority | None) -> None:
+        """Hand out jobs that are at least so urgent whatever the budget says; None: no job."""
+        self._spared = 0 if priority is None else priority + 1
+
+    def want(self, jobs: Iterable[int]) -> None:
+        """Take the cancelling of jobs back that are queued all the same, because others link them."""
+        for job in jobs:
+            self._table.flags_at[self._checked(job)] &= ~UNWANTED & 0xFF
 
     def cancel(self) -> None:
         """Assign nothing more; see `Scheduler.cancel`. What is queued stays so, for `remaining`."""
@@ -315,7 +288,7 @@ class CostScheduler:
         experience = self._experiences.echoes if echo else self._experiences.of(line // PRIORITIES)
         base, slope = experience.line()
         table, shares = self._table, SHARES * self._workers
-        left_ns = self._budget.left(worker)
+        left_ns = math.inf if line % PRIORITIES < self._spared else self._budget.left(worker)
         time_ns = min(self._options.target_ns, left_ns)
         size = self._options.batch_limit
         if not echo:
@@ -331,7 +304,7 @@ class CostScheduler:
         jobs = self._selector.take(queue, line, worker, limits, picky=picky)
         if not len(jobs) and picky:
             jobs = self._selector.take(queue, line, worker, limits, picky=False)
-        if not len(jobs) and self._budget.fresh:
+        if not len(jobs) and self._budget.fresh and not self.in_flight:
             jobs = self._selector.shortest(queue, line, worker)
         return jobs
 
@@ -373,8 +346,3 @@ class CostScheduler:
         if not 0 <= worker < self._workers:
             raise ValueError(f"there is no worker {worker}; workers are 0..{self._workers - 1}")
         return self._assigned[worker]
-
-    def _checked(self, job: int) -> int:
-        if not 0 <= job < self._table.count:
-            raise ValueError(f"there is no job {job}")
-        return job

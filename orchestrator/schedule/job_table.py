@@ -22,7 +22,7 @@
 # CREATED, FAILED, UNASSIGNABLE and CANCELLED are final.
 #
 # Guarantees: the number of jobs in each state, and the cost of those that are WAITING, READY or PINNED, are
-# known at any time without a scan. Columns take 78 bytes a job.
+# known at any time without a scan. Columns take 82 bytes a job.
 # Assumptions: at most 2^31 jobs. A memoryview beside each column, because reading one element of an array
 # through it takes a third of the time.
 """`JobTable`: the columns of all jobs."""
@@ -81,6 +81,7 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "worker": (np.int32, -1),
     "live_linkers": (np.int32, 0),
     "first_edge": (np.int32, -1),
+    "number": (np.int32, 0),
     "library_start": (np.int32, 0),
     "library_count": (np.int32, 0),
 }
@@ -109,6 +110,7 @@ class JobTable:
         worker: Who was assigned it; of an echo, who will be; or -1.
         live_linkers: Jobs that link it and are queued.
         first_edge: First link to it, or -1.
+        number: What the caller calls it, for messages; its own number unless it says otherwise.
         library_start: Its first link to a library.
         library_count: Number of its links to libraries.
     """
@@ -129,6 +131,7 @@ class JobTable:
     worker: Int32s
     live_linkers: Int32s
     first_edge: Int32s
+    number: Int32s
     library_start: Int32s
     library_count: Int32s
     state_at: memoryview[int]
@@ -147,6 +150,7 @@ class JobTable:
     worker_at: memoryview[int]
     live_linkers_at: memoryview[int]
     first_edge_at: memoryview[int]
+    number_at: memoryview[int]
     library_start_at: memoryview[int]
     library_count_at: memoryview[int]
 
@@ -171,6 +175,7 @@ class JobTable:
         own = np.arange(first, needed, dtype=np.int32)
         self.leader[first:needed] = own
         self.last_follower[first:needed] = own
+        self.number[first:needed] = own
         return first
 
     def entered(self, first: int) -> None:

@@ -115,7 +115,7 @@ class Lifecycle:
                     self._follow(each, theirs, saved=True)
         elif state == FAILED:
             for each in joined:
-                self.reject(each, _same_work(theirs, self.failures[theirs]))
+                self.reject(each, _same_work(table.number_at[theirs], self.failures[theirs]))
         else:
             table.move(mine, JOINED)
             self._chain(theirs, joined)
@@ -268,7 +268,7 @@ class Lifecycle:
             self.failures[job] = reason
             if table.leader_at[job] == job:
                 for follower in self._take_followers(job):
-                    self.reject(follower, _same_work(job, reason))
+                    self.reject(follower, _same_work(table.number_at[job], reason))
             self._reject_linkers(job, reason)
 
     def reject(self, job: int, reason: str) -> None:
@@ -286,7 +286,8 @@ class Lifecycle:
                 if self.table.state_at[linker] <= JOINED:
                     self._drop(linker, UNASSIGNABLE)
                     # The root cause only: a long chain must not give a long text.
-                    self.unassignable[linker] = f"links pipeline {library}, which was not created: {cause}"
+                    number = self.table.number_at[library]
+                    self.unassignable[linker] = f"links pipeline {number}, which was not created: {cause}"
                     pending.append(linker)
 
     def revive(self, job: int) -> None:
@@ -299,7 +300,7 @@ class Lifecycle:
         for library in self.links.libraries_of(job):
             table.live_linkers_at[library] += 1
             if table.state_at[library] == CANCELLED:
-                self.reject(job, f"links pipeline {library}, which was cancelled")
+                self.reject(job, f"links pipeline {table.number_at[library]}, which was cancelled")
 
     # --- what a caller may ask for
 
@@ -392,5 +393,5 @@ class Lifecycle:
         self.raise_(job, table.priority_at[leader], table.rank_at[leader])
 
 
-def _same_work(leader: int, cause: str) -> str:
-    return f"is the same work as pipeline {leader}, which was not created: {cause}"
+def _same_work(number: int, cause: str) -> str:
+    return f"is the same work as pipeline {number}, which was not created: {cause}"

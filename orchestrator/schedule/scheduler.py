@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,7 @@ class JobGraph:
         module_index: The shader modules of each job, shape (m,), int32.
         priorities: `Priority` of each job, shape (n,), uint8.
         groups: A number of the caller's for each job, shape (n,), int32, by which jobs can be cancelled.
+        numbers: What reasons call each job, shape (n,), int32; its own number where not given.
     """
 
     kinds: npt.NDArray[np.uint8]
@@ -70,6 +71,7 @@ class JobGraph:
     module_index: npt.NDArray[np.int32] | None = None
     priorities: npt.NDArray[np.uint8] | None = None
     groups: npt.NDArray[np.int32] | None = None
+    numbers: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         """Number of jobs."""
@@ -176,6 +178,19 @@ class Scheduler(Protocol):
 
     def cancel(self) -> None:
         """Assign nothing more. Assignments in flight still end by `finished` or `failed`. Idempotent."""
+
+
+@runtime_checkable
+class SharesOutcomes(Protocol):
+    """A scheduler that may give a job the outcome of another one, which is the same work, and never assign it."""
+
+    @property
+    def shares_outcomes(self) -> bool:
+        """Whether it does."""
+
+    @property
+    def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The jobs that have another one's outcome now, ascending, and for each the job whose it is."""
 
 
 SchedulerFactory = Callable[[JobGraph, int], Scheduler]

@@ -82,6 +82,8 @@ class Submission:
         table.priority[rows] = Priority.SOON if jobs.priorities is None else jobs.priorities
         if jobs.groups is not None:
             table.group[rows] = jobs.groups
+        if jobs.numbers is not None:
+            table.number[rows] = jobs.numbers
         table.entered(first)
 
         edges = life.links.count
@@ -157,7 +159,8 @@ class Submission:
                 life.revive(library)
             if (what := _LOST.get(table.state_at[library])) is not None:
                 cause = life.unassignable.get(library) or life.failures.get(library)
-                life.reject(linker, f"links pipeline {library}, {what}" + (f": {cause}" if cause else ""))
+                number = table.number_at[library]
+                life.reject(linker, f"links pipeline {number}, {what}" + (f": {cause}" if cause else ""))
 
     def _enqueue(self, first: int) -> None:
         """Queue all jobs from a number on that wait for nothing."""
@@ -180,7 +183,7 @@ def check(jobs: JobGraph, first: int) -> None:
         ValueError: What is wrong.
     """
     count = len(jobs)
-    for name in ("costs_ns", "keys", "pipeline_keys", "priorities", "groups"):
+    for name in ("costs_ns", "keys", "pipeline_keys", "priorities", "groups", "numbers"):
         column = getattr(jobs, name)
         if column is not None and len(column) != count:
             raise ValueError(f"{name} has {len(column)} elements for {count} jobs")
