@@ -172,19 +172,29 @@ class PipelineCache:
             ExternalSynchronizationError: It is externally synchronized and another call is using it, or it
                 was destroyed before.
         """
+        self.begin_use(what)
+        try:
+            yield
+        finally:
+            self.end_use()
+
+    def begin_use(self, what: str) -> None:
+        """What `exclusive` does on entering, for the path where a context manager's time counts.
+
+        Raises:
+            ExternalSynchronizationError: As `exclusive`; then there is no use to end.
+        """
         if self.destroyed:
             raise ExternalSynchronizationError(f"{what}: pipeline cache {self.name!r} was destroyed before")
-        if not self.externally_synchronized:
-            yield
-            return
-        if not self._lock.acquire(blocking=False):
+        if self.externally_synchronized and not self._lock.acquire(blocking=False):
             raise ExternalSynchronizationError(
                 f"{what}: pipeline cache {self.name!r} is externally synchronized and in use by another "
                 "thread; give each worker its own cache, and merge only after the barrier"
             )
-        try:
-            yield
-        finally:
+
+    def end_use(self) -> None:
+        """What `exclusive` does on leaving; once for each `begin_use` that returned."""
+        if self.externally_synchronized:
             self._lock.release()
 
 
@@ -211,12 +221,14 @@ class CreationBatch:
         durations_ns: VkPipelineCreationFeedback::duration of each, uint64; 0 where there is no feedback.
         handles: Pipeline handles, uint64; 0 where not kept or not created. The caller owns those it asked to
             keep and ends them with `Device.destroy_pipelines`.
+        all_created: The device knows that every result is 0, so that nobody has to look through them.
     """
 
     results: npt.NDArray[np.int32]
     feedback_flags: npt.NDArray[np.uint32]
     durations_ns: npt.NDArray[np.uint64]
     handles: npt.NDArray[np.uint64]
+    all_created: bool = False
 
 
 @frozen

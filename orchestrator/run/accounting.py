@@ -4,25 +4,33 @@
 #   blocked = driver - cpu - run delay     asleep inside the driver, on a lock
 #   overhead = wall x workers - driver     building, the interpreter, idle workers
 #
-# Guarantees: one meter belongs to one thread; reading it costs three system calls (about 2 us) a batch.
+# Guarantees: one meter belongs to one thread; reading it costs about 2 us, twice a batch, and never gives the
+# interpreter away: where 16 threads want it, each time that costs more than all else between two calls.
 # Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel
 # keeps no such statistics, it counts as 0 and an oversubscribed machine looks like contention.
 """Cost of creation calls."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import time
 from types import TracebackType
-from typing import Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
+_STATISTICS_BYTES: Final = 96  # three numbers of at most 20 digits
+# Through PyDLL a call keeps the interpreter, which os.pread gives away; this read never waits for anything.
+_pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
+if _pread is not None:
+    _pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
+    _pread.restype = ctypes.c_ssize_t
 
 
 @frozen(eq=False)
@@ -53,8 +61,7 @@ class CreationCall:
         return max(0, self.driver_ns - self.cpu_ns - self.run_delay_ns)
 
 
-@frozen
-class Reading:
+class Reading(NamedTuple):
     """The clocks of a thread at one moment, nanoseconds."""
 
     wall_ns: int
@@ -67,10 +74,13 @@ class ThreadMeter:
 
     def __init__(self) -> None:
         """Open the run queue statistics of this thread, where there are any."""
-        try:
-            self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
+        self._text = ctypes.create_string_buffer(_STATISTICS_BYTES + 1)
+        self._fd = -1
+        if _pread is not None:
+            try:
+                self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                self._fd = -1  # a kernel without them: has_run_delay says so
 
     def __enter__(self) -> Self:
         """Return the meter."""
@@ -90,11 +100,12 @@ class ThreadMeter:
         return self._fd >= 0
 
     def _run_delay_ns(self) -> int:
-        if self._fd < 0:
+        if self._fd < 0 or _pread is None:
             return 0
+        read = _pread(self._fd, self._text, _STATISTICS_BYTES, 0)
         try:
-            return int(os.pread(self._fd, 96, 0).split()[1])
-        except (OSError, IndexError, ValueError):
+            return int(self._text.raw[: max(0, read)].split(None, 2)[1])
+        except (IndexError, ValueError):
             # A kernel without scheduler statistics: unknown from now on, rather than half known.
             os.close(self._fd)
             self._fd = -1
@@ -119,7 +130,7 @@ def driver_time_ns(batch: CreationBatch, wall_ns: int) -> npt.NDArray[np.uint64]
     By creation feedback where it is valid for any of them; otherwise the call's wall time in equal shares.
     """
     flags = batch.feedback_flags
-    # One pass over the flags settles the usual case: this is on the path of every batch.
+    # One pass over the flags settles the usual case.
     if len(flags) and int(np.bitwise_and.reduce(flags)) & FEEDBACK_VALID:
         return batch.durations_ns
     valid = (flags & np.uint32(FEEDBACK_VALID)) != 0
@@ -152,3 +163,60 @@ def creation_call(
         run_delay_ns=run_delay,
         indices=indices,
     )
+
+
+@define(eq=False)
+class CallLog:
+    """The calls of one worker, as they come, and what they cost, worked out when it is asked for.
+
+    Between two calls a worker holds the interpreter, which others want: so it only notes here what it read, and the rest is
+    done once, after the barrier. One thread at a time.
+
+    Attributes:
+        worker: Who makes the calls.
+    """
+
+    worker: int
+    _noted: list[tuple[Reading, Reading, CreationBatch | None, npt.NDArray[np.int32]]] = field(factory=list)
+    _calls: list[CreationCall] = field(factory=list)
+    _durations: list[npt.NDArray[np.uint64]] = field(factory=list)
+
+    def note(
+        self,
+        before: Reading,
+        after: Reading,
+        batch: CreationBatch | None,
+        indices: npt.NDArray[np.int32],
+    ) -> None:
+        """Note a call.
+
+        Args:
+            before: The clocks before it.
+            after: The clocks after it.
+            batch: What it gave; None where it failed as a whole, so that no feedback came from it.
+            indices: The pipelines.
+        """
+        self._noted.append((before, after, batch, indices))
+
+    @property
+    def calls(self) -> list[CreationCall]:
+        """The calls, in the order made."""
+        self._work_out()
+        return self._calls
+
+    @property
+    def durations_ns(self) -> list[npt.NDArray[np.uint64]]:
+        """For each call, the driver time of its pipelines, in the order of its indices."""
+        self._work_out()
+        return self._durations
+
+    def _work_out(self) -> None:
+        noted, self._noted = self._noted, []
+        for before, after, batch, indices in noted:
+            wall_ns = after.wall_ns - before.wall_ns
+            # A call that failed was in the driver all the same.
+            durations = (
+                equal_shares(len(indices), wall_ns) if batch is None else driver_time_ns(batch, wall_ns)
+            )
+            self._durations.append(durations)
+            self._calls.append(creation_call(self.worker, before, after, int(durations.sum()), indices))

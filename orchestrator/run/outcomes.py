@@ -55,6 +55,8 @@ class OutcomeStatus(enum.StrEnum):
 _STATUSES = tuple(OutcomeStatus)
 _CODE = {status: np.uint8(code) for code, status in enumerate(_STATUSES)}
 _KINDS = tuple(PipelineKind)
+_CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
+_NO_REASONS: Mapping[int, str] = {}
 
 
 def status_code(status: OutcomeStatus) -> int:
@@ -115,45 +117,39 @@ class OutcomeTable:
         """Pipelines of each status; every status has an entry."""
         return _counts(self.status)
 
-    def hits(self, indices: npt.NDArray[np.int32]) -> int:
-        """How many of these pipelines were cache hits."""
-        return int(np.count_nonzero(self.status[indices] == _CODE[OutcomeStatus.CACHE_HIT]))
-
     def settle(self, status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
         """Give pipelines an outcome without a driver call."""
         for index, reason in reasons.items():
             self.reasons[index] = reason
             self.status[index] = _CODE[status]
 
-    def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> dict[int, str]:
+    def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Take a batch's results; what they cost comes later, with `attribute`.
 
         Returns:
-            The pipelines that were not created, with the reason.
+            The pipelines that were not created, with the reason; and how many of the others were cache hits.
         """
         if self.handles is not None:
             self.handles[indices] = batch.handles
         flags = batch.feedback_flags
         # Usually all of a batch are hits, or none is, and one pass over the flags says so.
         if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
-            self.status[indices] = _CODE[OutcomeStatus.CACHE_HIT]
+            self.status[indices] = _CACHE_HIT
+            if batch.all_created:
+                return _NO_REASONS, len(indices)
         elif not int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
             self.status[indices] = _CODE[OutcomeStatus.COMPILED]
         else:
             hit = (flags & np.uint32(_HIT)) == _HIT
-            self.status[indices] = np.where(
-                hit, _CODE[OutcomeStatus.CACHE_HIT], _CODE[OutcomeStatus.COMPILED]
-            )
+            self.status[indices] = np.where(hit, _CACHE_HIT, _CODE[OutcomeStatus.COMPILED])
         if self._links.size:
-            self.status[self._only_linked(indices, batch)] = _CODE[OutcomeStatus.CACHE_HIT]
-        if not batch.results.any():
-            return {}
+            self.status[self._only_linked(indices, batch)] = _CACHE_HIT
         reasons = {
             int(indices[place]): _refusal(int(batch.results[place]))
             for place in np.flatnonzero(batch.results != SUCCESS)
         }
         self.settle(OutcomeStatus.FAILED, reasons)
-        return reasons
+        return reasons, int(np.count_nonzero(self.status[indices] == _CACHE_HIT))
 
     def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
         """Pipelines of a batch that are links without feedback and whose libraries were all hits."""
@@ -161,7 +157,7 @@ class OutcomeTable:
         return [
             index
             for index in indices[silent & np.isin(indices, self._links)].tolist()
-            if (self.status[list(self._image.libraries_of(index))] == _CODE[OutcomeStatus.CACHE_HIT]).all()
+            if (self.status[list(self._image.libraries_of(index))] == _CACHE_HIT).all()
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:

@@ -23,14 +23,7 @@ import trio
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
-from orchestrator.run.accounting import (
-    CreationCall,
-    Reading,
-    ThreadMeter,
-    creation_call,
-    driver_time_ns,
-    equal_shares,
-)
+from orchestrator.run.accounting import CallLog, CreationCall, ThreadMeter
 from orchestrator.run.creation import Creator
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.outcomes import OutcomeTable
@@ -49,8 +42,6 @@ class Worker:
         table: Where outcomes go.
 
     Attributes:
-        calls: What it did, in order.
-        durations_ns: For each call, the driver time of its pipelines, in the order of its indices.
         arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
         knows_run_delay: Whether the time on the run queue is known.
     """
@@ -66,10 +57,19 @@ class Worker:
         self._creator = creator
         self._exchange = exchange
         self._table = table
-        self.calls: list[CreationCall] = []
-        self.durations_ns: list[npt.NDArray[np.uint64]] = []
+        self._log = CallLog(number)
         self.arrived_ns = 0
         self.knows_run_delay = True
+
+    @property
+    def calls(self) -> list[CreationCall]:
+        """What it did, in order; after the barrier."""
+        return self._log.calls
+
+    @property
+    def durations_ns(self) -> list[npt.NDArray[np.uint64]]:
+        """For each call, the driver time of its pipelines, in the order of its indices; after the barrier."""
+        return self._log.durations_ns
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
         """Work until nothing is left.
@@ -101,11 +101,8 @@ class Worker:
                 answer, seen = self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
                 if not isinstance(answer, Assignment):
                     break
-                first = len(self.calls)
-                reasons = self._create(answer.indices, meter)
+                reasons, hits, elapsed_ns = self._create(answer.indices, meter)
                 ended = answer
-                hits = self._table.hits(answer.indices)
-                elapsed_ns = sum(call.wall_ns for call in self.calls[first:])
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
         if isinstance(answer, Wait):
@@ -113,8 +110,10 @@ class Worker:
         self.arrived_ns = time.perf_counter_ns()
         return None
 
-    def _create(self, indices: npt.NDArray[np.int32], meter: ThreadMeter) -> Mapping[int, str]:
-        """Create a batch; returns what was not created, with the reason."""
+    def _create(
+        self, indices: npt.NDArray[np.int32], meter: ThreadMeter
+    ) -> tuple[Mapping[int, str], int, int]:
+        """Create a batch; returns what was not created with the reason, the number of hits, and the time, ns."""
         before = meter.begin()
         try:
             batch = self._creator.create(indices)
@@ -122,36 +121,29 @@ class Worker:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:
             after = meter.end()
-            # No feedback comes from a call that failed; it was in the driver all the same.
-            self._account(before, after, equal_shares(len(indices), after.wall_ns - before.wall_ns), indices)
-            return self._isolate(indices, error, meter)
+            self._log.note(before, after, None, indices)
+            reasons, hits, elapsed_ns = self._isolate(indices, error, meter)
+            return reasons, hits, elapsed_ns + after.wall_ns - before.wall_ns
         after = meter.end()
-        durations = driver_time_ns(batch, after.wall_ns - before.wall_ns)
-        self._account(before, after, durations, indices)
-        return self._table.record(indices, batch)
-
-    def _account(
-        self,
-        before: Reading,
-        after: Reading,
-        durations: npt.NDArray[np.uint64],
-        indices: npt.NDArray[np.int32],
-    ) -> None:
-        self.calls.append(creation_call(self.number, before, after, int(durations.sum()), indices))
-        self.durations_ns.append(durations)
+        self._log.note(before, after, batch, indices)
+        reasons, hits = self._table.record(indices, batch)
+        return reasons, hits, after.wall_ns - before.wall_ns
 
     def _isolate(
         self, indices: npt.NDArray[np.int32], error: OrchestratorError, meter: ThreadMeter
-    ) -> Mapping[int, str]:
+    ) -> tuple[Mapping[int, str], int, int]:
         """A call failed as a whole: find out which of its pipelines is to blame, one call each."""
         if isinstance(error, DriverError) and error.result == ERROR_DEVICE_LOST:
             self._exchange.lose_device(str(error))
         elif len(indices) > 1:
             reasons: dict[int, str] = {}
+            hits = elapsed_ns = 0
             for place in range(len(indices)):
                 if lost := self._exchange.device_lost:
-                    rest = self._table.record_failed_call(indices[place:], lost)
-                    return reasons | rest
-                reasons.update(self._create(indices[place : place + 1], meter))
-            return reasons
-        return self._table.record_failed_call(indices, str(error))
+                    reasons |= self._table.record_failed_call(indices[place:], lost)
+                    break
+                bad, hit, took_ns = self._create(indices[place : place + 1], meter)
+                reasons.update(bad)
+                hits, elapsed_ns = hits + hit, elapsed_ns + took_ns
+            return reasons, hits, elapsed_ns
+        return self._table.record_failed_call(indices, str(error)), 0, 0

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.devices.device import CreationBatch
 from orchestrator.run import CreationCall
-from orchestrator.run.accounting import Reading, ThreadMeter, creation_call, driver_time_ns
+from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, creation_call, driver_time_ns
 
 
 def batch(flags: list[int], durations: list[int]) -> CreationBatch:
@@ -75,3 +75,15 @@ def test_the_meter_gives_up_on_statistics_that_make_no_sense(
         assert meter.has_run_delay
         assert meter.begin().run_delay_ns == 0
         assert not meter.has_run_delay
+
+
+def test_a_log_works_out_what_calls_cost_when_it_is_asked() -> None:
+    log = CallLog(2)
+    first, second = np.array([4, 9], np.int32), np.array([1], np.int32)
+    log.note(Reading(100, 10, 0), Reading(160, 40, 0), batch([1, 3], [20, 30]), first)
+    log.note(Reading(200, 50, 0), Reading(207, 57, 0), None, second)
+    assert [(each.worker, each.wall_ns, each.driver_ns) for each in log.calls] == [(2, 60, 50), (2, 7, 7)]
+    assert [each.tolist() for each in log.durations_ns] == [[20, 30], [7]]
+    log.note(Reading(300, 60, 0), Reading(310, 70, 0), batch([1], [9]), second)
+    assert [each.driver_ns for each in log.calls] == [50, 7, 9]
+    assert [each.indices.tolist() for each in log.calls] == [[4, 9], [1], [1]]

@@ -1,7 +1,8 @@
 # Purpose: creating a batch of pipelines on a Vulkan device.
 #
-# The create infos of the batch are copied into one contiguous array (their nested pointers are absolute, so a copy is
-# as good as the original), handed over in one call a kind, and the result of each pipeline is read from its handle and
+# The create infos of the batch lie in one contiguous array: where they are, if the pipelines follow one another, or else
+# copied (their nested pointers are absolute, so a copy is as good as the original). They are handed over in one call a
+# kind, and the result of each pipeline is read from its handle and
 # its creation feedback. The specification gives one VkResult for the whole call (section "Multiple Pipeline
 # Creation"), so pipelines that were not created are asked for once more, one by one, to learn each one's own result.
 #
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineCache
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
 from orchestrator.errors import OrchestratorError
 
@@ -26,10 +28,14 @@ if TYPE_CHECKING:
 
 _KINDS: Final = tuple(PipelineKind)
 _COMMANDS: Final = {
-    PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", "VkGraphicsPipelineCreateInfo *"),
-    PipelineKind.COMPUTE: ("vkCreateComputePipelines", "VkComputePipelineCreateInfo *"),
-    PipelineKind.RAY_TRACING: ("vkCreateRayTracingPipelinesKHR", "VkRayTracingPipelineCreateInfoKHR *"),
+    PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", ffi.typeof("VkGraphicsPipelineCreateInfo[]")),
+    PipelineKind.COMPUTE: ("vkCreateComputePipelines", ffi.typeof("VkComputePipelineCreateInfo[]")),
+    PipelineKind.RAY_TRACING: (
+        "vkCreateRayTracingPipelinesKHR",
+        ffi.typeof("VkRayTracingPipelineCreateInfoKHR[]"),
+    ),
 }
+_HANDLES: Final = ffi.typeof("uint64_t[]")
 
 
 class MissingLibraryError(OrchestratorError):
@@ -86,12 +92,14 @@ class PipelineCreation:
         device = self._device
         create = getattr(device.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
-        count, first = len(handles), pointer_to(infos, ctype)
-        out = pointer_to(handles, "uint64_t *")
+        count, first, out = len(handles), pointer_to(infos, ctype), pointer_to(handles, _HANDLES)
         if cache is None:
             return int(create(device.handle, *deferred, 0, count, first, device.allocator, out))
-        with cache.exclusive(command):
+        cache.begin_use(command)
+        try:
             return int(create(device.handle, *deferred, cache.handle, count, first, device.allocator, out))
+        finally:
+            cache.end_use()
 
     def _wave(
         self,
@@ -101,8 +109,15 @@ class PipelineCreation:
         fail_on_compile_required: bool,
     ) -> CreationBatch:
         """Create pipelines whose libraries all exist, one call a kind."""
-        kinds = bound.image.kinds[indices]
-        if len(indices) and (kinds == kinds[0]).all():  # what schedulers hand out
+        if not len(indices):
+            return _empty(0)
+        span = bound.span_of(indices)
+        of_each = bound.image.kinds
+        if span is not None and of_each[span.start] == of_each[span.stop - 1]:  # an image is ordered by kind
+            kind = _KINDS[of_each[span.start]]
+            return self._kind(bound, kind, indices, cache, fail_on_compile_required, span)
+        kinds = of_each[indices]
+        if (kinds == kinds[0]).all():  # what schedulers hand out
             return self._kind(bound, _KINDS[kinds[0]], indices, cache, fail_on_compile_required)
         batch = _empty(len(indices))
         for number, kind in enumerate(_KINDS):
@@ -118,9 +133,12 @@ class PipelineCreation:
         indices: npt.NDArray[np.int32],
         cache: PipelineCache | None,
         fail_on_compile_required: bool,
+        span: slice | None = None,
     ) -> CreationBatch:
         """Create pipelines of one kind in one call; ask again, one by one, for those that were not created."""
-        infos = bound.create_infos(kind, indices, fail_on_compile_required=fail_on_compile_required)
+        infos = bound.create_infos(
+            kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
+        )
         handles = np.zeros(len(indices), np.uint64)
         result = self.call(kind, infos, handles, cache)
         results = np.zeros(len(indices), np.int32)
@@ -130,8 +148,8 @@ class PipelineCreation:
             if len(indices) > 1:
                 for each in missing.tolist():
                     results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
-        flags, durations = bound.take_feedback(indices)
-        return CreationBatch(results, flags, durations, handles)
+        flags, durations = bound.take_feedback(indices, span)
+        return CreationBatch(results, flags, durations, handles, result == SUCCESS)
 
 
 def _empty(count: int) -> CreationBatch:

@@ -194,8 +194,9 @@ class VulkanDevice:
             bound.release_modules(acquired)
         if not keep:
             bound.discard(batch.handles)
+            none = np.zeros(len(indices), np.uint64)
             batch = CreationBatch(
-                batch.results, batch.feedback_flags, batch.durations_ns, np.zeros(len(indices), np.uint64)
+                batch.results, batch.feedback_flags, batch.durations_ns, none, batch.all_created
             )
         return batch
 
@@ -226,7 +227,7 @@ class VulkanDevice:
             acquired = bound.acquire_modules(own)
             try:
                 infos = bound.create_infos(bound.image.kind_of(index), own, fail_on_compile_required=False)
-                info.pNext = pointer_to(infos, "void *")
+                info.pNext = pointer_to(infos, "uint8_t[]")
                 key.sType = registry().struct("VkPipelineBinaryKeyKHR").s_type
                 result = self.commands.vkGetPipelineKeyKHR(self.handle, info, key)
             finally:
