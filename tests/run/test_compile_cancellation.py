@@ -14,9 +14,8 @@ import trio
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated.cache import parse_data
-from orchestrator.run import cache_keeping
-from orchestrator.run import compile as compile_module
-from orchestrator.run.compile import _Job
+from orchestrator.run import cache_keeping, compile_cache, compile_job
+from orchestrator.run.compile_cache import CompileCache
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.save_policy import SavePolicy
@@ -111,8 +110,8 @@ async def test_cancelled_at_every_step(
 
 # Each runs in a thread while the trio thread may be cancelled.
 BLOCKING = (
-    (compile_module, "build_image"),
-    (compile_module, "load_into_cache"),
+    (compile_job, "build_image"),
+    (compile_cache, "load_into_cache"),
     (cache_keeping, "save_merged"),
 )
 
@@ -149,14 +148,14 @@ async def test_a_cache_that_is_not_destroyed_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Test of the test: the save keeps nothing of a cancelled run."""
-    save = _Job._save
+    save = CompileCache.close
 
-    def forgetful(self: _Job, device: Any, primary: Any, compiled: int | None) -> None:
+    def forgetful(self: CompileCache, device: Any, primary: Any, compiled: int | None) -> None:
         if compiled is None:
             device.destroy_pipeline_cache(primary)
         else:
             save(self, device, primary, compiled)
 
-    monkeypatch.setattr(_Job, "_save", forgetful)
+    monkeypatch.setattr(CompileCache, "close", forgetful)
     with pytest.raises(AssertionError):
         await every_step(Case(tmp_path), CacheMode.PER_WORKER)

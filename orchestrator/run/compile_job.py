@@ -1,0 +1,229 @@
+# Purpose: the steps of a compile, group by group, and its report.
+#
+#   set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
+#
+# Guarantees: those of `compile_set`. Groups run one after the other: each is a device with features of its own, and all
+# keep one cache file, since the features are in the driver's keys and not in the identity of the cache.
+"""`CompileJob`: one compile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+import trio
+from attrs import define, field
+
+from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.image import PipelineKind
+from orchestrator.run.compile_cache import CompileCache
+from orchestrator.run.compile_report import (
+    CompileReport,
+    InspectedPipeline,
+    SetSummary,
+    Stage,
+    combine,
+    timing_of_runs,
+)
+from orchestrator.run.compile_settings import CompileSettings, captured_features
+from orchestrator.run.compile_tally import Tally, problem_outcomes
+from orchestrator.run.executables import inspect_pipelines, require_inspector
+from orchestrator.run.orchestrator import run_pipelines
+from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
+from orchestrator.run.progress import Progress
+from orchestrator.run.recorded_costs import RecordedCosts
+from orchestrator.run.vetting import ModulePolicy, Vetter
+from orchestrator.sets.applications import RobustnessGroup
+from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+
+_T = TypeVar("_T")
+
+
+@define(eq=False)
+class CompileJob:
+    """One compile. Its public methods run in the trio thread; what blocks goes to a thread.
+
+    Attributes:
+        settings: What was asked for.
+    """
+
+    settings: CompileSettings
+    _cache: CompileCache = field(init=False)
+    _device: Device | None = field(default=None, init=False)
+    _tally: Tally = field(factory=Tally, init=False)
+    _notes: list[str] = field(factory=list, init=False)
+    _untried: int = field(default=0, init=False)
+    _spent: dict[str, int] = field(factory=dict, init=False)
+    _stages: list[Stage] = field(factory=list, init=False)
+    _inspected: list[InspectedPipeline] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._cache = CompileCache(self.settings)
+
+    async def run(self) -> None:
+        """Compile all groups; raises what `compile_set` does."""
+        settings = self.settings
+        settings.on_stage("reading the set")
+        groups = await self._timed("read_ns", lambda: settings.source.groups)
+        self._tally.total = sum(len(group.pipelines) for group in groups)
+        if len(groups) > 1:
+            self._notes.append(
+                f"the set was recorded from applications with {len(groups)} different sets of features; "
+                "each is compiled on a device opened with its own"
+            )
+        for group in groups:
+            if not settings.stopped or self._device is None:
+                await self._run_group(group)
+
+    async def _run_group(self, group: RobustnessGroup) -> None:
+        settings = self.settings
+        settings.on_stage("opening the device")
+        device = self._device = await self._timed(
+            "open_ns", lambda: settings.opener(captured_features(group))
+        )
+        try:
+            if settings.inspect_executables:
+                require_inspector(device)
+            settings.on_stage("preparing")
+            built = await self._timed("prepare_ns", lambda: self._build(group, device))
+            self._tally.leave_out(problem_outcomes(built))
+            if settings.spirv_val is not ModulePolicy.OFF:
+                built = await self._vet(group, device, built)
+            prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
+            settings.on_stage("loading the cache")
+            primary = await self._timed("cache_load_ns", lambda: self._cache.open(device))
+            compiled: int | None = None
+            try:
+                settings.on_stage("compiling")
+                async with self._cache.keeping(primary):
+                    report = await self._run_pipelines(device, prepared, primary)
+                self._tally.take_run(report)
+                self._notes += report.notes
+                compiled = report.counts()[OutcomeStatus.COMPILED]
+            finally:
+                # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
+                with trio.CancelScope(shield=True):
+                    if primary is not None:
+                        await self._timed(
+                            "cache_save_ns", lambda: self._cache.close(device, primary, compiled)
+                        )
+            if settings.inspect_executables and not settings.stopped:
+                settings.on_stage("inspecting the code of the pipelines")
+                await self._inspect(device, prepared, report)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(device.close)
+
+    async def _run_pipelines(
+        self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
+    ) -> RunReport:
+        settings, cache = self.settings, self._cache
+        costs = await trio.to_thread.run_sync(RecordedCosts.open, settings.cache_directory, device.identity)
+        report = await run_pipelines(
+            device,
+            prepared,
+            workers=cache.workers,
+            mode=cache.mode,
+            scheduler=costs.scheduler(prepared.image, cache.mode),
+            merge=cache.merge,
+            on_merged=cache.on_merged,
+            primary=primary,
+            count_duplicate_pipeline_keys=settings.count_duplicate_pipeline_keys,
+            stop=settings.stop,
+            on_progress=self._progress,
+        )
+        await trio.to_thread.run_sync(costs.learn, report)
+        self._notes += costs.notes
+        return report
+
+    def _progress(self, progress: Progress) -> None:
+        self._cache.progress(progress.compiled)
+        self.settings.on_progress(self._tally.during(progress))
+
+    async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
+        """Do blocking work in a thread and add its time to a total."""
+        started = time.perf_counter_ns()
+        try:
+            return await trio.to_thread.run_sync(work)
+        finally:
+            duration = time.perf_counter_ns() - started
+            self._spent[what] = self._spent.get(what, 0) + duration
+            self._stages.append(Stage(what.removesuffix("_ns"), started, duration))
+
+    async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
+        created = np.flatnonzero(
+            (report.status == status_code(OutcomeStatus.COMPILED))
+            | (report.status == status_code(OutcomeStatus.CACHE_HIT))
+        )
+        kinds = tuple(PipelineKind)
+        found_of = await inspect_pipelines(
+            device, prepared, created.tolist(), workers=self._cache.workers, stop=self.settings.stop
+        )
+        for index, found in sorted(found_of.items()):
+            job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
+            self._inspected.append(InspectedPipeline(job, found))
+
+    def _build(self, group: RobustnessGroup, device: Device) -> BuiltImage:
+        return build_image(self.settings.source, _jobs(group), device.capabilities)
+
+    async def _vet(self, group: RobustnessGroup, device: Device, built: BuiltImage) -> BuiltImage:
+        """Leave out what the driver should not be given in this process."""
+        settings = self.settings
+        isolates = settings.spirv_val is ModulePolicy.ISOLATE
+        settings.on_stage("trying pipelines in child processes" if isolates else "validating modules")
+        vetter = Vetter(
+            settings.source,
+            settings.spirv_val,
+            self._cache.workers,
+            settings.selector,
+            settings.driver_caches,
+            settings.trial_limits,
+        )
+        started = time.perf_counter_ns()
+        vetted = await vetter.vet(built.image, captured_features(group), settings.stop)
+        self._stages.append(Stage("vet", started, time.perf_counter_ns() - started))
+        self._notes += vetted.notes
+        self._tally.leave_out(vetted.left_out)
+        self._untried += len(vetted.untried)
+        if not (vetted.left_out or vetted.untried):
+            return built
+        known = {each.job for each in built.problems}
+        rest = vetted.allowed([job for job in _jobs(group) if job not in known])
+        return await self._timed(
+            "prepare_ns", lambda: build_image(settings.source, rest, device.capabilities)
+        )
+
+    def report(self) -> CompileReport:
+        """The report; after `run`."""
+        assert self._device is not None  # noqa: S101 - a set has at least one group
+        source, runs = self.settings.source, self._tally.runs
+        return CompileReport(
+            identity=self._device.identity,
+            features=self._device.features,
+            set=SetSummary(
+                name=source.name,
+                counts=source.counts,
+                content_hash=source.content_hash(),
+                applications=tuple(each.name or "" for each in source.applications),
+                groups=len(source.groups),
+                damage=source.damage,
+            ),
+            mode=self._cache.mode,
+            workers=self._cache.workers,
+            outcomes=combine(source.pipelines, self._tally.outcomes),
+            runs=tuple(runs),
+            cache_file=self._cache.file,
+            timing=timing_of_runs(runs, self._spent),
+            stopped=self._untried > 0 or any(each.stopped for each in runs) or len(runs) < len(source.groups),
+            # Each is told once, whichever groups it is of.
+            notes=tuple(dict.fromkeys([*self._notes, *self._cache.notes])),
+            stages=tuple(self._stages),
+            inspected=tuple(self._inspected),
+        )
+
+
+def _jobs(group: RobustnessGroup) -> list[PipelineJob]:
+    return [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]

@@ -1,0 +1,86 @@
+# Purpose: what a compile was asked for, in one value, and how a group's recorded features are told to a device.
+# Guarantees: a value; nothing here is decided.
+"""Settings of a compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
+from orchestrator.registry import structs_by_type
+from orchestrator.run.compile_tally import CompileProgress
+from orchestrator.run.rolling import MergePolicy
+from orchestrator.run.trial import TrialLimits
+from orchestrator.run.vetting import ModulePolicy
+from orchestrator.sets.applications import RobustnessGroup
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.save_policy import SavePolicy
+
+DeviceOpener = Callable[[CapturedFeatures], Device]
+
+
+@frozen(eq=False)
+class CompileSettings:
+    """What `compile_set` was asked for; its arguments are described there.
+
+    Attributes:
+        source: The set.
+        opener: Opens the device.
+        selector: Which device, for notes and trial processes.
+        workers: Number of workers, None where it is left open.
+        mode: The cache topology, None where it is left open.
+        merge: When worker caches are merged.
+        save_policy: When the cache file is saved on the way.
+        cache_directory: Where it is kept, or None.
+        relax_driver_version: See `read_cache_file`.
+        count_duplicate_pipeline_keys: See `run_pipelines`.
+        inspect_executables: Whether the driver is asked about the code of pipelines.
+        spirv_val: What is done about shader modules that may be invalid.
+        trial_limits: What a trial may take.
+        driver_caches: Whether the driver's own caches are on.
+        stop: Ends the job early when set.
+        on_stage: Told what begins.
+        on_progress: Told how far it is.
+    """
+
+    source: PipelineSet
+    opener: DeviceOpener
+    selector: str
+    workers: int | None
+    mode: CacheMode | None
+    merge: MergePolicy | None
+    save_policy: SavePolicy
+    cache_directory: Path | None
+    relax_driver_version: bool
+    count_duplicate_pipeline_keys: bool
+    inspect_executables: bool
+    spirv_val: ModulePolicy
+    trial_limits: TrialLimits
+    driver_caches: bool
+    stop: trio.Event | None
+    on_stage: Callable[[str], None]
+    on_progress: Callable[[CompileProgress], None]
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job was asked to end."""
+        return self.stop is not None and self.stop.is_set()
+
+
+def captured_features(group: RobustnessGroup) -> CapturedFeatures:
+    """What a group's applications had enabled, by the names of the registry."""
+    known = structs_by_type()
+    return CapturedFeatures(
+        robust_buffer_access=group.features.robust_buffer_access,
+        features=frozenset(
+            (known[s_type].name, member)
+            for s_type, members in group.features.chain
+            if s_type in known
+            for member, value in members.items()
+            if value
+        ),
+    )
