@@ -1,5 +1,6 @@
 # Purpose: the plain scheduler: first in, first out, in the order of the set, in batches of one kind whose
-# size shrinks towards the end ("guided" self-scheduling), so that the workers arrive at the barrier together.
+# size shrinks towards the end ("guided" self-scheduling), so that the workers arrive at the barrier together. Batches
+# that end at once, because all of it was in a cache, are followed by larger ones.
 #
 # How: one array of job numbers holds a queue for each kind. Jobs without libraries are queued at the start,
 # in set order; a job that links libraries is queued when the last of them was created. Kinds are served in
@@ -20,11 +21,16 @@ import numpy.typing as npt
 from orchestrator.schedule.scheduler import Assignment, Done, JobGraph, Wait
 
 DEFAULT_BATCH_LIMIT = 64
-"""Largest batch. At 64 the cost of a call from Python is spread thin enough not to be seen in warm runs."""
+"""Largest batch while pipelines compile: 64 at a millisecond or two each are a tenth of a second."""
+
+DEFAULT_HIT_LIMIT = 1024
+"""Largest batch while they are found in a cache, at one to two microseconds each."""
 
 SHARES_PER_WORKER = 4
 """A batch is at most the remaining jobs divided by this many shares for each worker: a short tail."""
 
+_QUICK_NS = 1_000_000  # a batch that took less is followed by one of twice the size
+_SLOW_NS = 4_000_000  # one that took more by one of the usual size
 _WAIT = Wait()
 _DONE = Done()
 
@@ -36,17 +42,26 @@ class FifoScheduler:
         jobs: The jobs.
         workers: Number of workers, numbered 0..workers-1.
         limit: Largest batch, at least 1.
+        hit_limit: Largest batch that quick ones may grow to; `limit` where it is less.
 
     Raises:
         ValueError: A number is out of range, or a job links a library that does not come before it.
     """
 
-    def __init__(self, jobs: JobGraph, workers: int, *, limit: int = DEFAULT_BATCH_LIMIT) -> None:
+    def __init__(
+        self,
+        jobs: JobGraph,
+        workers: int,
+        *,
+        limit: int = DEFAULT_BATCH_LIMIT,
+        hit_limit: int = DEFAULT_HIT_LIMIT,
+    ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
-        self._limit = limit
+        self._limit = self._size = limit
+        self._hit_limit = max(limit, hit_limit)
         self._shares = SHARES_PER_WORKER * workers
         self._assigned: list[Assignment | None] = [None] * workers
         self._in_flight = 0
@@ -123,7 +138,7 @@ class FifoScheduler:
             # Every queued job waits for a library. It is in flight: a failed one would have taken the job
             # with it, and a queued one would be ready or wait for another, down to one that is in flight.
             return _WAIT
-        size = min(ready, self._limit, max(1, self._queued // self._shares))
+        size = min(ready, self._size, max(1, self._queued // self._shares))
         indices = self._queue[head : head + size]
         indices.flags.writeable = False
         self._head[kind] = head + size
@@ -138,12 +153,16 @@ class FifoScheduler:
         worker: int,
         assignment: Assignment,
         *,
-        hits: int = 0,  # noqa: ARG002 - it learns nothing
+        hits: int = 0,  # noqa: ARG002 - it learns from the time alone
         compiles: int = 0,  # noqa: ARG002
-        elapsed_ns: int = 0,  # noqa: ARG002
+        elapsed_ns: int = 0,
     ) -> None:
         """A worker's assignment ended and all its jobs were created; see `Scheduler.finished`."""
         self._end(worker, assignment)
+        if elapsed_ns > _SLOW_NS:
+            self._size = self._limit
+        elif 0 < elapsed_ns < _QUICK_NS and len(assignment.indices) >= self._size:
+            self._size = min(2 * self._size, self._hit_limit)
         if self._has_libraries:
             self._release(assignment.indices)
 

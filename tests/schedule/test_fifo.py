@@ -235,3 +235,27 @@ def test_repr_shows_the_state() -> None:
 
 def test_an_empty_set_is_done_at_once() -> None:
     assert isinstance(FifoScheduler(graph([]), 3).request(2), Done)
+
+
+def test_quick_batches_grow_to_the_limit_of_hits_and_slow_ones_end_that() -> None:
+    scheduler = FifoScheduler(graph([0] * 4000), 1, limit=4, hit_limit=20)
+    sizes = []
+    for elapsed_ns in (1_000, 1_000, 1_000, 2_000_000, 5_000_000, 1_000, 0):
+        answer = scheduler.request(0)
+        assert isinstance(answer, Assignment)
+        sizes.append(len(answer.indices))
+        scheduler.finished(0, answer, elapsed_ns=elapsed_ns)
+    # Doubled after quick ones; kept after one that was neither; small again after a slow one; no time teaches nothing.
+    assert sizes == [4, 8, 16, 20, 20, 4, 8]
+    last = scheduler.request(0)
+    assert isinstance(last, Assignment)
+    assert len(last.indices) == 8
+
+
+def test_batches_that_are_not_full_do_not_make_the_next_ones_larger() -> None:
+    scheduler = FifoScheduler(graph([0] * 10), 2, limit=4, hit_limit=64)
+    sizes = []
+    while isinstance(answer := scheduler.request(0), Assignment):
+        sizes.append(len(answer.indices))
+        scheduler.finished(0, answer, elapsed_ns=1)
+    assert max(sizes) == 1

@@ -149,7 +149,7 @@ class PipelineCreation:
                 for each in missing.tolist():
                     results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
         flags, durations = bound.take_feedback(indices, span)
-        return CreationBatch(results, flags, durations, handles, result == SUCCESS)
+        return CreationBatch(results, flags, durations, handles, result == SUCCESS, span)
 
 
 def _empty(count: int) -> CreationBatch:

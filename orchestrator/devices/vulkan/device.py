@@ -196,7 +196,7 @@ class VulkanDevice:
             bound.discard(batch.handles)
             none = np.zeros(len(indices), np.uint64)
             batch = CreationBatch(
-                batch.results, batch.feedback_flags, batch.durations_ns, none, batch.all_created
+                batch.results, batch.feedback_flags, batch.durations_ns, none, batch.all_created, batch.span
             )
         return batch
 
