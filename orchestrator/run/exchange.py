@@ -11,9 +11,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
-from orchestrator.schedule import Assignment, Done, Scheduler, Wait
+from orchestrator.run.time_limits import TimeLimited
+from orchestrator.schedule import Assignment, Done, Scheduler, SharesOutcomes, Wait
+
+_NONE = np.empty(0, np.int32)
 
 
 class Exchange:
@@ -42,6 +47,24 @@ class Exchange:
     def unassignable(self) -> Mapping[int, str]:
         """Pipelines that the scheduler will not assign, with the reason; read while no worker runs."""
         return self._scheduler.unassignable
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether jobs are left because the time was over."""
+        return isinstance(self._scheduler, TimeLimited) and self._scheduler.expired
+
+    @property
+    def shares_outcomes(self) -> bool:
+        """Whether pipelines may get the outcome of others and not be created."""
+        return isinstance(self._scheduler, SharesOutcomes) and self._scheduler.shares_outcomes
+
+    @property
+    def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Pipelines that have the outcome of others now, and those others."""
+        if not self.shares_outcomes or not isinstance(self._scheduler, SharesOutcomes):
+            return _NONE, _NONE
+        with self._lock:
+            return self._scheduler.shared()
 
     def swap(
         self,

@@ -64,7 +64,6 @@ class JobQueries:
         """The job that does the work of a job: itself, or the one that it joined."""
         return self._table.find(self._checked(job))
 
-    @property
     def shared(self) -> tuple[Int32s, Int32s]:
         """Jobs that have the outcome of another one, ascending, and their leaders."""
         table = self._table

@@ -188,7 +188,6 @@ class SharesOutcomes(Protocol):
     def shares_outcomes(self) -> bool:
         """Whether it does."""
 
-    @property
     def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """The jobs that have another one's outcome now, ascending, and for each the job whose it is."""
 

@@ -1,0 +1,373 @@
+# Purpose: what every run does, whoever steers it: open caches, fan the jobs out to workers, join them at a barrier, merge the
+# worker caches into the primary, report.
+#
+#   Run.of ──> exchange ──> execute:  open caches ──> worker 0 ─┐
+#   (checks)   (schedule)                             worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy ──> report
+#                                                     ...      ─┘
+#
+# `run_pipelines` (orchestrator.py) is this from one end to the other; a session (session.py) has it beside a caller who
+# submits, promotes and cancels through the exchange.
+#
+# Guarantees: those at the top of orchestrator.py.
+# Assumptions: one `execute` a `Run`. Driver calls release the GIL.
+"""`Run`: one run over a prepared set, and `execute`, which drives it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, field
+
+from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.run.exchange import Exchange
+from orchestrator.run.merge import Duplicates, duplicate_pipeline_keys, duplicates
+from orchestrator.run.outcomes import (
+    Barrier,
+    OutcomeStatus,
+    OutcomeTable,
+    RunReport,
+    problems,
+    status_code,
+    timing_of,
+)
+from orchestrator.run.progress import INTERVAL_S, Progress, ProgressCallback, progress_of
+from orchestrator.run.rolling import BARRIER, ROLLING, MergedHook, MergePolicy
+from orchestrator.run.run_caches import RunCaches
+from orchestrator.run.worker import Worker
+from orchestrator.schedule import JobGraph
+
+
+def available_workers() -> int:
+    """Processors that this process may use: the default number of workers."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+async def execute(
+    run: Run,
+    exchange: Exchange,
+    *,
+    stop: trio.Event | None = None,
+    on_progress: ProgressCallback | None = None,
+    on_started: Callable[[], None] | None = None,
+    on_barrier: Callable[[], None] | None = None,
+) -> RunReport:
+    """Drive a run to its end.
+
+    Args:
+        run: The run.
+        exchange: Its schedule.
+        stop: Ends it early when set.
+        on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
+        on_started: Called in the trio thread when the caches are open, before the first batch.
+        on_barrier: Called in the trio thread when all workers have ended well, before the merge.
+
+    Returns:
+        The report.
+
+    Raises:
+        ValueError: Pipelines are to be kept, and the schedule shares outcomes.
+        DriverError: A cache could not be created.
+        ExternalSynchronizationError: The caller used one of the caches during the run.
+        trio.Cancelled: The surrounding scope was cancelled; what was compiled has been merged.
+    """
+    if run.keep and exchange.shares_outcomes:
+        raise ValueError("a pipeline that shares another one's outcome is not created, so it cannot be kept")
+    run.take_unassignable(exchange.unassignable)
+    run.table.settled_at_start = len(run.table.reasons)
+    limiter = trio.CapacityLimiter(run.worker_count)
+    reported = False
+    try:
+        await trio.to_thread.run_sync(run.caches.open, run.primary_data, limiter=limiter)
+        if on_started is not None:
+            on_started()
+        await _work(run, exchange, limiter, stop, on_progress)
+        run.take_unassignable(exchange.unassignable)
+        run.take_shared(*exchange.shared)
+        if on_barrier is not None:
+            on_barrier()
+        if on_progress is not None:
+            on_progress(run.progress(0, run.barrier_ns))
+        reported = True
+    finally:
+        # The calls in flight have returned, for no thread is ever abandoned: nothing uses a cache now.
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(run.close, reported, limiter=limiter)
+    return run.report(exchange)
+
+
+async def _work(
+    run: Run,
+    exchange: Exchange,
+    limiter: trio.CapacityLimiter,
+    stop: trio.Event | None,
+    on_progress: ProgressCallback | None,
+) -> None:
+    """Run the workers up to the barrier."""
+    run.workers = [
+        Worker(number, run.caches.creator_of(number, run.prepared, keep=run.keep), exchange, run.table)
+        for number in range(run.worker_count)
+    ]
+    errors: list[Exception] = []
+    try:
+        async with trio.open_nursery() as beside:
+            run.started_ns = time.perf_counter_ns()
+            async with trio.open_nursery() as nursery:
+                for worker in run.workers:
+                    nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                if run.caches.rotation is not None and run.caches.policy.rolling:
+                    beside.start_soon(run.caches.rotation.serve)
+                if stop is not None:
+                    beside.start_soon(_watch, stop, exchange)
+                if on_progress is not None:
+                    beside.start_soon(_tell, run, exchange, on_progress)
+            run.barrier_ns = time.perf_counter_ns()
+            beside.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        errors = _leaves(group)
+    if errors:
+        # A bug shows in every worker at once: the first error is the one to raise, as itself.
+        for other in errors[1:]:
+            errors[0].add_note(f"beside it, another worker raised {other!r}")
+        raise errors[0]
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
+    """The exceptions of nested groups."""
+    return [
+        leaf
+        for each in group.exceptions
+        for leaf in (_leaves(each) if isinstance(each, ExceptionGroup) else [each])
+    ]
+
+
+async def _watch(stop: trio.Event, exchange: Exchange) -> None:
+    await stop.wait()
+    exchange.cancel()
+
+
+async def _tell(run: Run, exchange: Exchange, on_progress: ProgressCallback) -> None:
+    """Report progress; the clock is the machine's, so that a mock clock does not flood the callback."""
+    last = None
+    while True:
+        now = time.perf_counter_ns()
+        if last is None or now - last >= INTERVAL_S * 1e9 * 0.9:
+            last = now
+            run.take_shared(*exchange.shared)
+            on_progress(run.progress(exchange.in_flight, now))
+        await trio.sleep(INTERVAL_S)
+
+
+@define(eq=False)
+class Run:
+    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
+
+    Attributes:
+        device: The device.
+        prepared: The pipelines.
+        worker_count: Number of workers.
+        keep: Whether to keep the pipelines.
+        caches: The caches.
+        primary_data: Initial data of a primary that the run makes.
+        ask_pipeline_keys: Whether to ask the driver for keys after the barrier.
+        table: The outcomes.
+        workers: The workers, once they exist.
+        notes: What a reader of the report must know.
+        started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns.
+        barrier_ns: When all workers had ended.
+    """
+
+    device: Device
+    prepared: PreparedPipelines
+    worker_count: int
+    keep: bool
+    caches: RunCaches
+    primary_data: bytes = b""
+    ask_pipeline_keys: bool = False
+    table: OutcomeTable = field(init=False)
+    _shared: npt.NDArray[np.bool_] = field(init=False, repr=False)
+    workers: list[Worker] = field(factory=list)
+    notes: list[str] = field(factory=list)
+    started_ns: int = 0
+    barrier_ns: int = 0
+    duplicate_job_keys: Duplicates = Duplicates(0, 0)  # noqa: RUF009 - frozen
+    duplicate_pipeline_keys: Duplicates | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.table = OutcomeTable(self.prepared.image, keep=self.keep)
+        self._shared = np.zeros(len(self.table), np.bool_)
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        prepared: PreparedPipelines,
+        *,
+        workers: int | None,
+        mode: CacheMode,
+        merge: MergePolicy | None,
+        on_merged: MergedHook | None,
+        primary: PipelineCache | None,
+        primary_data: bytes,
+        seed_workers_from_primary: bool,
+        skipped: Mapping[int, str] | None,
+        keep: bool,
+        count_duplicate_pipeline_keys: bool,
+    ) -> Run:
+        """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
+
+        Raises:
+            ValueError: See `run_pipelines`.
+        """
+        count = available_workers() if workers is None else workers
+        if count < 1:
+            raise ValueError(f"workers must be at least 1, not {count}")
+        if primary is not None and primary_data:
+            raise ValueError("primary and primary_data exclude each other: a cache that exists has its data")
+        if mode is CacheMode.NONE and (primary is not None or primary_data):
+            raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
+        used_by_all = mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL)
+        if used_by_all and primary is not None and primary.externally_synchronized:
+            raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
+        policy = merge or (ROLLING if mode is CacheMode.TWO_LEVEL else BARRIER)
+        if policy.rolling and mode in (CacheMode.SHARED, CacheMode.NONE):
+            raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
+        caches = RunCaches(
+            device=device,
+            worker_count=count,
+            mode=mode,
+            policy=policy,
+            seed=seed_workers_from_primary,
+            primary=primary,
+            on_merged=on_merged,
+            token=trio.lowlevel.current_trio_token(),
+        )
+        run = cls(device, prepared, count, keep, caches, primary_data, count_duplicate_pipeline_keys)
+        run.table.settle(OutcomeStatus.FAILED, prepared.unusable)
+        run.table.settle(OutcomeStatus.SKIPPED, skipped or {})
+        return run
+
+    # --- before and beside the workers
+
+    def job_graph(self) -> JobGraph:
+        """The set as the scheduler sees it."""
+        image = self.prepared.image
+        return JobGraph(
+            image.kinds, image.library_slot_start, image.library_slot_pipeline, dict(self.table.reasons)
+        )
+
+    def take_unassignable(self, reasons: Mapping[int, str]) -> None:
+        """Give what the schedule will not assign its outcome: that of the library which is to blame."""
+        image = self.prepared.image
+        failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
+        # A library has a smaller number than what links it, so its outcome is there first.
+        for index, reason in sorted(reasons.items()):
+            if index in self.table.reasons:
+                continue
+            libraries = [int(self.table.status[each]) for each in image.libraries_of(index)]
+            blame = skip if skip in libraries and failed not in libraries else failed
+            status = OutcomeStatus.SKIPPED if blame == skip else OutcomeStatus.FAILED
+            self.table.settle(status, {index: reason})
+
+    def take_shared(self, followers: npt.NDArray[np.int32], leaders: npt.NDArray[np.int32]) -> None:
+        """Give pipelines that are the same work as others the outcome of those, which were created."""
+        # One that a later job links is created after all, and has an outcome of its own then.
+        new = self.table.status[followers] == status_code(OutcomeStatus.NOT_RUN)
+        self.table.status[followers[new]] = self.table.status[leaders[new]]
+        self._shared[followers[new]] = True
+
+    def progress(self, in_flight: int, now_ns: int) -> Progress:
+        """How far the run is."""
+        return progress_of(self.table, in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
+
+    # --- after the barrier
+
+    def close(self, reported: bool) -> None:
+        """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
+        try:
+            if self.workers:
+                self.caches.merge()
+            for worker in self.workers:
+                self.table.attribute(worker.number, worker.calls, worker.durations_ns)
+            if reported:
+                self._count_duplicates()
+                self.caches.read_back()
+        except BaseException:
+            reported = False
+            raise
+        finally:
+            self.caches.destroy()
+            if self.table.handles is not None and not reported:
+                self.device.destroy_pipelines(self.table.handles)
+
+    def _count_duplicates(self) -> None:
+        table, image = self.table, self.prepared.image
+        compiled = np.flatnonzero(
+            (table.status == status_code(OutcomeStatus.COMPILED)) & (table.worker >= 0)
+        ).astype(np.int32)
+        workers, driver_ns = table.worker[compiled], table.driver_ns[compiled]
+        self.duplicate_job_keys = duplicates(image.keys[compiled], workers, driver_ns)
+        if self.ask_pipeline_keys and self.device.features.pipeline_binaries:
+            self.duplicate_pipeline_keys = duplicate_pipeline_keys(
+                self.device, self.prepared, compiled, workers, driver_ns
+            )
+
+    def report(self, exchange: Exchange) -> RunReport:
+        """The report of a run that came to its end."""
+        table, image = self.table, self.prepared.image
+        calls = tuple(call for worker in self.workers for call in worker.calls)
+        barrier = Barrier(tuple(worker.arrived_ns for worker in self.workers), self.barrier_ns)
+        caches = self.caches
+        merge = caches.merge_report(
+            compiled=table.counts()[OutcomeStatus.COMPILED],
+            barrier_waits_ns=barrier.waits_ns,
+            duplicate_job_keys=self.duplicate_job_keys,
+            duplicate_pipeline_keys=self.duplicate_pipeline_keys,
+        )
+        if exchange.device_lost:
+            self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
+        if not exchange.cancelled and exchange.out_of_time:
+            self.notes.append("the time budget was used up: run again, with the same cache, for what remains")
+        if shared := int(np.count_nonzero(self._shared & (table.worker < 0))):
+            self.notes.append(
+                f"{shared} pipelines are the same work as another one and share its outcome: they were not created"
+            )
+        if calls and not self.device.features.creation_feedback:
+            self.notes.append(
+                "the device gives no creation feedback: hits are not known and count as compiled, and driver time "
+                "is the wall time of the calls"
+            )
+        if not all(worker.knows_run_delay for worker in self.workers):
+            self.notes.append("time on the run queue is not known here: blocked time includes it")
+        return RunReport(
+            mode=caches.mode,
+            workers=self.worker_count,
+            keys=image.keys,
+            kinds=image.kinds,
+            status=table.status,
+            driver_ns=table.driver_ns,
+            worker=table.worker,
+            skipped=problems(image, table, OutcomeStatus.SKIPPED),
+            failed=problems(image, table, OutcomeStatus.FAILED),
+            calls=calls,
+            barrier=barrier,
+            merge=merge,
+            timing=timing_of(
+                calls,
+                workers=self.worker_count,
+                open_ns=caches.open_ns,
+                wall_ns=self.barrier_ns - self.started_ns,
+                merge_ns=merge.merge_ns if merge is not None else 0,
+                read_back_ns=caches.read_back_ns,
+            ),
+            stopped=exchange.cancelled or exchange.out_of_time,
+            notes=(*caches.notes, *self.notes),
+            cache_data=caches.data,
+            handles=table.handles,
+        )

@@ -1,0 +1,180 @@
+"""Runs that stop between batches when their time is over, and runs whose duplicates share an outcome."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.simulated import (
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_image,
+)
+from orchestrator.run import OutcomeStatus, Progress, run_pipelines
+from orchestrator.run.time_limits import Deadline, TimeLimited
+from orchestrator.schedule import (
+    Assignment,
+    CostScheduler,
+    FifoScheduler,
+    Followers,
+    JobGraph,
+    Paused,
+    ScheduleOptions,
+    SchedulerFactory,
+    cost_first,
+)
+from tests.run.support import check_sums, prepared_set
+
+MS = 1_000_000
+
+
+class FakeClock:
+    """Passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_ns = 7
+
+    def __call__(self) -> int:
+        """Now."""
+        return self.now_ns
+
+
+def graph(costs: list[int]) -> JobGraph:
+    count = len(costs)
+    return JobGraph(
+        np.zeros(count, np.uint8),
+        np.zeros(count + 1, np.int64),
+        np.zeros(0, np.int32),
+        costs_ns=np.array(costs, np.int64),
+    )
+
+
+def test_time_between_batches_counts_too() -> None:
+    clock = FakeClock()
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    limited = TimeLimited(CostScheduler(graph([4 * MS] * 5), 1, options), Deadline(clock))
+    limited.begin(10 * MS)
+    first = limited.request(0)
+    assert isinstance(first, Assignment)
+    clock.now_ns += 4 * MS
+    limited.finished(0, first, compiles=1, elapsed_ns=4 * MS)
+    # By its batches it has 6 ms left; but it was idle for 3.
+    clock.now_ns += 3 * MS
+    assert limited.request(0) == Paused()
+    assert limited.expired
+    assert limited.queued == 4
+
+
+def test_after_the_end_not_even_what_fits_begins() -> None:
+    clock = FakeClock()
+    limited = TimeLimited(FifoScheduler(graph([1, 1]), 1, limit=1), Deadline(clock))
+    limited.begin(10)
+    first = limited.request(0)
+    assert isinstance(first, Assignment)
+    limited.finished(0, first)
+    clock.now_ns += 10
+    assert limited.request(0) == Paused()
+    assert limited.expired
+
+
+def test_a_schedule_that_is_done_in_time_has_not_expired() -> None:
+    clock = FakeClock()
+    limited = TimeLimited(FifoScheduler(graph([1]), 1), Deadline(clock))
+    limited.begin(10)
+    only = limited.request(0)
+    assert isinstance(only, Assignment)
+    limited.finished(0, only)
+    clock.now_ns += 99
+    limited.request(0)
+    assert not limited.expired
+
+
+@pytest.mark.parametrize("by_cost", [False, True])
+async def test_a_run_without_time_does_nothing_and_the_next_goes_on(by_cost: bool) -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    scheduler: SchedulerFactory = cost_first(prepared.image) if by_cost else FifoScheduler
+    run = partial(run_pipelines, device, prepared, workers=2, scheduler=scheduler)
+    report = await run(time_budget_s=0)
+    check_sums(report)
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 300
+    assert report.stopped
+    assert any("time budget" in note for note in report.notes)
+    again = await run(time_budget_s=3600)
+    assert again.compiled == 300
+    assert not again.stopped
+    assert not any("time budget" in note for note in again.notes)
+    device.close()
+
+
+async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
+    device = SimulatedDevice(SimulatedOptions(on_compile=lambda _key: time.sleep(0.01)))
+    prepared = prepared_set(device, 300)
+    primary = device.create_pipeline_cache()
+    first = await run_pipelines(device, prepared, workers=2, primary=primary, time_budget_s=0.05)
+    check_sums(first)
+    counts = first.counts()
+    assert counts[OutcomeStatus.NOT_RUN] > 0
+    assert counts[OutcomeStatus.NOT_RUN] + counts[OutcomeStatus.COMPILED] == 300
+    # Running again is resuming: what was compiled hits, the rest is compiled.
+    second = await run_pipelines(device, prepared, workers=2, primary=primary)
+    assert second.cache_hits == first.compiled
+    assert second.compiled == counts[OutcomeStatus.NOT_RUN]
+    assert set(device.compile_counts.values()) == {1}
+
+
+async def test_a_negative_time_is_refused() -> None:
+    device = SimulatedDevice()
+    with pytest.raises(ValueError, match="negative"):
+        await run_pipelines(device, prepared_set(device), time_budget_s=-1)
+
+
+def sharing(count: int, same: int) -> tuple[SimulatedDevice, SchedulerFactory]:
+    """Pipelines of which so many neighbours have one pipeline key each."""
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(out_of_memory=frozenset({3}))))
+    return device, cost_first(
+        simulated_image(range(count)),
+        options=ScheduleOptions(followers=Followers.SHARE),
+        pipeline_keys=[b"key %d" % (index // same) for index in range(count)],
+    )
+
+
+async def test_followers_share_their_leaders_outcome() -> None:
+    device, scheduler = sharing(90, 3)
+    seen: list[Progress] = []
+    report = await run_pipelines(
+        device,
+        device.prepare(simulated_image(range(90))),
+        workers=3,
+        scheduler=scheduler,
+        count_duplicate_pipeline_keys=True,
+        on_progress=seen.append,
+    )
+    check_sums(report)
+    created = np.concatenate([call.indices for call in report.calls])
+    assert len(created) == 30
+    followers = np.setdiff1d(np.arange(90), created)
+    assert (report.worker[followers] == -1).all()
+    assert (report.driver_ns[followers] == 0).all()
+    # All of three have one outcome, the failed three included.
+    assert (report.status.reshape(30, 3) == report.status[::3, None]).all()
+    assert [each.index for each in report.failed] == [3, 4, 5]
+    assert sum("is the same work as pipeline" in each.reason for each in report.failed) == 2
+    assert report.compiled == 87
+    assert seen[-1].done == 90
+    assert any("58 pipelines are the same work" in note for note in report.notes)
+    assert report.merge is not None
+    assert report.merge.duplicate_job_keys.keys == 0
+    device.close()
+
+
+async def test_what_shares_an_outcome_cannot_be_kept() -> None:
+    device, scheduler = sharing(9, 3)
+    prepared = device.prepare(simulated_image(range(9)))
+    with pytest.raises(ValueError, match="cannot be kept"):
+        await run_pipelines(device, prepared, scheduler=scheduler, keep=True)
+    assert device.live_caches == 0
