@@ -55,6 +55,7 @@ class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="f
         workers: Number of workers.
         cache_directory: Where to put the cache file.
         warm: Whether warm runs will need it.
+        reuse: Leave a cache file that is there and proven as it is; then nothing is compiled.
     """
 
     set_paths: tuple[str, ...]
@@ -62,6 +63,7 @@ class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="f
     workers: int
     cache_directory: str
     warm: bool
+    reuse: bool = False
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
@@ -71,8 +73,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         set_hash: Hash over the names of the set's records, 16 hex digits.
         identity: The device and driver: what tells one run of a benchmark from another.
         pipelines: Pipelines that the device takes.
-        cold_s: What compiling them took.
-        warm_rate: Pipelines a second that one worker takes from the cache; 0 where no warm run was asked for.
+        cold_s: What compiling them took; 0 where nothing was compiled, as in the three below.
+        warm_rate: Pipelines a second that one worker takes from the cache.
         hit_share: Share of the pipelines found in the cache then.
         cache_bytes: Size of the cache.
     """

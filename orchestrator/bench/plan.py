@@ -6,7 +6,7 @@
 #   ...
 #
 # Guarantees: pure; the same options give the same plan, so that a run can be resumed from the rows that are there. A
-# round is complete before the next begins, so that an early end leaves all cells with as many pairs.
+# round is complete before the next begins. Where time is short, pacing.py chooses among its rounds.
 """The plan of a benchmark."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attrs import field, frozen
 
 from orchestrator.bench.jobs import COLD, WARM, SampleJob
 from orchestrator.measure.contention import SHARED
-from orchestrator.measure.samples import Cell, FailedSample, Row, Sample
+from orchestrator.measure.samples import Cell, Leg, Row, Sample
 
 NO_CACHE = "none"
 
@@ -89,13 +89,17 @@ class BenchPlan:
                     )
 
 
-JobKey = tuple[Cell, bool, int]
+JobKey = tuple[Leg, int]
+
+
+def leg_of(job: SampleJob) -> Leg:
+    """Which leg of a round a job is."""
+    return Leg(Cell(job.device, job.temperature, job.duplicates, job.workers, job.mode), job.control)
 
 
 def key_of(item: SampleJob | Sample) -> JobKey:
     """What tells a sample from the others of a benchmark."""
-    cell = Cell(item.device, item.temperature, item.duplicates, item.workers, item.mode)
-    return cell, item.control, item.round
+    return (item.leg if isinstance(item, Sample) else leg_of(item)), item.round
 
 
 def remaining(plan: BenchPlan, rows: Sequence[Row]) -> list[SampleJob]:
@@ -120,8 +124,8 @@ class Eta:
 def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
     """Time to go, from what each cell's samples took so far.
 
-    A cell without a sample counts as the slowest cell of its device and temperature with the same or fewer workers;
-    one without such a neighbour is unknown.
+    A cell without a sample counts as the slowest cell of its device and temperature with the same or fewer workers; where
+    all neighbours have more, as the slowest of them were its work not shared; one without a neighbour is unknown.
     """
     took: dict[Cell, list[float]] = {}
     for row in rows:
@@ -130,32 +134,22 @@ def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
     known = {cell: sorted(values)[len(values) // 2] for cell, values in took.items()}
     seconds, unknown = 0.0, 0
     for job in jobs:
-        cell = key_of(job)[0]
-        if cell in known:
-            seconds += known[cell]
-            continue
-        like = [
-            value
-            for other, value in known.items()
-            if (other.device, other.temperature) == (cell.device, cell.temperature)
-            and other.workers <= cell.workers
-        ]
-        if like:
-            seconds += max(like)
-        else:
-            unknown += 1
+        cell = leg_of(job).cell
+        took_so_far = known[cell] if cell in known else _like(cell, known)
+        seconds, unknown = seconds + (took_so_far or 0.0), unknown + (took_so_far is None)
     return Eta(seconds, unknown)
 
 
-def failed_cells(rows: Sequence[Row]) -> dict[Cell, str]:
-    """Cells whose last attempt failed, with the reason."""
-    failed: dict[Cell, str] = {}
-    for row in rows:
-        if isinstance(row, FailedSample):
-            failed[row.cell] = row.reason
-        else:
-            failed.pop(row.cell, None)
-    return failed
+def _like(cell: Cell, known: Mapping[Cell, float]) -> float | None:
+    """What a cell may take, by its neighbours."""
+    near = [
+        (other.workers, value)
+        for other, value in known.items()
+        if (other.device, other.temperature) == (cell.device, cell.temperature)
+    ]
+    fewer = [value for workers, value in near if workers <= cell.workers]
+    more = [value * workers / cell.workers for workers, value in near]
+    return max(fewer or more, default=None)
 
 
-__all__ = ["COLD", "NO_CACHE", "WARM", "BenchPlan", "Eta", "eta_of", "failed_cells", "key_of", "remaining"]
+__all__ = ["COLD", "NO_CACHE", "WARM", "BenchPlan", "Eta", "eta_of", "key_of", "leg_of", "remaining"]

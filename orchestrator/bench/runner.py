@@ -3,9 +3,11 @@
 # Guarantees:
 # - results.jsonl is the whole state. Interrupted (Ctrl-C, a time limit, power), the same command goes on where it was:
 #   rows that are there are not taken again. Rows of another set, device or driver are refused, not mixed.
-# - A sample that crashes or hangs is a row that says so; its cell is left alone from then on, and tried again when the
-#   benchmark is run again. No other cell suffers.
-# - The time limit is kept by not starting what would, by all that is known, end after it.
+# - A sample that crashes or hangs is a row that says so and which leg of the round it was; that leg is left alone from then on
+#   (and the control with its baseline), and tried again when the benchmark is run again. Nothing else suffers.
+# - The time limit is kept by not starting a round that would, by all that is known, end after it; one that has begun is
+#   finished, so that the legs of a pair were taken side by side. What comes first under a limit is in pacing.py.
+# - Going on, the caches of warm runs are those that earlier samples began with.
 # - A sample's process is in a session of its own and is killed when this one is interrupted: nothing keeps running.
 """Runs the samples of a benchmark."""
 
@@ -22,10 +24,21 @@ from pathlib import Path
 import msgspec
 from attrs import evolve, frozen
 
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused
-from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, failed_cells, key_of, remaining
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
+from orchestrator.bench.pacing import next_round
+from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, key_of, leg_of, remaining
 from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.measure.samples import Cell, FailedSample, Row, RowWriter, Sample, read_rows
+from orchestrator.measure.samples import (
+    Cell,
+    FailedSample,
+    Leg,
+    Row,
+    RowWriter,
+    Sample,
+    failed_legs,
+    read_rows,
+)
+from orchestrator.measure.statistics import LEAST_PAIRS
 
 RESULTS = "results.jsonl"
 CACHES = "caches"
@@ -52,6 +65,7 @@ class BenchProgress:
         round: The round at hand; -1 for the warm-up.
         now: What is measured now, in words.
         eta: How long the rest takes.
+        left_s: Time left until the limit, s; None without one.
     """
 
     done: int
@@ -59,6 +73,7 @@ class BenchProgress:
     round: int
     now: str
     eta: Eta
+    left_s: float | None
 
 
 @frozen
@@ -71,7 +86,7 @@ class BenchOutcome:
         total: Samples of the plan.
         resumed: Samples that were there before.
         stopped: Why it ended early, or "".
-        failed: Cells that could not be measured, with the reason.
+        failed: The last attempt of each leg that could not be measured.
         path: The file of rows.
     """
 
@@ -80,7 +95,7 @@ class BenchOutcome:
     total: int
     resumed: int
     stopped: str
-    failed: dict[Cell, str]
+    failed: tuple[FailedSample, ...]
     path: Path
 
 
@@ -93,6 +108,7 @@ def run_bench(
     on_progress: Callable[[BenchProgress], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
     run_job: Callable[[Job], Answer] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> BenchOutcome:
     """Take all samples of a plan that are not there yet.
 
@@ -104,6 +120,7 @@ def run_bench(
         on_progress: Called before each sample.
         on_stage: Called with what else is done.
         run_job: Does one job; a process of its own by default.
+        clock: Tells the time that the limit is about, s.
 
     Returns:
         What is there now, also when it was interrupted (KeyboardInterrupt is taken as an end, not raised).
@@ -113,7 +130,11 @@ def run_bench(
         NoDeviceError: A device is not there.
         SamplesError: The file of rows is damaged.
     """
-    deadline = None if time_limit_s is None else time.monotonic() + time_limit_s
+    begin = clock()
+
+    def left_s() -> float | None:
+        return None if time_limit_s is None else begin + time_limit_s - clock()
+
     do = run_job or run_in_process
     directory.mkdir(parents=True, exist_ok=True)
     caches = directory / CACHES
@@ -126,13 +147,13 @@ def run_bench(
     try:
         plan = _prepare(evolve(plan, cache_directory=str(caches)), rows, warm_passes, do, on_stage)
         with RowWriter(path) as writer:
-            stopped = _take(plan, rows, writer, deadline, do, on_progress, directory)
+            stopped = _take(plan, rows, writer, left_s, do, on_progress, directory)
     except KeyboardInterrupt:
         stopped = "interrupted"
     total = sum(1 for _ in plan.jobs())
     wanted = {key_of(job) for job in plan.jobs()}
     done = sum(isinstance(each, Sample) and key_of(each) in wanted for each in rows)
-    return BenchOutcome(tuple(rows), done, total, resumed, stopped, failed_cells(rows), path)
+    return BenchOutcome(tuple(rows), done, total, resumed, stopped, failed_legs(rows), path)
 
 
 def _prepare(
@@ -146,7 +167,10 @@ def _prepare(
     passes: dict[str, int] = {}
     warm = WARM in plan.temperatures
     for device in plan.devices:
-        on_stage(f"{device}: compiling once, for warm runs" if warm else f"{device}: opening")
+        earlier = [each for each in rows if isinstance(each, Sample) and each.device == device]
+        known = {each.passes for each in earlier if each.temperature == WARM}
+        compiles = warm and not known
+        on_stage(f"{device}: compiling once, for warm runs" if compiles else f"{device}: opening")
         answer = do(
             FillJob(
                 set_paths=plan.set_paths,
@@ -154,6 +178,7 @@ def _prepare(
                 workers=max(plan.workers),
                 cache_directory=plan.cache_directory,
                 warm=warm,
+                reuse=bool(known),
             )
         )
         if not isinstance(answer, Filled):
@@ -161,9 +186,7 @@ def _prepare(
             if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:
                 raise NoDeviceError(reason)
             raise BenchError(f"{device} cannot be measured: {reason}")
-        earlier = [each for each in rows if isinstance(each, Sample) and each.device == device]
         _check_same(device, answer, earlier, plan)
-        known = {each.passes for each in earlier if each.temperature == WARM}
         if known:
             passes[device] = known.pop()  # as before, so that rows can be compared
         else:
@@ -199,7 +222,7 @@ def _take(
     plan: BenchPlan,
     rows: list[Row],
     writer: RowWriter,
-    deadline: float | None,
+    left_s: Callable[[], float | None],
     do: Callable[[Job], Answer],
     on_progress: Callable[[BenchProgress], None],
     directory: Path,
@@ -207,44 +230,59 @@ def _take(
     """Take samples until none is left or time is up; why it ended early, or ""."""
     waiting = remaining(plan, rows)
     total = sum(1 for _ in plan.jobs())
-    given_up: set[Cell] = set()
-    while waiting:
-        job = waiting[0]
-        cell = key_of(job)[0]
-        if cell in given_up:
-            waiting.pop(0)
-            continue
-        eta = eta_of(waiting, rows)
-        copies = f", {job.duplicates:.0%} duplicates" if job.duplicates else ""
-        now = f"{job.device}, {job.temperature}, {job.workers} workers, {job.mode}{copies}"
-        on_progress(
-            BenchProgress(
-                total - len(waiting), total, job.round, now + (" (control)" if job.control else ""), eta
+    given_up: set[Leg] = set()
+
+    while waiting := [each for each in waiting if leg_of(each) not in given_up]:
+        jobs = next_round(waiting, rows, left_s())
+        if not jobs:
+            return _out_of_time(plan, waiting)
+        taken = set(map(key_of, jobs))
+        waiting = [each for each in waiting if key_of(each) not in taken]
+        for number, job in enumerate(jobs):
+            leg, to_go = leg_of(job), [*jobs[number:], *waiting]
+            if leg in given_up:
+                continue
+            left = left_s()
+            if job.round < 0 and left is not None and left < 0:
+                return _out_of_time(plan, to_go)  # a warm-up is no pair that could be torn
+            on_progress(
+                BenchProgress(total - len(to_go), total, job.round, leg.words, eta_of(to_go, rows), left)
             )
-        )
-        if deadline is not None and time.monotonic() + eta_of([job], rows).seconds > deadline:
-            return f"the time limit: {len(waiting)} of {total} samples are to go"
-        if job.round >= 0 and not job.control and not timeline_path(directory, cell).exists():
-            job = msgspec.structs.replace(job, trace=str(timeline_path(directory, cell)))
-        answer = do(job)
-        waiting.pop(0)
-        if isinstance(answer, Sample):
-            row: Row = answer
-        else:
-            reason = answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
-            row = FailedSample(
-                device=job.device,
-                temperature=job.temperature,
-                duplicates=job.duplicates,
-                workers=job.workers,
-                mode=job.mode,
-                round=job.round,
-                reason=reason,
-            )
-            given_up.add(cell)
-        writer.write(row)
-        rows.append(row)
+            row = _row(do, job, timeline_path(directory, leg.cell))
+            if isinstance(row, FailedSample):
+                given_up |= {leg, Leg(leg.cell, True)}
+            writer.write(row)
+            rows.append(row)
     return ""
+
+
+def _out_of_time(plan: BenchPlan, to_go: Sequence[SampleJob]) -> str:
+    jobs = list(plan.jobs())
+    groups = {leg_of(each).cell[:4] for each in jobs}
+    lacking = {leg_of(each).cell[:4] for each in to_go if each.round < LEAST_PAIRS}
+    return (
+        f"the time limit: {len(to_go)} of {len(jobs)} samples are to go; {len(groups - lacking)} of {len(groups)} groups have "
+        f"the {min(LEAST_PAIRS, plan.samples)} pairs that {'a verdict needs' if plan.samples >= LEAST_PAIRS else 'were asked for'}"
+    )
+
+
+def _row(do: Callable[[Job], Answer], job: SampleJob, timeline: Path) -> Row:
+    """Take a sample; what is there instead of one says which leg failed, and why."""
+    if job.round >= 0 and not job.control and not timeline.exists():
+        job = msgspec.structs.replace(job, trace=str(timeline))
+    answer = do(job)
+    if isinstance(answer, Sample):
+        return answer
+    return FailedSample(
+        device=job.device,
+        temperature=job.temperature,
+        duplicates=job.duplicates,
+        workers=job.workers,
+        mode=job.mode,
+        round=job.round,
+        control=job.control,
+        reason=answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer",
+    )
 
 
 def timeline_path(directory: Path, cell: Cell) -> Path:
@@ -260,6 +298,7 @@ def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
 
 def run_in_process(job: Job) -> Answer:
     """Do a job in a process of its own; one that crashes or hangs gives a `Refused`."""
+    began = time.perf_counter()
     command = [sys.executable, "-m", "orchestrator.bench.sample_process"]
     process = subprocess.Popen(
         command,
@@ -285,6 +324,8 @@ def run_in_process(job: Job) -> Answer:
         last = err.decode("utf-8", "replace").strip()[-_REASON_LENGTH:]
         how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
         return Refused(kind="crash", reason=f"the process of the sample ended with {how}: {last}")
+    if isinstance(decoded, Sample):  # the process itself does not know what starting it took
+        decoded = msgspec.structs.replace(decoded, process_s=time.perf_counter() - began)
     return decoded
 
 

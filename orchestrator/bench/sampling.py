@@ -3,7 +3,8 @@
 #   open the set ─> for each group of recorded features: open device ─> image ─> copies ─> run ─> row
 #
 # What is timed is `run_pipelines` and nothing else: the set is decoded, the create infos are built and the modules made
-# before, and the worker caches of a warm run have their data. Python's garbage collector is off meanwhile.
+# before, and the worker caches of a warm run have their data. Pipelines are kept, as an application keeps them, and
+# destroyed after the run. Python's garbage collector is off meanwhile.
 #
 # Guarantees: the driver's own caches are off, and the row says how. A warm run starts from a cache file that was proven to
 # be this device's; one that is not fails instead of being measured as cold. Every pipeline that the device takes is in
@@ -123,14 +124,17 @@ def fill(job: FillJob) -> Filled:
     cold_ns = pipelines = warm_ns = hits = 0
     with open_paths(job.set_paths) as source:
         groups = list(_groups(source))
-        identity = None
+        identity, compiles = None, job.warm
         for captured, jobs in groups if job.warm else groups[:1]:
             device = open_device(job.device, captured=captured)
             try:
                 identity = device.identity
                 built = build_image(source, jobs, device.capabilities)
                 pipelines += len(built.image)
-                if not job.warm or not len(built.image):
+                if job.reuse and compiles:
+                    path = cache_path(Path(job.cache_directory), identity)
+                    compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
+                if not compiles or not len(built.image):
                     continue
                 data, timings = _compile_twice(device, built.image, job.workers, data)
                 cold_ns, warm_ns, hits = cold_ns + timings[0], warm_ns + timings[1], hits + timings[2]
@@ -138,7 +142,7 @@ def fill(job: FillJob) -> Filled:
                 device.close()
         if identity is None:
             raise DeviceError(f"{source.name}: holds no pipelines")
-        if job.warm:
+        if compiles:
             saved = save_cache_file(cache_path(Path(job.cache_directory), identity), identity, data)
             if not saved.saved_bytes:
                 raise DeviceError(f"nothing warm can be measured on {job.device}: {saved.skipped}")
@@ -199,7 +203,7 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
     try:
 
         def scheduler(jobs: JobGraph, workers: int) -> Scheduler:
-            return FifoScheduler(jobs, workers, limit=job.batch)
+            return FifoScheduler(jobs, workers, limit=job.batch, hit_limit=job.batch)
 
         async def run() -> RunReport:
             return await run_pipelines(
@@ -209,11 +213,15 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
                 mode=CacheMode(job.mode),
                 primary_data=primary_data,
                 scheduler=scheduler,
+                keep=True,
             )
 
         before = peak_memory()
         with _no_garbage_collection():
-            return trio.run(run), before
+            report = trio.run(run)
+        if report.handles is not None:
+            device.destroy_pipelines(report.handles)
+        return report, before
     finally:
         prepared.close()
 

@@ -1,12 +1,15 @@
 # Purpose: what a benchmark found, for people and as JSON.
-# Guarantees: medians stand with their intervals; a difference is called one only where the statistics say so.
+# Guarantees: medians stand with their intervals and the number of samples; a difference is called one only where the
+# statistics say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80 columns.
 """The report of `bench`."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import asdict
+from rich.table import Table
 
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.output import BAD, DIM, HEAD, WARN, Output, styled, table
@@ -18,33 +21,23 @@ from orchestrator.measure.contention import (
     contention_report,
     ratio_text,
 )
-from orchestrator.measure.samples import Sample
-from orchestrator.measure.statistics import Difference, Estimate
+from orchestrator.measure.samples import FailedSample, Leg, Sample
+from orchestrator.measure.statistics import LEAST_PAIRS, Difference, Estimate
 
-_COLUMNS = (
-    "mode",
-    "pipelines/s",
-    "effic.",
-    "ratio",
-    "blocked",
-    "no CPU",
-    "CPU",
-    "merge",
-    "dupl.",
-    "memory",
-)
-
+_COMPARISON = ("mode", "n", "pipelines/s", "ratio")
+_FIGURES = ("mode", "effic.", "blocked", "no CPU", "CPU", "merge", "dupl.", "memory")
 
 _LEGEND = (
-    "ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks one within noise. blocked: asleep in "
-    "the driver. no CPU: waiting for a processor. CPU: time of a pipeline against one worker."
+    "n: samples. ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks one within noise, ? one of "
+    f"fewer than {LEAST_PAIRS} pairs. effic.: throughput against as many times one worker's. blocked: asleep in the driver. "
+    "no CPU: waiting for a processor. CPU: time of a pipeline against one worker."
 )
 
 
 def report_of(outcome: BenchOutcome) -> ContentionReport | None:
     """The statistics of what is there; None before the first round is."""
-    samples = [each for each in outcome.rows if isinstance(each, Sample) and each.counts]
-    return contention_report(samples) if samples else None
+    counted = any(isinstance(each, Sample) and each.counts for each in outcome.rows)
+    return contention_report(outcome.rows) if counted else None
 
 
 def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> dict[str, Any]:
@@ -55,11 +48,20 @@ def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> di
         "planned": outcome.total,
         "resumed": outcome.resumed,
         "stopped": outcome.stopped or None,
-        "failed": [{**cell._asdict(), "reason": reason} for cell, reason in outcome.failed.items()],
+        "failed": [_failed_document(each) for each in outcome.failed],
         "cells": [] if report is None else [_cell_document(each) for each in report.cells],
         "groups": [] if report is None else [_group_document(each) for each in report.groups],
         "verdicts": [] if report is None else list(report.verdicts),
         "warnings": [] if report is None else list(report.warnings),
+    }
+
+
+def _failed_document(failed: FailedSample) -> dict[str, Any]:
+    return {
+        **failed.cell._asdict(),
+        "control": failed.control,
+        "round": failed.round,
+        "reason": failed.reason,
     }
 
 
@@ -104,7 +106,7 @@ def _group_document(group: GroupReport) -> dict[str, Any]:
 
 
 def _difference_document(difference: Difference) -> dict[str, Any]:
-    return {**asdict(difference.ratio), "beyond_noise": difference.beyond_noise}
+    return {**asdict(difference.ratio), "pairs": difference.pairs, "beyond_noise": difference.beyond_noise}
 
 
 def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
@@ -123,9 +125,8 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             output.line(styled(verdict, HEAD))
         for warning in report.warnings:
             output.line(styled("note: ", WARN), warning)
-    for cell, reason in outcome.failed.items():
-        name = f"{cell.device}, {cell.temperature}, {cell.workers} workers, {cell.mode}"
-        output.line(styled("failed: ", BAD), f"{name}: {reason}")
+    for each in outcome.failed:
+        output.line(styled("† failed: ", BAD), f"{each.leg.words}: {each.reason}")
     if outcome.stopped:
         output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
 
@@ -143,43 +144,75 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
 def _show_group(output: Output, report: ContentionReport, group: GroupReport) -> None:
     key = group.group
     cells = [each for each in report.cells if each.cell[:4] == key]
+    failed = {each.leg for each in report.failed if each.cell[:4] == key}
     first = cells[0].samples[0]
     copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
-    noise = "no A/A control" if group.noise is None else f"A/A within {group.noise.factor - 1:.1%}"
     passes = f", the set {first.passes} times" if first.passes > 1 else ""
-    title = f"{key.device}, {key.temperature}, {plural(key.workers, 'worker')}{copies}: {first.pipelines:,} pipelines{passes}, {plural(len(cells[0].samples), 'sample')}, {noise}"
-    left_out = () if key.duplicates else (_COLUMNS.index("dupl."),)
-    columns = [each for place, each in enumerate(_COLUMNS) if place not in left_out]
-    made = table(*columns, numbers=range(1, len(columns)))
     output.line("")
-    output.line(styled(title, HEAD))
+    output.line(
+        styled(
+            f"{key.device}, {key.temperature}, {plural(key.workers, 'worker')}{copies}: "
+            f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
+            HEAD,
+        )
+    )
+    lost = {each.cell for each in failed if not each.control}
+    rows = [_row(each, group, failed=each.cell in lost) for each in cells]
+    measured = {each.cell for each in cells}
+    rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
+    figures = [each for each in _FIGURES if each != "dupl." or key.duplicates]
+    whole = _group_table([*_COMPARISON, *figures[1:]], rows)
+    unbounded = output.out.options.update(width=10_000)
+    if output.out.measure(whole, options=unbounded).maximum <= output.out.width:
+        output.show(whole)
+    else:  # what does not fit side by side stands below each other
+        output.show(_group_table(_COMPARISON, rows))
+        output.line("")
+        output.show(_group_table(figures, rows))
+
+
+def _noise_text(group: GroupReport, failed: Collection[Leg]) -> str:
+    if group.noise is None:
+        return "no A/A control" + (": it failed" if any(each.control for each in failed) else "")
+    count = group.noise.control.count
+    few = f" ({plural(count, 'pair')})" if count < LEAST_PAIRS else ""
+    return f"A/A within {group.noise.factor - 1:.1%}{few}"
+
+
+def _group_table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Table:
+    made = table(*columns, numbers=range(1, len(columns)))
+    made.padding = (0, 0, 0, 1)
     for column in made.columns:
         column.no_wrap = True
-    for cell in cells:
-        made.add_row(*(text for place, text in enumerate(_row(cell, group)) if place not in left_out))
-    output.show(made)
+    for row in rows:
+        made.add_row(*(row.get(each, "") for each in columns))
+    return made
 
 
-def _row(cell: CellReport, group: GroupReport) -> list[str]:
-    difference = group.throughput.get(cell.cell.mode)
-    if cell.cell.mode == group.baseline:
-        against = "baseline"
-    elif difference is None:
-        against = ""
-    else:
-        against = ratio_text(difference.ratio) + ("" if difference.beyond_noise else " ≈")
-    return [
-        cell.cell.mode,
-        _rate_text(cell.throughput),
-        "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
-        against,
-        f"{cell.blocked_share.median:.1%}",
-        f"{cell.run_delay_share.median:.1%}",
-        "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
-        seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
-        f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
-        f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
-    ]
+def _row(cell: CellReport, group: GroupReport, *, failed: bool) -> dict[str, str]:
+    """The texts of a cell, by column."""
+    return {
+        "mode": cell.cell.mode,
+        "n": f"{len(cell.samples)}" + (" †" if failed else ""),
+        "pipelines/s": _rate_text(cell.throughput),
+        "ratio": "baseline"
+        if cell.cell.mode == group.baseline
+        else _ratio_text(group.throughput.get(cell.cell.mode)),
+        "effic.": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
+        "blocked": f"{cell.blocked_share.median:.1%}",
+        "no CPU": f"{cell.run_delay_share.median:.1%}",
+        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+        "merge": seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
+        "dupl.": f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
+        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
+    }
+
+
+def _ratio_text(difference: Difference | None) -> str:
+    if difference is None:
+        return ""
+    mark = "" if difference.beyond_noise else " ≈" if difference.enough else " ?"
+    return ratio_text(difference.ratio) + mark
 
 
 def _rate_text(estimate: Estimate) -> str:

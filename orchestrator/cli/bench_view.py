@@ -77,11 +77,15 @@ class BenchView:
 
 def eta_text(progress: BenchProgress) -> str:
     """Time to go, and how much of the rest nothing is known about."""
-    eta = progress.eta
+    eta, left = progress.eta, progress.left_s
     if not eta.seconds:
-        return "time to go not known yet"
-    if eta.unknown:
-        return (
+        text = "time to go not known yet"
+    elif eta.unknown:
+        text = (
             f"more than {seconds_text(eta.seconds)} to go: {plural(eta.unknown, 'sample')} of unknown length"
         )
-    return f"{seconds_text(eta.seconds)} to go"
+    else:
+        text = f"{seconds_text(eta.seconds)} to go"
+    if left is not None and (eta.unknown or left < eta.seconds):
+        text += f", {seconds_text(max(0.0, left))} of them in this call"
+    return text

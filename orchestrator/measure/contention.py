@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from orchestrator.measure.samples import Cell, Group, Sample, cells_of
+from orchestrator.measure.samples import Cell, FailedSample, Group, Row, Sample, cells_of, failed_legs
 from orchestrator.measure.statistics import (
+    LEAST_PAIRS,
     Difference,
     Estimate,
     Noise,
@@ -104,27 +105,32 @@ class ContentionReport:
         groups: Every group, in the order of its key.
         verdicts: One sentence for each device and share of duplicates.
         warnings: What weakens the figures.
+        failed: Legs that could not be measured: the last attempt of each.
     """
 
     cells: tuple[CellReport, ...]
     groups: tuple[GroupReport, ...]
     verdicts: tuple[str, ...]
     warnings: tuple[str, ...]
+    failed: tuple[FailedSample, ...] = ()
 
 
-def contention_report(samples: Iterable[Sample]) -> ContentionReport:
-    """Sum up samples; warm-ups are left out.
+def contention_report(rows: Iterable[Row]) -> ContentionReport:
+    """Sum up the rows of a benchmark; warm-ups are left out.
 
     Raises:
         ValueError: There is no sample that counts.
     """
-    counted = [each for each in samples if each.counts]
+    rows = list(rows)
+    counted = [each for each in rows if isinstance(each, Sample) and each.counts]
     if not counted:
         raise ValueError("there are no samples to report on")
     cells = cells_of(counted)
     reports = tuple(_cell_report(cell, cells) for cell in sorted(cells))
     groups = tuple(_group_report(group, cells, counted) for group in sorted({cell[:4] for cell in cells}))
-    return ContentionReport(reports, groups, tuple(verdicts(groups)), tuple(_warnings(reports, groups)))
+    return ContentionReport(
+        reports, groups, tuple(verdicts(groups)), tuple(_warnings(reports, groups)), failed_legs(rows)
+    )
 
 
 def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellReport:
@@ -207,6 +213,8 @@ def verdict_words(difference: Difference | None) -> str:
         return "not measured with both topologies"
     if difference.noise is None:
         return "no verdict without an A/A control"
+    if not difference.enough:
+        return f"no verdict yet, {difference.pairs} of the {LEAST_PAIRS} pairs that one needs"
     if difference.higher:
         return f"private caches {ratio_text(difference.ratio)} faster"
     if difference.lower:
@@ -243,9 +251,12 @@ def verdicts(groups: Sequence[GroupReport]) -> list[str]:
 
 def _warnings(cells: Sequence[CellReport], groups: Sequence[GroupReport]) -> list[str]:
     found = []
-    few = min((len(each.samples) for each in cells), default=0)
-    if few < 5:
-        found.append(f"some cells have {few} samples only; below 5 pairs no difference is called one")
+    few = [each for each in cells if len(each.samples) < LEAST_PAIRS]
+    if few:
+        least = min(len(each.samples) for each in few)
+        found.append(
+            f"{len(few)} of {len(cells)} cells have fewer than {LEAST_PAIRS} samples, the least {least}: of these no verdict is given"
+        )
     if any(each.noise is None for each in groups):
         found.append("some groups have no A/A control, so nothing is known about noise there")
     busy = [each for each in cells if each.run_delay_share.median > BUSY_SHARE]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -55,6 +55,26 @@ class Group(NamedTuple):
     temperature: str
     duplicates: float
     workers: int
+
+
+class Leg(NamedTuple):
+    """What takes its turn in a round: a cell, or the baseline once more as the A/A control of its group.
+
+    Attributes:
+        cell: Which.
+        control: Whether it is the control.
+    """
+
+    cell: Cell
+    control: bool
+
+    @property
+    def words(self) -> str:
+        """It in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
+        device, temperature, duplicates, workers, mode = self.cell
+        count = f"{workers} worker" if workers == 1 else f"{workers} workers"
+        copies = f", {duplicates:.0%} duplicates" if duplicates else ""
+        return f"{device}, {temperature}, {count}, {mode}{copies}" + (" (control)" if self.control else "")
 
 
 class Latencies(msgspec.Struct, frozen=True):
@@ -205,6 +225,11 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sa
         return Cell(self.device, self.temperature, self.duplicates, self.workers, self.mode)
 
     @property
+    def leg(self) -> Leg:
+        """Which leg of a round it is."""
+        return Leg(self.cell, self.control)
+
+    @property
     def group(self) -> Group:
         """The cells that it is compared with."""
         return Group(self.device, self.temperature, self.duplicates, self.workers)
@@ -264,6 +289,7 @@ class FailedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", t
         workers: As in `Sample`.
         mode: As in `Sample`.
         round: As in `Sample`.
+        control: As in `Sample`.
         reason: What the process said last, or how it ended.
     """
 
@@ -274,11 +300,17 @@ class FailedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", t
     mode: str
     round: int
     reason: str
+    control: bool = False
 
     @property
     def cell(self) -> Cell:
         """What it should have been a sample of."""
         return Cell(self.device, self.temperature, self.duplicates, self.workers, self.mode)
+
+    @property
+    def leg(self) -> Leg:
+        """Which leg of a round it should have been."""
+        return Leg(self.cell, self.control)
 
 
 Row = Sample | FailedSample
@@ -366,7 +398,12 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
     return found
 
 
-def as_document(row: Row) -> dict[str, Any]:
-    """A row as values that JSON has."""
-    document: dict[str, Any] = msgspec.to_builtins(row)
-    return document
+def failed_legs(rows: Iterable[Row]) -> tuple[FailedSample, ...]:
+    """Legs whose last attempt failed: that attempt of each, in the order of the cells."""
+    failed: dict[Leg, FailedSample] = {}
+    for row in rows:
+        if isinstance(row, FailedSample):
+            failed[row.leg] = row
+        else:
+            failed.pop(row.leg, None)
+    return tuple(failed[each] for each in sorted(failed))

@@ -149,6 +149,16 @@ class Difference:
     noise: Noise | None
 
     @property
+    def pairs(self) -> int:
+        """Pairs that stand behind it, the control's where they are fewer."""
+        return min(self.ratio.count, self.noise.control.count if self.noise is not None else 0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether these are as many as a difference needs to be told from noise."""
+        return self.pairs >= LEAST_PAIRS
+
+    @property
     def beyond_noise(self) -> bool:
         """Whether the difference is more than noise; see the top of the module."""
         return self.higher or self.lower
@@ -156,20 +166,12 @@ class Difference:
     @property
     def higher(self) -> bool:
         """Whether the contender is higher, beyond noise."""
-        return self._known and self.noise is not None and self.ratio.low > self.noise.factor
+        return self.enough and self.noise is not None and self.ratio.low > self.noise.factor
 
     @property
     def lower(self) -> bool:
         """Whether the contender is lower, beyond noise."""
-        return self._known and self.noise is not None and self.ratio.high < 1 / self.noise.factor
-
-    @property
-    def _known(self) -> bool:
-        return (
-            self.ratio.count >= LEAST_PAIRS
-            and self.noise is not None
-            and self.noise.control.count >= LEAST_PAIRS
-        )
+        return self.enough and self.noise is not None and self.ratio.high < 1 / self.noise.factor
 
 
 def by_round(

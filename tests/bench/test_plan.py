@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from attrs import evolve
+from msgspec import structs
 
 from orchestrator.bench.jobs import SampleJob
-from orchestrator.bench.plan import BenchPlan, eta_of, failed_cells, key_of, remaining
-from orchestrator.measure.samples import FailedSample, Row
+from orchestrator.bench.plan import BenchPlan, eta_of, key_of, leg_of, remaining
+from orchestrator.measure.samples import FailedSample, Row, failed_legs
 from tests.measure.support import sample
 
 PLAN = BenchPlan(
@@ -43,7 +45,7 @@ def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
     jobs = list(PLAN.jobs())
     keys = Counter(key_of(job) for job in jobs)
     assert set(keys.values()) == {1}
-    cells = Counter(key_of(job)[0] for job in jobs if not job.control)
+    cells = Counter(leg_of(job).cell for job in jobs if not job.control)
     assert set(cells.values()) == {PLAN.samples + 1}  # and a warm-up
     assert len(cells) == 2 * 2 * 2 * (3 + 2)  # nothing is warm without a cache
     controls = [job for job in jobs if job.control]
@@ -85,9 +87,11 @@ def test_what_is_there_is_not_taken_again() -> None:
         device="x", temperature="cold", duplicates=0.0, workers=1, mode="shared", round=0, reason="it crashed"
     )
     assert remaining(PLAN, [*rows, failed]) == jobs[57:]
-    assert failed_cells([failed]) == {failed.cell: "it crashed"}
+    assert failed_legs([failed]) == (failed,)
+    control = structs.replace(failed, control=True)
     again = sample(device="x", temperature="cold", workers=1, mode="shared")
-    assert failed_cells([failed, again]) == {}
+    assert failed_legs([failed, control, again]) == (control,)  # another leg says nothing about this one
+    assert failed_legs([failed, again, failed]) == (failed,)
 
 
 def test_the_eta_says_what_it_does_not_know() -> None:
@@ -101,3 +105,12 @@ def test_the_eta_says_what_it_does_not_know() -> None:
     # Of one device alone nothing is known about the other.
     rows = [row_of(job) for job in jobs if job.device == "x" and job.round == -1]
     assert eta_of(jobs, rows).unknown == len(jobs) / 2
+
+
+def test_a_cell_with_busier_neighbours_counts_as_if_the_work_were_its_own() -> None:
+    plan = evolve(PLAN, devices=("x",), temperatures=("cold",), duplicates=(0.0,), modes=("shared",))
+    jobs = list(plan.jobs())
+    rows = [row_of(job) for job in jobs if job.workers == 4]
+    alone = [job for job in jobs if job.workers == 1]
+    assert eta_of(alone, rows).seconds == pytest.approx(4 * 2.0 * len(alone))
+    assert eta_of(alone, rows).unknown == 0

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from attrs import evolve
 
@@ -25,7 +26,8 @@ from orchestrator.bench.runner import (
     timelines_of,
 )
 from orchestrator.errors import NoDeviceError
-from orchestrator.measure.samples import FailedSample, Sample, read_rows
+from orchestrator.measure.samples import FailedSample, Leg, Sample, read_rows
+from orchestrator.measure.statistics import LEAST_PAIRS
 from orchestrator.samples import sample_path
 from tests.measure.support import ENVIRONMENT, sample
 
@@ -95,7 +97,7 @@ def test_all_samples_are_taken_and_kept(tmp_path: Path) -> None:
     seen: list[BenchProgress] = []
     answers = Answers()
     outcome = run_bench(PLAN, tmp_path, run_job=answers, on_progress=seen.append)
-    assert (outcome.done, outcome.total, outcome.stopped, outcome.failed) == (TOTAL, TOTAL, "", {})
+    assert (outcome.done, outcome.total, outcome.stopped, outcome.failed) == (TOTAL, TOTAL, "", ())
     assert read_rows(tmp_path / RESULTS) == list(outcome.rows)
     assert [each.done for each in seen] == list(range(TOTAL))
     assert seen[0].eta.unknown > 0
@@ -122,14 +124,122 @@ def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> N
     def crash(_job: SampleJob) -> Answer:
         return Refused(kind="crash", reason="signal 11")
 
-    outcome = run_bench(PLAN, tmp_path, run_job=Answers(5, crash))
-    (cell,) = outcome.failed
-    assert outcome.failed[cell] == "signal 11"
+    first = Answers(5, crash)
+    outcome = run_bench(PLAN, tmp_path, run_job=first)
+    (failed,) = outcome.failed
+    assert failed.reason == "signal 11"
+    assert (failed.leg, failed.round) == key_of(first.jobs[4])
     rows = read_rows(tmp_path / RESULTS)
     assert sum(isinstance(row, FailedSample) for row in rows) == 1
     assert TOTAL - 8 <= outcome.done < TOTAL
     again = run_bench(PLAN, tmp_path, run_job=Answers())
-    assert (again.failed, again.done) == ({}, TOTAL)
+    assert (again.failed, again.done) == ((), TOTAL)
+
+
+def test_a_failed_control_is_told_from_its_baseline(tmp_path: Path) -> None:
+    def crash_of_controls(job: SampleJob) -> Answer:
+        return Refused(kind="crash", reason="signal 11") if job.control else answer(job)
+
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_controls))
+    assert {each.leg for each in outcome.failed} == {Leg(each.cell, True) for each in outcome.failed}
+    assert {each.mode for each in outcome.failed} == {"shared"}
+    assert outcome.done == TOTAL * 2 // 3  # the baselines themselves are measured
+    assert len(outcome.rows) == outcome.done + 4  # and each control was tried once
+
+
+def test_a_failed_baseline_takes_its_control_with_it(tmp_path: Path) -> None:
+    def crash_of_baselines(job: SampleJob) -> Answer:
+        return Refused(kind="crash", reason="x") if job.mode == "shared" and not job.control else answer(job)
+
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_baselines))
+    assert {(each.mode, each.control) for each in outcome.failed} == {("shared", False)}
+    assert outcome.done == TOTAL // 3
+
+
+class Timed(Answers):
+    """Answers, each of which takes its time on a clock that only this moves."""
+
+    def __init__(self, took_s: float) -> None:
+        super().__init__()
+        self.now = 0.0
+        self._took = took_s
+
+    def clock(self) -> float:
+        return self.now
+
+    def __call__(self, job: Job) -> Answer:
+        found = super().__call__(job)
+        if isinstance(found, Sample):
+            self.now += self._took
+            found = msgspec.structs.replace(found, process_s=self._took)
+        return found
+
+
+def test_limited_calls_add_up_and_each_gives_a_group_its_pairs(tmp_path: Path) -> None:
+    plan = evolve(PLAN, samples=7)
+    total = 2 * 2 * 3 * 8
+    # Warm-ups of four groups, and some five rounds of one of them: 12 + 15 samples of 2 s.
+    limit, done = 60.0, 0
+    for call in range(20):
+        answers = Timed(2.0)
+        outcome = run_bench(plan, tmp_path, run_job=answers, time_limit_s=limit, clock=answers.clock)
+        assert answers.now <= limit
+        assert outcome.done > done, call
+        done = outcome.done
+        pairs = Counter(row.group for row in outcome.rows if isinstance(row, Sample) and row.control)
+        if call == 0:
+            assert max(pairs.values()) >= 1 + LEAST_PAIRS, pairs  # a warm-up, and what a verdict needs
+            assert max(pairs, key=lambda each: pairs[each]).workers == max(plan.workers)
+            assert outcome.stopped.startswith("the time limit")
+            assert "1 of 4 groups have the 5 pairs that a verdict needs" in outcome.stopped
+        if not outcome.stopped:
+            break
+    assert (done, outcome.stopped) == (total, "")
+    keys = Counter(key_of(row) for row in outcome.rows if isinstance(row, Sample))
+    assert len(keys) == total
+    assert set(keys.values()) == {1}
+
+
+def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
+    fills: list[bool] = []
+
+    def do(job: Job) -> Answer:
+        if isinstance(job, FillJob):
+            fills.append(job.reuse)
+            return filled(warm_rate=0.0) if job.reuse else filled()
+        assert isinstance(job, SampleJob)
+        return answer(job)
+
+    run_bench(evolve(PLAN, samples=1), tmp_path, run_job=do)
+    outcome = run_bench(PLAN, tmp_path, run_job=do)
+    assert fills == [False, True]
+    assert {row.passes for row in outcome.rows if isinstance(row, Sample) and row.temperature == "warm"} == {
+        50
+    }
+
+
+def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path) -> None:
+    job = FillJob(
+        set_paths=(str(small_set),), device="simulated", workers=2, cache_directory=str(tmp_path), warm=True
+    )
+    first = run_in_process(job)
+    assert isinstance(first, Filled)
+    (file,) = tmp_path.glob("*.pipeline-cache")
+    before = file.read_bytes()
+    again = run_in_process(msgspec.structs.replace(job, reuse=True))
+    assert isinstance(again, Filled)
+    assert (again.pipelines, again.set_hash, again.identity) == (
+        first.pipelines,
+        first.set_hash,
+        first.identity,
+    )
+    assert (first.warm_rate > 0, again.warm_rate) == (True, 0.0)
+    assert file.read_bytes() == before
+    file.write_bytes(before[:-1])
+    mended = run_in_process(msgspec.structs.replace(job, reuse=True))
+    assert isinstance(mended, Filled)
+    assert mended.warm_rate > 0
+    assert len(file.read_bytes()) == len(before)
 
 
 def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
@@ -173,7 +283,7 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
         PLAN, set_paths=(str(small_set),), devices=("simulated",), workers=(2,), samples=1, duplicates=(0.5,)
     )
     outcome = run_bench(plan, tmp_path / "out", warm_passes=2)
-    assert (outcome.done, outcome.failed) == (12, {})
+    assert (outcome.done, outcome.failed) == (12, ())
     rows = [row for row in outcome.rows if isinstance(row, Sample)]
     assert len({row.environment.orchestrator for row in rows}) == 1
     for row in rows:

@@ -9,9 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.bench.runner import BenchOutcome
+from orchestrator.cli.bench_tables import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
+from orchestrator.cli.output import Output
 from orchestrator.cli.time_limit import time_limit_seconds
-from orchestrator.measure.samples import RowWriter, Sample
+from orchestrator.measure.samples import FailedSample, Row, RowWriter, Sample, failed_legs
 from tests.cli.conftest import Call
 from tests.measure.support import series
 
@@ -53,8 +56,10 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
         ("shared", 2),
         ("per-worker", 2),
     }
-    assert document["verdicts"] == ["on simulated, cold, 2 workers: no difference beyond noise"]
-    assert any("1 samples only" in each for each in document["warnings"])
+    assert document["verdicts"] == [
+        "on simulated, cold, 2 workers: no verdict yet, 1 of the 5 pairs that one needs"
+    ]
+    assert any("2 of 2 cells have fewer than 5 samples" in each for each in document["warnings"])
     assert len((out / "results.jsonl").read_bytes().splitlines()) == 6
 
     done = call(*arguments, "--modes", "shared,per-worker")
@@ -62,7 +67,50 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert "6 of 6 samples, 6 of them from before" in done.out
     assert "driver's own caches" in done.out
     assert "pipelines/s" in done.out
-    assert "no difference beyond noise" in done.out
+    assert "no verdict yet, 1 of the 5 pairs" in done.out
+
+
+def made_up(path: Path) -> BenchOutcome:
+    """What a benchmark left whose control failed, and one mode wholly and one in its third round."""
+    rows: list[Row] = [
+        *series([1.0, 1.1, 0.9], workers=16),
+        *series([0.5, 0.6], workers=16, mode="per-worker"),
+    ]
+    rows += [
+        FailedSample(
+            device="test", temperature="cold", duplicates=0.0, workers=16, mode=mode, round=2, reason="it broke",
+            control=control,
+        )
+        for mode, control in (("shared", True), ("per-worker", False), ("none", False))
+    ]  # fmt: skip
+    return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_legs(rows), path)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_what_failed_and_how_few_there_are_is_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    outcome = made_up(tmp_path)
+    show_bench(Output(json=False), outcome, report_of(outcome))
+    lines = capsys.readouterr().out.splitlines()
+    rows = {each.split()[0]: each for each in lines if each.startswith(("shared", "per-worker", "none"))}
+    assert {"3", "baseline"} <= set(next(each for each in lines if each.startswith("shared")).split())
+    assert any(each.startswith("per-worker") and "2 †" in each for each in lines)
+    assert "0 †" in next(each for each in lines if each.startswith("none"))
+    assert len(rows) == 3
+    assert any("no A/A control: it failed" in each for each in lines)
+    table = [each for each in lines if each.startswith(("mode", "shared", "per-worker", "none"))]
+    assert max(map(len, table)) <= width
+    assert len(table) == (8 if width == 80 else 4)  # two tables below each other, or one
+    for leg in ("shared (control)", "per-worker", "none"):
+        assert f"† failed: test, cold, 16 workers, {leg}: it broke" in lines
+    document = bench_document(outcome, report_of(outcome))
+    assert [(each["mode"], each["control"], each["round"]) for each in document["failed"]] == [
+        ("none", False, 2),
+        ("per-worker", False, 2),
+        ("shared", True, 2),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.measure.contention import contention_report, ratio_text
-from orchestrator.measure.samples import Sample
+from orchestrator.measure.samples import FailedSample, Row, Sample
 from orchestrator.measure.statistics import Estimate
 from tests.measure.support import sample, series
 
@@ -98,7 +98,21 @@ def test_a_busy_machine_is_told_and_is_no_contention() -> None:
 
 def test_few_samples_are_told() -> None:
     report = contention_report(series(STEADY[:3]))
-    assert any("3 samples only" in each for each in report.warnings)
+    assert any("1 of 1 cells have fewer than 5 samples, the least 3" in each for each in report.warnings)
+    assert not any("fewer than" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
+    few = [each for each in matrix({"shared": 1.0, "per-worker": 9.0}) if each.round < 4]
+    assert contention_report(few).verdicts == (
+        "on test, cold, 16 workers: no verdict yet, 4 of the 5 pairs that one needs",
+    )
+
+
+def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
+    failed = FailedSample(
+        device="test", temperature="cold", duplicates=0.0, workers=16, mode="none", round=2, reason="broke"
+    )
+    rows: list[Row] = [*matrix({"shared": 1.0}), failed]
+    assert contention_report(rows).failed == (failed,)
+    assert contention_report([*rows, sample(workers=16, mode="none")]).failed == ()
 
 
 @pytest.mark.parametrize(

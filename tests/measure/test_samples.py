@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from orchestrator.measure.samples import (
     QUANTILES,
     FailedSample,
     Latencies,
+    Leg,
     Row,
     RowWriter,
     SamplesError,
@@ -36,6 +38,19 @@ def test_rows_survive_a_file(tmp_path: Path) -> None:
     assert read_rows(path) == rows
     assert read_samples(path) == rows[2:]
     assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with RowWriter(path) as writer:
+        writer.write(msgspec.structs.replace(FAILED, control=True))
+    assert b'"control":true' in path.read_bytes()
+    (row,) = read_rows(path)
+    assert isinstance(row, FailedSample)
+    assert row.leg == Leg(FAILED.cell, True)
+    assert row.leg.words == "test, cold, 2 workers, shared (control)"
+    path.write_bytes(path.read_bytes().replace(b',"control":true', b""))
+    assert read_rows(path) == [FAILED]
 
 
 def test_a_line_that_was_cut_off_is_no_row_and_goes_when_writing_goes_on(tmp_path: Path) -> None:
