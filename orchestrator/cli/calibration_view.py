@@ -1,65 +1,27 @@
 # Purpose: what a calibration is doing, and what it found: verdicts in words first, then the figures behind them.
-# Guarantees: drawn between samples only, so that it takes no time from them; gone when the view closes.
+# Guarantees: a figure stands with its interval; what could not be decided is said to be so.
 """Progress and result of a calibration."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
-from rich.progress import BarColumn, Progress, TextColumn
 
 from orchestrator.bench.calibrating import Calibrated, CalibrationProgress
+from orchestrator.cli.bench_bar import MeasurementBar
 from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, Output, styled, table
-from orchestrator.cli.text import path_text, plural, printable
+from orchestrator.cli.text import path_text, plural
 from orchestrator.stores.calibration_profile import CalibrationProfile, Choice
 
-_LINE_EVERY_S = 10.0
 
-
-class CalibrationView:
-    """Shows what a calibration is doing: a bar where there is a terminal, else a line now and then."""
-
-    def __init__(self, output: Output) -> None:
-        """Write to an output's stderr."""
-        self._output = output
-        self._next = 0.0
-        self._bar = Progress(
-            TextColumn("{task.description}", style=HEAD, markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[done]}", markup=False),
-            console=output.err,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            disable=not output.live,
-        )
-        self._task = self._bar.add_task("starting", total=None, done="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+class CalibrationView(MeasurementBar):
+    """Shows what a calibration is doing."""
 
     def progress(self, progress: CalibrationProgress) -> None:
         """A process begins."""
-        if self._output.live:
-            self._bar.update(
-                self._task,
-                description=printable(progress.now),
-                total=progress.total,
-                completed=progress.done,
-                done=f"{progress.done:,}/{progress.total:,}",
-            )
-            self._bar.refresh()
-        elif not self._output.json and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_EVERY_S
-            self._output.message(f"{progress.done:,} of {progress.total:,}: {progress.now}")
+        self.step(progress.now, progress.done, progress.total)
 
 
 def calibration_document(found: Calibrated, kept: Path | None) -> dict[str, Any]:

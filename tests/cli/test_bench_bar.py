@@ -1,0 +1,89 @@
+# Purpose: progress of measurements reaches a pipe now and then, a terminal each time, and stays away from JSON; the time to go
+# says what is not known.
+"""Progress of benchmarks and calibrations."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from orchestrator.bench.calibrating import CalibrationProgress
+from orchestrator.bench.plan import Eta
+from orchestrator.bench.runner import BenchProgress
+from orchestrator.cli.bench_bar import MeasurementBar
+from orchestrator.cli.bench_view import BenchView, eta_text
+from orchestrator.cli.calibration_view import CalibrationView
+from orchestrator.cli.output import Output
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def progress(eta: Eta, *, left_s: float | None = None, number: int = 0) -> BenchProgress:
+    return BenchProgress(3, 20, number, "a cell", eta, left_s)
+
+
+@pytest.mark.parametrize(
+    ("eta", "left_s", "text"),
+    [
+        (Eta(0.0, 20), None, "time to go not known yet"),
+        (Eta(30.0, 0), None, "30.00 s to go"),
+        (Eta(30.0, 2), None, "more than 30.00 s to go: 2 samples of unknown length"),
+        (Eta(30.0, 0), 60.0, "30.00 s to go"),
+        (Eta(30.0, 0), 10.0, "30.00 s to go, 10.00 s of them in this call"),
+        (Eta(30.0, 0), -1.0, "30.00 s to go, 0 µs of them in this call"),
+    ],
+)
+def test_the_time_to_go_is_honest(eta: Eta, left_s: float | None, text: str) -> None:
+    assert eta_text(progress(eta, left_s=left_s)) == text
+
+
+def test_a_pipe_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("orchestrator.cli.bench_bar.time.monotonic", lambda: now[0])
+    with BenchView(Output(json=False)) as view:
+        view.stage("opening")
+        for seconds in (0.0, 9.0, 10.0):
+            now[0] = 100.0 + seconds
+            view.progress(progress(Eta(30.0, 0), number=-1 if not seconds else 1))
+    with CalibrationView(Output(json=False)) as calibration:
+        calibration.progress(CalibrationProgress(1, 5, "a probe"))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "opening",
+        "3 of 20: warm-up: a cell (30.00 s to go)",
+        "3 of 20: round 2: a cell (30.00 s to go)",
+        "1 of 5: a probe",
+    ]
+
+
+def test_json_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with MeasurementBar(Output(json=True)) as bar:
+        bar.stage("opening")
+        bar.step("a cell", 1, 2)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_terminal_sees_each_step_and_nothing_steers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr("sys.stderr", terminal)
+    with MeasurementBar(Output(json=False)) as bar:
+        bar.stage("opening")
+        bar.step("a \x1b[2J[red]cell", 1, 2, "soon")
+    text = terminal.getvalue()
+    assert "opening" in text
+    assert "1/2" in text
+    assert "soon" in text
+    assert "[red]cell" in text
+    assert "\x1b[2J" not in text.replace("\x1b[2K", "")
