@@ -1,0 +1,94 @@
+# Question: what does it cost to measure? The same run with clocks read around every call, and without.
+#
+#   warm   everything is a hit, in calls of the given sizes: the shortest calls that there are, so the worst case
+#   cold   the sample set, compiled
+#
+# Without: the clocks' readings are zeros that nobody computes. All else is the same, what is made of the readings after the
+# barrier included (it is not in the time, with or without).
+#
+# Command: python benchmarks/bench_measuring.py --device radv:navi21 --workers 2 --batches 64,1024
+"""Cost of measuring."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from benchmarks.warm import fill, make_set, no_garbage_collection, opened, run_warm
+from orchestrator.devices.device import CacheMode
+from orchestrator.run import RunReport, available_workers, run_pipelines, worker
+from orchestrator.run.accounting import Reading, ThreadMeter
+from orchestrator.samples import sample_path
+
+NOTHING = Reading(0, 0, 0)
+
+
+class NoClocks(ThreadMeter):
+    """A meter that reads nothing."""
+
+    def begin(self) -> Reading:
+        """No reading."""
+        return NOTHING
+
+    def end(self) -> Reading:
+        """No reading."""
+        return NOTHING
+
+
+def measure(job: Job) -> Figures:
+    """One run, measured or not."""
+    meter = ThreadMeter if job["clocks"] else NoClocks
+    with mock.patch.object(worker, "ThreadMeter", meter):
+        report = run(job)
+    return {"seconds": report.timing.wall_ns / 1e9, "created": report.compiled + report.cache_hits}
+
+
+def run(job: Job) -> RunReport:
+    """The run."""
+    warm = bool(job["batch"])
+    with opened(job["device"], job["set"], passes=job["passes"]) as (device, prepared):
+        if warm:
+            data = Path(job["data"]).read_bytes()
+            return run_warm(device, prepared, CacheMode.PER_WORKER, job["workers"], job["batch"], data)
+
+        async def cold() -> RunReport:
+            return await run_pipelines(device, prepared, workers=job["workers"])
+
+        with no_garbage_collection():
+            return trio.run(cold)
+
+
+def main() -> None:
+    """Warm in calls of each size, then cold."""
+    parser = parser_of("What does it cost to read clocks around every call?")
+    parser.add_argument("--device", default="radv:navi21", help="selector of the device")
+    parser.add_argument("--workers", type=int, default=available_workers(), help="number of workers")
+    parser.add_argument("--batches", default="64,1024", help="pipelines in a warm call")
+    parser.add_argument("--passes", type=int, default=200, help="how often the set is in a warm run")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive, data = str(make_set(Path(folder))), Path(folder) / "cache"
+        fill(options.device, archive, data)
+        base = {"device": options.device, "workers": options.workers}
+        warm = {**base, "set": archive, "data": str(data), "passes": options.passes}
+        cases = {f"warm, {each} a call": {**warm, "batch": int(each)} for each in options.batches.split(",")}
+        cases["cold"] = {**base, "set": str(sample_path()), "passes": 1, "batch": 0}
+        for name, job in cases.items():
+            jobs = {
+                f"{name}, {'measured' if clocks else 'not measured'}": {**job, "clocks": clocks}
+                for clocks in (False, True)
+            }
+            compare(__file__, jobs, options, figure="seconds")
+
+
+if __name__ == "__main__":
+    main()

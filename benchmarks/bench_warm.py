@@ -1,0 +1,195 @@
+# Question: how close does a warm run come to the driver: to threads that do nothing but call it?
+#
+#   bare   each thread its slice of one contiguous array of create infos, pointers made beforehand; between two calls there
+#          is a loop and nothing else. The floor: no program in this language is quicker with calls of that size.
+#   run    `run_pipelines` over the same pipelines with calls of the same size: a scheduler, outcomes, clocks around each call.
+#
+# Both with one shared cache and with one for each worker, so that each says what the shared cache's lock costs; the harness
+# must find the ratio that the bare loop finds. Caches hold everything, and every pipeline is a hit; pipelines are destroyed
+# after the time was taken. The creation feedback is asked for in both.
+#
+# What this cannot show: what a hit costs that leads to code which is not in memory, or a game's mixture of hits and misses.
+#
+# Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
+"""Warm runs against a bare loop."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of
+from benchmarks.warm import fill, make_set, no_garbage_collection, opened, run_warm
+from orchestrator.devices.device import CacheMode, PipelineCache
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.device import VulkanDevice
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
+from orchestrator.measure.contention import ratio_text
+from orchestrator.measure.statistics import by_round, paired_ratio
+from orchestrator.run import available_workers
+
+MODES = (CacheMode.SHARED, CacheMode.PER_WORKER)
+
+
+def measure(job: Job) -> Figures:
+    """One sample: fill the cache, or a warm run, bare or through the product."""
+    if "fill" in job:
+        return {"pipelines": fill(job["device"], job["set"], Path(job["fill"]))}
+    data = Path(job["data"]).read_bytes()
+    with opened(job["device"], job["set"], passes=job["passes"]) as (device, prepared):
+        if not isinstance(device, VulkanDevice) or not isinstance(prepared, VulkanPreparedPipelines):
+            raise SystemExit("a bare loop needs a Vulkan device")
+        mode, workers, batch = CacheMode(job["mode"]), job["workers"], job["batch"]
+        count = len(prepared.image)
+        if job["bare"]:
+            seconds = bare_loop(device, prepared, mode, workers, batch, data)
+            figures = {}
+        else:
+            timing = run_warm(device, prepared, mode, workers, batch, data).timing
+            seconds = timing.wall_ns / 1e9
+            figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
+        identity = device.identity
+    names: dict[str, Any] = {
+        "driver": f"{identity.driver_name} {identity.driver_info}",
+        "device_name": identity.device_name,
+    }
+    return {"seconds": seconds, "pipelines_per_s": count / seconds, **figures, **names}
+
+
+def bare_loop(
+    device: VulkanDevice,
+    prepared: VulkanPreparedPipelines,
+    mode: CacheMode,
+    workers: int,
+    batch: int,
+    data: bytes,
+) -> float:
+    """Threads that only call; seconds from the start of all to the end of the last."""
+    count = len(prepared.image)
+    infos = prepared.create_infos(
+        PipelineKind.COMPUTE,
+        np.arange(count, dtype=np.int32),
+        fail_on_compile_required=False,
+        span=slice(0, count),
+    )
+    handles = np.zeros(count, np.uint64)
+    stride, first, out = infos.shape[1], infos.ctypes.data, handles.ctypes.data
+    caches: list[PipelineCache] = [
+        device.create_pipeline_cache(data, externally_synchronized=mode is CacheMode.PER_WORKER)
+        for _ in range(1 if mode is CacheMode.SHARED else workers)
+    ]
+    bounds = [count * each // workers for each in range(workers + 1)]
+    create, logical, allocator = device.commands.vkCreateComputePipelines, device.handle, device.allocator
+    barrier = threading.Barrier(workers + 1)
+    failed: list[int] = []
+
+    def work(number: int) -> None:
+        cache, end = caches[number % len(caches)].handle, bounds[number + 1]
+        calls = [
+            (
+                min(batch, end - start),
+                ffi.cast("VkComputePipelineCreateInfo *", first + start * stride),
+                ffi.cast("uint64_t *", out + start * 8),
+            )
+            for start in range(bounds[number], end, batch)
+        ]
+        barrier.wait()
+        for size, these, there in calls:
+            if create(logical, cache, size, these, allocator, there):
+                failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
+    with no_garbage_collection():
+        for each in threads:
+            each.start()
+        barrier.wait()
+        began = time.perf_counter()
+        for each in threads:
+            each.join()
+        seconds = time.perf_counter() - began
+    if failed or not handles.all():
+        raise SystemExit("a call of the bare loop failed")
+    device.destroy_pipelines(handles)
+    for cache in caches:
+        device.destroy_pipeline_cache(cache)
+    return seconds
+
+
+def tell(rows: list[dict[str, Any]]) -> None:
+    """The two ratios that the question is about, from pairs of one round."""
+
+    def rates(bare: bool, mode: CacheMode) -> dict[int, float]:
+        return {
+            row["round"]: row["pipelines_per_s"]
+            for row in rows
+            if row["round"] >= 0
+            and row["bare"] is bare
+            and row["mode"] == mode
+            and CONTROL not in row["contender"]
+        }
+
+    def ratio(above: dict[int, float], below: dict[int, float]) -> str:
+        first, second = by_round(below, above, float)
+        return ratio_text(paired_ratio(second, first)) if first else "no pairs"
+
+    for mode in MODES:
+        print(f"{mode}: run / bare {ratio(rates(False, mode), rates(True, mode))}", file=sys.stderr)
+    for bare in (True, False):
+        shared, own = rates(bare, CacheMode.SHARED), rates(bare, CacheMode.PER_WORKER)
+        print(
+            f"{'bare' if bare else 'run'}: per-worker / shared {ratio(own, shared)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Fill a cache, then take all samples."""
+    parser = parser_of("How close does a warm run come to threads that only call the driver?")
+    parser.add_argument("--device", default="radv:navi21", help="selector of the device")
+    parser.add_argument(
+        "--workers", default=f"1,{available_workers()}", help="numbers of workers, commas between them"
+    )
+    parser.add_argument("--batches", default="64,1024", help="pipelines in a call, commas between them")
+    parser.add_argument("--passes", type=int, default=200, help="how often the set is in a run")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        archive, data = str(make_set(Path(folder))), str(Path(folder) / "cache")
+        base = {"device": options.device, "set": archive}
+        measure({**base, "fill": data})
+        for workers, batch in product(_numbers(options.workers), _numbers(options.batches)):
+            jobs = {
+                f"{'bare' if bare else 'run'}, {mode}": {
+                    **base,
+                    "data": data,
+                    "mode": mode,
+                    "workers": workers,
+                    "batch": batch,
+                    "bare": bare,
+                    "passes": options.passes,
+                }
+                for mode in MODES
+                for bare in (True, False)
+            }
+            print(f"\n{options.device}, {workers} workers, {batch} a call", file=sys.stderr)
+            tell(compare(__file__, jobs, options, figure="pipelines_per_s", lower_is_better=False))
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()

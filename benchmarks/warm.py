@@ -1,0 +1,129 @@
+# Purpose: what the scripts that ask about warm creation share: a set of compute pipelines that is made here, a cache that
+# holds it, an image with the set many times over, and a run over it.
+#
+# The set: permutations of specialization constants of the sample's compute shaders, about a thousand different pipelines, so
+# that a cache is neither trivial to look into nor slow to fill, and anyone can make it again.
+#
+# Assumptions: one device; the cache's data go through a file from the process that fills it to those that are measured, within
+# one run of a script.
+"""Warm creation of a thousand compute pipelines."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import trio
+
+from orchestrator.bench.sampling import run_order
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.run import RunReport, run_pipelines
+from orchestrator.samples import sample_manifest_path
+from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.manifest import pack_manifest
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.repeated_image import repeat_pipelines
+
+_GROUPS = [32, 64, 128, 256]
+_PERMUTATIONS: dict[str, tuple[str, dict[str, list[object]]]] = {
+    "ao": ("ambient_occlusion", {"SAMPLES": [*range(1, 101)], "BENT_NORMAL": [False, True]}),
+    "blur": ("blur", {"0": [*_GROUPS], "RADIUS": [*range(1, 31)], "VERTICAL": [False, True]}),
+    "histogram": ("histogram", {"BINS": [*range(16, 257, 2)]}),
+    "particles": ("particles", {"0": [*_GROUPS], "SUBSTEPS": [*range(1, 41)], "COLLISIONS": [False, True]}),
+    "scan": ("prefix_sum", {"0": [*_GROUPS], "ITEMS": [*range(1, 25)]}),
+    "tonemap": (
+        "tonemap",
+        {"OPERATOR": [*range(5)], "SRGB": [False, True], "DITHER": [False, True]},
+    ),
+    "fft": ("ocean_fft", {"0": [64, 128, 256, 512], "COLUMNS": [False, True]}),
+}
+
+
+def make_set(folder: Path) -> Path:
+    """Write the set into a folder; its path."""
+    shaders = sample_manifest_path().parent / "shaders"
+    lines = ["manifest = 1"]
+    for name, (shader, constants) in _PERMUTATIONS.items():
+        values = ", ".join(
+            f"{constant} = [{', '.join(str(each).lower() for each in given)}]"
+            for constant, given in constants.items()
+        )
+        lines += [f"[compute.{name}]", f'shader = "{(shaders / f"{shader}.comp.spv").as_posix()}"']
+        lines += [f"permutations.specialization = {{ {values} }}"]
+    manifest = folder / "compute.toml"
+    manifest.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    archive = folder / "compute.foz"
+    pack_manifest(manifest, archive)
+    return archive
+
+
+def fill(selector: str, archive: str, data: Path) -> int:
+    """Compile the set and write the cache's data to a file; the number of pipelines."""
+    with opened(selector, archive, passes=1) as (device, prepared):
+
+        async def compile_all() -> RunReport:
+            return await run_pipelines(device, prepared, mode=CacheMode.SHARED)
+
+        data.write_bytes(trio.run(compile_all).cache_data or b"")
+        return len(prepared.image)
+
+
+@contextmanager
+def opened(selector: str, archive: str, *, passes: int) -> Iterator[tuple[Device, PreparedPipelines]]:
+    """A device, and the set on it some times over."""
+    device = open_device(selector)
+    try:
+        with PipelineSet.open((archive,)) as source:
+            image = build_image(source, source.pipelines, device.capabilities).image
+            prepared = device.prepare(repeat_pipelines(image, run_order(image, passes=passes)))
+            yield device, prepared
+            prepared.close()
+    finally:
+        device.close()
+
+
+def run_warm(
+    device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, batch: int, data: bytes
+) -> RunReport:
+    """A run over everything, from caches that hold it; the pipelines are kept, and destroyed afterwards.
+
+    Raises:
+        SystemExit: Not all were hits, so that the run says nothing.
+    """
+
+    def scheduler(jobs: JobGraph, count: int) -> Scheduler:
+        return FifoScheduler(jobs, count, limit=batch, hit_limit=batch)
+
+    async def run() -> RunReport:
+        return await run_pipelines(
+            device,
+            prepared,
+            workers=workers,
+            mode=mode,
+            primary_data=data,
+            scheduler=scheduler,
+            keep=True,
+        )
+
+    with no_garbage_collection():
+        report = trio.run(run)
+    if report.handles is not None:
+        device.destroy_pipelines(report.handles)
+    if report.cache_hits != len(report):
+        raise SystemExit(f"only {report.cache_hits} of {len(report)} were hits")
+    return report
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Nothing is collected meanwhile."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
