@@ -37,9 +37,12 @@ class Experience:
     Args:
         expect_hits: Believed share of hits at the start, 0..1.
         weight: How many jobs that belief is worth.
+
+    Attributes:
+        tried: Whether a batch has ended.
     """
 
-    __slots__ = ("_believed", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit")
+    __slots__ = ("_believed", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit", "tried")
 
     def __init__(self, expect_hits: float, weight: float = 1.0) -> None:
         self._hits = expect_hits * weight
@@ -48,6 +51,7 @@ class Experience:
         self._seen_hit = False
         self._measured = 0.0
         self._believed = 0.0
+        self.tried = False
 
     @property
     def hit_share(self) -> float:
@@ -58,6 +62,11 @@ class Experience:
     def scale(self) -> float:
         """Measured over believed cost of compiles; 1 before any was measured."""
         return self._measured / self._believed if self._believed else 1.0
+
+    @property
+    def learned(self) -> bool:
+        """Whether what a job takes was measured, and is not only believed."""
+        return self._measured > 0 or self._seen_hit
 
     def line(self) -> tuple[float, float]:
         """Believed time of a job is a + b x its cost: (a, b), nanoseconds and a factor, a > 0."""
@@ -74,6 +83,7 @@ class Experience:
             compiles: How many were compiled.
             elapsed_ns: What it took; 0 where that is not known.
         """
+        self.tried = True
         if hits or compiles:
             # A batch that went all one way says more than its number of jobs.
             if not compiles:
@@ -120,11 +130,18 @@ class Experiences:
             found = self._by_kind[kind] = Experience(self._expect_hits)
         return found
 
+    @property
+    def learned(self) -> bool:
+        """Whether what jobs take was measured for each kind that was begun."""
+        return bool(self._by_kind) and all(each.learned for each in list(self._by_kind.values()))
+
     def items(self) -> list[tuple[int, Experience]]:
         """All kinds of which something was asked, ascending."""
         return sorted(self._by_kind.items())
 
     def mean_line(self) -> tuple[float, float]:
         """Believed time of a job of any kind, as `Experience.line`."""
-        lines = [each.line() for each in self._by_kind.values()] or [Experience(self._expect_hits).line()]
+        lines = [each.line() for each in list(self._by_kind.values())] or [
+            Experience(self._expect_hits).line()
+        ]
         return sum(base for base, _ in lines) / len(lines), sum(slope for _, slope in lines) / len(lines)

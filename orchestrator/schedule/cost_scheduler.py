@@ -141,6 +141,22 @@ class CostScheduler(JobQueries):
         return int(base * self.queued + slope * self._table.open_cost)
 
     @property
+    def learned(self) -> bool:
+        """Whether `remaining_ns` rests on what jobs took in this run, for each kind that was begun."""
+        return self._experiences.learned
+
+    @property
+    def flights(self) -> list[tuple[Assignment, float]]:
+        """What workers are doing, with what that is believed to take, nanoseconds; may be read beside the workers."""
+        found = []
+        for worker, assignment in enumerate(self._assigned):
+            if assignment is not None:
+                experience, cost = self._learning[worker]
+                base, slope = experience.line()
+                found.append((assignment, base * len(assignment.indices) + slope * cost))
+        return found
+
+    @property
     def statistics(self) -> ScheduleStatistics:
         """What was done so far."""
         life, table = self._life, self._table
@@ -295,6 +311,9 @@ class CostScheduler(JobQueries):
             # Only this worker can create its echoes, so there is nothing to be shared out.
             time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
             size = min(size, max(1, table.queued // shares))
+            if not experience.tried and experience.hit_share < MOST_HIT:
+                # How far off the costs are is not known yet, and whoever cuts the first batch pays for it.
+                size = 1
         limits = Limits(base, slope, time_ns, left_ns, size)
         # Where everything hits as it is, nothing is to be gained from who does it.
         picky = not echo and self._affinity.active and experience.hit_share < MOST_HIT

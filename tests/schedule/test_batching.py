@@ -46,11 +46,11 @@ def test_batches_are_single_where_pipelines_compile() -> None:
 
 def test_batches_aim_at_the_time_asked_for() -> None:
     options = ScheduleOptions(target_ns=40_000_000, expect_hits=0.0)
-    # Costs are believed to be a tenth of what they are; the first batch shows it.
+    # Costs are believed to be a tenth of what they are; the first job shows it, before a batch is cut by that belief.
     scheduler = CostScheduler(job_graph(3000, costs=[500_000] * 3000), 1, options)
     found = sizes(scheduler, hit=False, compile_ns=5_000_000)
-    assert found[0] in (79, 80)
-    assert found[20] in (7, 8)
+    assert found[0] == 1
+    assert set(found[1:20]) <= {7, 8}
     assert scheduler.statistics.cost_scales[0] == pytest.approx(10, rel=0.01)
 
 

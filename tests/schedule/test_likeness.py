@@ -1,0 +1,49 @@
+"""Who is worth asking the driver about: pipelines of one code, and nobody else."""
+
+from __future__ import annotations
+
+import numpy as np
+from attrs import evolve
+
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import simulated_image
+from orchestrator.schedule.likeness import possibly_same
+
+
+def image_of(modules: list[list[int]], libraries: list[list[int]] | None = None) -> CreateInfoImage:
+    """An image whose pipelines have these modules and libraries."""
+    image = simulated_image(range(len(modules)))
+    linked = libraries or [[] for _ in modules]
+    return evolve(
+        image,
+        module_slot_module=np.array([each for row in modules for each in row], np.int32),
+        module_slot_start=np.cumsum([0, *map(len, modules)]).astype(np.int64),
+        library_slot_pipeline=np.array([each for row in linked for each in row], np.int32),
+        library_slot_start=np.cumsum([0, *map(len, linked)]).astype(np.int64),
+    )
+
+
+def test_all_modules_must_be_the_same() -> None:
+    found = possibly_same(image_of([[0, 1], [1, 0], [0], [0, 1, 1], [0, 2], [2]]))
+    assert found.tolist() == [True, True, False, False, False, False]
+
+
+def test_libraries_count_as_code() -> None:
+    found = possibly_same(image_of([[5], [6], [0], [0], [0], []], [[], [], [0], [0], [1], [0]]))
+    assert found.tolist() == [False, False, True, True, False, False]
+    # A library is no module of the same number.
+    assert not possibly_same(image_of([[7], [8], [0], []], [[], [], [], [0]])).any()
+
+
+def test_another_kind_is_other_work() -> None:
+    image = image_of([[0], [0]])
+    assert possibly_same(image).all()
+    assert not possibly_same(evolve(image, kinds=np.array([0, 1], np.uint8))).any()
+
+
+def test_as_many_as_a_large_set_has_are_told_apart() -> None:
+    count = 50_000
+    rows = [[number, number % 97] for number in range(count)]
+    found = possibly_same(image_of([*rows, [3, 3], [count - 1, (count - 1) % 97]]))
+    # 3 % 97 is 3, so the first of the two is the work of pipeline 3.
+    assert np.flatnonzero(found).tolist() == [3, count - 1, count, count + 1]
