@@ -1,6 +1,7 @@
 # Purpose: the plain scheduler: first in, first out, in the order of the set, in batches of one kind whose
 # size shrinks towards the end ("guided" self-scheduling), so that the workers arrive at the barrier together. Batches
-# that end at once, because all of it was in a cache, are followed by larger ones.
+# that end at once, because all of it was in a cache, are followed by larger ones, and shrink less: a tail of hits is
+# short anyway, and each call costs as much as dozens of them.
 #
 # How: one array of job numbers holds a queue for each kind. Jobs without libraries are queued at the start,
 # in set order; a job that links libraries is queued when the last of them was created. Kinds are served in
@@ -23,12 +24,20 @@ from orchestrator.schedule.scheduler import Assignment, Done, JobGraph, Wait
 DEFAULT_BATCH_LIMIT = 64
 """Largest batch while pipelines compile: 64 at a millisecond or two each are a tenth of a second."""
 
-DEFAULT_HIT_LIMIT = 1024
-"""Largest batch while they are found in a cache, at one to two microseconds each."""
+DEFAULT_HIT_LIMIT = 256
+"""Largest batch while they are found in a cache, at one to two microseconds each. A larger one would leave the interpreter
+less time still, and a stop or an idle worker waiting longer where it turns out to hold what must be compiled."""
 
 SHARES_PER_WORKER = 4
 """A batch is at most the remaining jobs divided by this many shares for each worker: a short tail."""
 
+SHARES_OF_HITS = 1
+"""The same, while pipelines are found in a cache."""
+
+LEAST_HITS = 128
+"""No batch gets smaller for the sake of the tail while pipelines are found in a cache: 0.1 to 0.3 ms."""
+
+_HIT_NS = 20_000  # a pipeline that took less was found: the quickest compiles take ten times that
 _QUICK_NS = 1_000_000  # a batch that took less is followed by one of twice the size
 _SLOW_NS = 4_000_000  # one that took more by one of the usual size
 _WAIT = Wait()
@@ -62,7 +71,8 @@ class FifoScheduler:
             raise ValueError(f"limit must be at least 1, not {limit}")
         self._limit = self._size = limit
         self._hit_limit = max(limit, hit_limit)
-        self._shares = SHARES_PER_WORKER * workers
+        self._workers = workers
+        self._hits = False
         self._assigned: list[Assignment | None] = [None] * workers
         self._in_flight = 0
         self._done = 0
@@ -138,7 +148,8 @@ class FifoScheduler:
             # Every queued job waits for a library. It is in flight: a failed one would have taken the job
             # with it, and a queued one would be ready or wait for another, down to one that is in flight.
             return _WAIT
-        size = min(ready, self._size, max(1, self._queued // self._shares))
+        least, shares = (LEAST_HITS, SHARES_OF_HITS) if self._hits else (1, SHARES_PER_WORKER)
+        size = min(ready, self._size, max(least, self._queued // (shares * self._workers)))
         indices = self._queue[head : head + size]
         indices.flags.writeable = False
         self._head[kind] = head + size
@@ -159,6 +170,8 @@ class FifoScheduler:
     ) -> None:
         """A worker's assignment ended and all its jobs were created; see `Scheduler.finished`."""
         self._end(worker, assignment)
+        if elapsed_ns:
+            self._hits = elapsed_ns < _HIT_NS * len(assignment.indices)
         if elapsed_ns > _SLOW_NS:
             self._size = self._limit
         elif 0 < elapsed_ns < _QUICK_NS and len(assignment.indices) >= self._size:
