@@ -1,12 +1,14 @@
 # Purpose: the harness's blocked time is the true time at locks: on the simulated device, which knows it, for each locking
 # strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
 #
-# Two proofs. In the modelled one time is computed, so it is exact and holds for any number of processors: threads queue
+# Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of processors: threads queue
 # for a lock and for processors, and what the harness makes of their clocks is compared with the queue. In the burning
-# one threads really compile, wait and are measured by the clocks of the system. There a thread may be runnable *and*
-# the lock taken, when a neighbour has its processor just before it goes to sleep: the truth then lies between
-# blocked and blocked + run delay, however busy the machine is, and that is what is asserted. Waits of the interpreter
-# are in no driver; what of them is left only ever adds to blocked, so the best of some attempts counts.
+# one threads really compile, wait and are measured by the clocks of the system, through a whole run. The third, of a
+# driver in C, is in test_attribution_native.py: it shows what the simulated device takes for granted.
+#
+# A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it goes to sleep. The
+# simulated driver tells the two apart: blocked is compared with the waits asleep, and blocked + run delay bounds all of
+# them. A machine may do anything between two readings, so the best of some attempts counts.
 """Attribution of time to locks."""
 
 from __future__ import annotations
@@ -37,7 +39,6 @@ from tests.measure.support import sample
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05
-OVERSUBSCRIBED = 0.15
 ATTEMPTS = 4
 
 
@@ -178,14 +179,15 @@ class Measured:
     """What the harness says about a run, and the truth."""
 
     truth_ns: int
+    truth_asleep_ns: int
     blocked_ns: int
     run_delay_ns: int
     driver_ns: int
 
     def agrees(self, tolerance_ns: float) -> bool:
-        """Whether the truth lies between what was asleep and what was asleep or runnable."""
-        low, high = self.blocked_ns - tolerance_ns, self.blocked_ns + self.run_delay_ns + tolerance_ns
-        return low <= self.truth_ns <= high
+        """Whether blocked is what was slept at locks, and all waits for them are within what was asleep or runnable."""
+        slept = abs(self.blocked_ns - self.truth_asleep_ns) <= tolerance_ns
+        return slept and self.truth_ns <= self.blocked_ns + self.run_delay_ns + tolerance_ns
 
 
 async def measured(strategy: LockingStrategy, workers: int, mode: CacheMode = CacheMode.SHARED) -> Measured:
@@ -199,10 +201,16 @@ async def measured(strategy: LockingStrategy, workers: int, mode: CacheMode = Ca
         return FifoScheduler(jobs, number, limit=1)
 
     report = await run_pipelines(device, prepared, workers=workers, mode=mode, scheduler=one_at_a_time)
-    truth = sum(each.lock_wait_ns for each in device.calls() if each.operation == "create_pipelines")
+    calls = [each for each in device.calls() if each.operation == "create_pipelines"]
     device.close()
     timing = report.timing
-    return Measured(truth, timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
+    return Measured(
+        sum(each.lock_wait_ns for each in calls),
+        sum(each.lock_asleep_ns for each in calls),
+        timing.blocked_ns,
+        timing.run_delay_ns,
+        timing.driver_ns,
+    )
 
 
 async def best_of(
@@ -217,16 +225,13 @@ async def best_of(
 
 
 @pytest.mark.parametrize("strategy", LockingStrategy)
-@pytest.mark.parametrize("workers", [1, 2, 4, 16])
+@pytest.mark.parametrize("workers", range(1, 17))
 async def test_waits_of_burning_threads_are_recovered(strategy: LockingStrategy, workers: int) -> None:
     serial = strategy in SERIAL and workers > 1
-    # Many threads that are all runnable also wait for the interpreter between burns, and more so where a processor is
-    # taken from the one that has it. With a processor each, or a lock that lets one run, next to nothing of it is left.
-    share = TOLERANCE if serial or workers <= available_workers() else OVERSUBSCRIBED
 
     def good(found: Measured) -> bool:
         # Where next to nobody waits at the lock, a share of the truth is a share of nothing.
-        return found.agrees(share * (found.truth_ns if serial else found.driver_ns))
+        return found.agrees(TOLERANCE * (found.truth_ns if serial else found.driver_ns))
 
     seen = await best_of(ATTEMPTS, good, strategy, workers)
     assert good(seen[-1]), seen
@@ -237,11 +242,6 @@ async def test_waits_of_burning_threads_are_recovered(strategy: LockingStrategy,
 
 async def test_an_oversubscribed_machine_is_not_called_contention() -> None:
     workers = min(64, 6 * available_workers())
-
-    def good(found: Measured) -> bool:
-        return (
-            found.blocked_ns < OVERSUBSCRIBED * found.driver_ns and found.run_delay_ns > 3 * found.blocked_ns
-        )
-
-    seen = await best_of(ATTEMPTS, good, LockingStrategy.NONE, workers)
-    assert good(seen[-1]), seen
+    found = await measured(LockingStrategy.NONE, workers)
+    assert found.blocked_ns < TOLERANCE * found.driver_ns, found
+    assert found.run_delay_ns > 0.5 * found.driver_ns, found

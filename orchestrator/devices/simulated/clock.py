@@ -5,9 +5,8 @@
 # Guarantees: both are thread-safe. CpuClock.spend returns once the calling thread has used the time asked for on
 # its own CPU clock, never before. VirtualClock.spend moves the calling thread's time only: threads overlap there too.
 #
-# A driver in C does not wait for the interpreter; this one does, after each burn. CpuClock takes that wait out of the time
-# that it tells: what was neither on the processor nor in its queue, for a burn never sleeps. Otherwise many threads on
-# few cores would look like contention that no driver has.
+# What CpuClock tells of a call's length is without its waits for the interpreter, as in a driver in C (waits.py). Otherwise many
+# threads on few cores would look like contention that no driver has.
 #
 # Assumptions: hashlib.pbkdf2_hmac releases the interpreter's lock for its whole run (CPython with OpenSSL does) and
 # its work is proportional to its iterations. It works in registers and the first cache level, so threads that
@@ -17,7 +16,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 import zlib
@@ -26,6 +24,8 @@ from functools import lru_cache
 from typing import Protocol
 
 from attrs import frozen
+
+from orchestrator.devices.simulated.waits import ThreadStatistics, ThreadWait, ThreadWork, Wait, Work
 
 
 class Clock(Protocol):
@@ -39,6 +39,12 @@ class Clock(Protocol):
 
     def spend(self, duration_ns: int) -> None:
         """Use up time in the calling thread, as the driver's own work would."""
+
+    def begin_wait(self) -> Wait:
+        """The calling thread found a lock taken and is about to sleep."""
+
+    def begin_work(self) -> Work:
+        """The driver's work on a pipeline begins in the calling thread; `Work.duration_ns` ends it."""
 
 
 # Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy neighbour may
@@ -88,31 +94,6 @@ def _rates() -> _Rates:
     )
 
 
-class _RunQueue:
-    """How long the calling thread was runnable and not scheduled, where the system tells. Belongs to one thread."""
-
-    __slots__ = ("_fd",)
-
-    def __init__(self) -> None:
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
-
-    def delay_ns(self) -> int | None:
-        """The time so far, or None where it is not known."""
-        if self._fd < 0:
-            return None
-        try:
-            return int(os.pread(self._fd, 96, 0).split()[1])
-        except (OSError, IndexError, ValueError):
-            return None
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-
-
 class CpuClock:
     """Burns processor time of the calling thread, without the interpreter's lock."""
 
@@ -122,9 +103,8 @@ class CpuClock:
         self._own = threading.local()
 
     def now_ns(self) -> int:
-        """Wall clock of the process without the calling thread's waits for the interpreter, ns."""
-        waited: int = getattr(self._own, "waited_ns", 0)
-        return time.perf_counter_ns() - waited
+        """Wall clock of the process, ns."""
+        return time.perf_counter_ns()
 
     def common_ns(self) -> int:
         """Wall clock of the process, ns."""
@@ -132,18 +112,6 @@ class CpuClock:
 
     def spend(self, duration_ns: int) -> None:
         """Burn until the thread's CPU clock has moved by `duration_ns`."""
-        own = self._own
-        if not hasattr(own, "queue"):
-            own.queue, own.waited_ns = _RunQueue(), 0
-        queue: _RunQueue = own.queue
-        delay, cpu, wall = queue.delay_ns(), time.thread_time_ns(), time.perf_counter_ns()
-        self._burn(duration_ns)
-        # The queue is read first: that call lets go of the interpreter too, and waits for it.
-        after, cpu, wall = queue.delay_ns(), time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
-        if delay is not None and after is not None:
-            own.waited_ns += max(0, wall - cpu - (after - delay))
-
-    def _burn(self, duration_ns: int) -> None:
         rates = self._rates
         rest = duration_ns
         now = time.thread_time_ns()
@@ -159,6 +127,21 @@ class CpuClock:
         while rest > 0:
             _checksum(int(rest * _NEXT_SHARE * rates.bytes_per_ns))
             rest = end - time.thread_time_ns()
+
+    def begin_work(self) -> ThreadWork:
+        """See `Clock`."""
+        return ThreadWork(self._statistics())
+
+    def begin_wait(self) -> ThreadWait:
+        """See `Clock`."""
+        return ThreadWait(self._statistics())
+
+    def _statistics(self) -> ThreadStatistics:
+        try:
+            own: ThreadStatistics = self._own.statistics
+        except AttributeError:
+            own = self._own.statistics = ThreadStatistics()
+        return own
 
 
 class VirtualClock:
@@ -194,7 +177,45 @@ class VirtualClock:
         with self._mutex:
             self._shared_ns += duration_ns
 
+    def begin_wait(self) -> _VirtualWait:
+        """See `Clock`."""
+        return _VirtualWait(self)
+
+    def begin_work(self) -> _VirtualWork:
+        """See `Clock`."""
+        return _VirtualWork(self)
+
     @property
     def spent_ns(self) -> int:
         """Sum of what all threads spent, ns."""
         return self._spent_ns
+
+
+class _VirtualWait:
+    """A wait on a virtual clock: what others let pass."""
+
+    __slots__ = ("_clock", "_handed", "_since")
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._since = self._handed = clock.common_ns()
+
+    def handed(self) -> None:
+        self._handed = self._clock.common_ns()
+
+    def over(self) -> tuple[int, int]:
+        return self._handed - self._since, self._handed - self._since
+
+
+class _VirtualWork:
+    """Work on a virtual clock: what the thread spent and others let pass."""
+
+    __slots__ = ("_clock", "_start")
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._start = clock.now_ns()
+
+    def duration_ns(self, asleep_ns: int) -> int:
+        del asleep_ns  # nothing has to be told from the interpreter here
+        return self._clock.now_ns() - self._start

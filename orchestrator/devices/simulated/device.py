@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -33,25 +33,19 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated.cache import SimulatedCache
-from orchestrator.devices.simulated.driver import Creation, SimulatedDriver
+from orchestrator.devices.simulated.driver import Creation, SimulatedDriver, check_result
 from orchestrator.devices.simulated.identity import without_bumped_uuid
 from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.devices.simulated.options import SimulatedOptions
 from orchestrator.devices.simulated.prepared import SimulatedPipelines
 from orchestrator.devices.simulated.use import CacheUse, CallRecord, Calls
-from orchestrator.errors import DeviceError, DriverError
-from orchestrator.registry.tables import registry
+from orchestrator.errors import DeviceError
 
 # Across all devices of the process, so that a handle is never taken for another device's.
 _next_handle = itertools.count(0x51D0_0001)
 _NO_PIPELINES = np.zeros(0, np.int64)
 # A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the driver.
 _NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
-
-
-def _check(command: str, result: int) -> None:
-    if result < 0:
-        raise DriverError(command, result, registry().result_name(result))
 
 
 class SimulatedDevice:
@@ -130,7 +124,7 @@ class SimulatedDevice:
             result, made = self._driver.create_cache(
                 len(initial_data), initial_data or None, synchronized=not externally_synchronized
             )
-            _check("vkCreatePipelineCache", result)
+            check_result("vkCreatePipelineCache", result)
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
             cache = PipelineCache(
@@ -156,7 +150,7 @@ class SimulatedDevice:
                 return
             into = held.enter_context(self._using(destination, what, merge=True))
             merged = [held.enter_context(self._using(source, what)) for source in sources]
-            _check("vkMergePipelineCaches", self._driver.merge_caches(into, merged, wait))
+            check_result("vkMergePipelineCaches", self._driver.merge_caches(into, merged, wait))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """Bytes that a read would give now."""
@@ -176,7 +170,7 @@ class SimulatedDevice:
                     capacity = min(size, limit)
                 buffer = bytearray(capacity)
                 result, written = self._driver.cache_data(used, buffer, capacity, wait)
-                _check("vkGetPipelineCacheData", result)
+                check_result("vkGetPipelineCacheData", result)
                 # Incomplete although there was room for all: it grew between the two calls.
                 if result != INCOMPLETE or capacity < size or capacity == limit:
                     return PipelineCacheData(bytes(buffer[:written]), complete=result != INCOMPLETE)
@@ -252,6 +246,7 @@ class SimulatedDevice:
                     )
                     waits[position] = made.lock_wait_ns
                     wait.ns += made.lock_wait_ns
+                    wait.asleep_ns += made.lock_asleep_ns
                 batch.results[position] = made.result
                 if feedback:
                     batch.feedback_flags[position] = made.feedback_flags
@@ -357,19 +352,10 @@ class SimulatedDevice:
 
     # Parts of the above.
 
-    @contextmanager
     def _recorded(
         self, what: str, cache: str, waits: npt.NDArray[np.int64] = _NO_PIPELINES
-    ) -> Iterator[LockWait]:
-        wait = LockWait()
-        clock = self._options.clock
-        with self._calls.inside(what):
-            start = clock.now_ns()
-            try:
-                yield wait
-            finally:
-                duration = clock.now_ns() - start
-                self._calls.add(CallRecord(what, cache, threading.get_ident(), duration, wait.ns, waits))
+    ) -> AbstractContextManager[LockWait]:
+        return self._calls.recorded(what, cache, self._options.clock, waits)
 
     def _known(self, cache: PipelineCache, what: str) -> tuple[PipelineCache, CacheUse]:
         with self._mutex:
@@ -388,7 +374,7 @@ class SimulatedDevice:
 
     def _size(self, cache: SimulatedCache, wait: LockWait) -> int:
         result, size = self._driver.cache_data(cache, None, 0, wait)
-        _check("vkGetPipelineCacheData", result)
+        check_result("vkGetPipelineCacheData", result)
         return size
 
     def _ours(self, prepared: PreparedPipelines, what: str) -> SimulatedPipelines:

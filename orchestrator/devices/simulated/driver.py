@@ -39,6 +39,18 @@ from orchestrator.devices.simulated.clock import Clock
 from orchestrator.devices.simulated.cost import CostModel
 from orchestrator.devices.simulated.identity import build_of
 from orchestrator.devices.simulated.locking import LockingStrategy, LockWait
+from orchestrator.errors import DriverError
+from orchestrator.registry.tables import registry
+
+
+def check_result(command: str, result: int) -> None:
+    """Raise what a command's negative result means.
+
+    Raises:
+        DriverError: The result is negative.
+    """
+    if result < 0:
+        raise DriverError(command, result, registry().result_name(result))
 
 
 @frozen
@@ -50,12 +62,14 @@ class Creation:
         feedback_flags: VkPipelineCreationFeedbackFlags.
         duration_ns: Time inside the driver, waits for locks included.
         lock_wait_ns: True time of those waits.
+        lock_asleep_ns: How much of it the thread was asleep; see `LockWait`.
     """
 
     result: int
     feedback_flags: int
     duration_ns: int
     lock_wait_ns: int
+    lock_asleep_ns: int = 0
 
 
 class Hangs:
@@ -223,7 +237,7 @@ class SimulatedDriver:
             cache: The cache to use, None for VK_NULL_HANDLE.
             fail_on_compile_required: Do not compile.
         """
-        start = self._clock.now_ns()
+        work = self._clock.begin_work()
         wait = LockWait()
         result = SUCCESS
 
@@ -243,7 +257,7 @@ class SimulatedDriver:
                     with self._mutex:
                         self._foreign_hits += 1
         flags = FEEDBACK_VALID | (FEEDBACK_APPLICATION_CACHE_HIT if hit else 0)
-        return Creation(result, flags, self._clock.now_ns() - start, wait.ns)
+        return Creation(result, flags, work.duration_ns(wait.asleep_ns), wait.ns, wait.asleep_ns)
 
     def _compile(self, key: int) -> int:
         if self._on_compile is not None:

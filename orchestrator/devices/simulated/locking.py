@@ -40,30 +40,38 @@ class LockingStrategy(enum.StrEnum):
 
 
 class LockWait:
-    """Adds up the waits of one driver call. Used by one thread."""
+    """Adds up the waits of one driver call. Used by one thread.
 
-    __slots__ = ("ns",)
+    Attributes:
+        ns: How long locks were waited for.
+        asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same time.
+    """
+
+    __slots__ = ("asleep_ns", "ns")
 
     def __init__(self) -> None:
-        self.ns = 0
+        self.ns = self.asleep_ns = 0
 
 
 class _Waiter:
-    """A thread that waits, and when the lock was handed to it."""
+    """A thread that waits."""
 
-    __slots__ = ("_gate", "handed_ns")
+    __slots__ = ("_gate", "_time")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._gate = threading.Lock()
         self._gate.acquire()
-        self.handed_ns = 0
+        self._time = clock.begin_wait()
 
-    def hand(self, now_ns: int) -> None:
-        self.handed_ns = now_ns
+    def hand(self) -> None:
+        self._time.handed()
         self._gate.release()
 
-    def wait(self) -> None:
+    def wait(self, wait: LockWait) -> None:
         self._gate.acquire()
+        waited_ns, asleep_ns = self._time.over()
+        wait.ns += waited_ns
+        wait.asleep_ns += asleep_ns
 
 
 class ReadWriteLock:
@@ -86,13 +94,14 @@ class ReadWriteLock:
     @contextmanager
     def read(self, wait: LockWait) -> Iterator[None]:
         """Hold the lock beside other readers; the time until it was had is added to `wait`."""
-        with self._inner(wait):
+        with self._mutex:
             waiter = None
             if self._writing or self._waiting_writers:
                 waiter = self._queue(self._waiting_readers)
             else:
                 self._readers += 1
-        self._wait(waiter, wait)
+        if waiter is not None:
+            waiter.wait(wait)
         try:
             yield
         finally:
@@ -104,13 +113,14 @@ class ReadWriteLock:
     @contextmanager
     def write(self, wait: LockWait) -> Iterator[None]:
         """Hold the lock alone; the time until it was had is added to `wait`."""
-        with self._inner(wait):
+        with self._mutex:
             waiter = None
             if self._writing or self._readers:
                 waiter = self._queue(self._waiting_writers)
             else:
                 self._writing = True
-        self._wait(waiter, wait)
+        if waiter is not None:
+            waiter.wait(wait)
         try:
             yield
         finally:
@@ -118,36 +128,17 @@ class ReadWriteLock:
                 self._writing = False
                 self._let_go()
 
-    def _queue(self, queue: deque[_Waiter]) -> tuple[_Waiter, int]:
-        waiter = _Waiter()
+    def _queue(self, queue: deque[_Waiter]) -> _Waiter:
+        waiter = _Waiter(self._clock)
         queue.append(waiter)
-        return waiter, self._clock.common_ns()
-
-    def _wait(self, queued: tuple[_Waiter, int] | None, wait: LockWait) -> None:
-        if queued is not None:
-            waiter, since = queued
-            waiter.wait()
-            wait.ns += waiter.handed_ns - since
+        return waiter
 
     def _let_go(self) -> None:
         """Hand the lock on; called with the mutex held and nobody in the lock."""
-        now = self._clock.common_ns()
         if self._waiting_writers:
             self._writing = True
-            self._waiting_writers.popleft().hand(now)
+            self._waiting_writers.popleft().hand()
             return
         while self._waiting_readers:
             self._readers += 1
-            self._waiting_readers.popleft().hand(now)
-
-    @contextmanager
-    def _inner(self, wait: LockWait) -> Iterator[None]:
-        # The inner mutex is held for a moment only, but a thread may be descheduled in that moment.
-        if not self._mutex.acquire(blocking=False):
-            since = self._clock.common_ns()
-            self._mutex.acquire()
-            wait.ns += self._clock.common_ns() - since
-        try:
-            yield
-        finally:
-            self._mutex.release()
+            self._waiting_readers.popleft().hand()

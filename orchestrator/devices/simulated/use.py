@@ -17,6 +17,8 @@ import numpy.typing as npt
 from attrs import define, field, frozen
 
 from orchestrator.devices.simulated.cache import SimulatedCache
+from orchestrator.devices.simulated.clock import Clock
+from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
 
@@ -87,7 +89,9 @@ class CallRecord:
         thread_id: `threading.get_ident()` of the caller.
         duration_ns: Time inside the driver on the device's clock.
         lock_wait_ns: Time of it that was spent waiting for the lock of a cache.
-        pipeline_lock_wait_ns: The same by pipeline, in the order asked for, shape (n,); empty where the call
+        lock_asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same time: what can
+            be seen from outside.
+        pipeline_lock_wait_ns: The waits by pipeline, in the order asked for, shape (n,); empty where the call
             creates none.
     """
 
@@ -96,6 +100,7 @@ class CallRecord:
     thread_id: int
     duration_ns: int
     lock_wait_ns: int
+    lock_asleep_ns: int
     pipeline_lock_wait_ns: npt.NDArray[np.int64]
 
 
@@ -134,6 +139,31 @@ class Calls:
                 self._in_flight -= 1
                 self._changed.notify_all()
 
+    @contextmanager
+    def recorded(
+        self, what: str, cache: str, clock: Clock, waits: npt.NDArray[np.int64]
+    ) -> Iterator[LockWait]:
+        """Be in flight, and put the call on record when it ends.
+
+        Args:
+            what: Name of the operation.
+            cache: Name of the cache that it uses, or "".
+            clock: Tells its length.
+            waits: The waits by pipeline; filled in meanwhile.
+
+        Raises:
+            DeviceError: The device was closed before.
+        """
+        wait = LockWait()
+        with self.inside(what):
+            start = clock.now_ns()
+            try:
+                yield wait
+            finally:
+                duration = clock.now_ns() - start
+                thread = threading.get_ident()
+                self._add(CallRecord(what, cache, thread, duration, wait.ns, wait.asleep_ns, waits))
+
     def refuse_new(self) -> None:
         """Let no new call begin."""
         with self._changed:
@@ -144,8 +174,7 @@ class Calls:
         with self._changed:
             self._changed.wait_for(lambda: not self._in_flight)
 
-    def add(self, record: CallRecord) -> None:
-        """Put a call of the calling thread on record."""
+    def _add(self, record: CallRecord) -> None:
         self._own.last = record
         with self._changed:
             self._records.append(record)

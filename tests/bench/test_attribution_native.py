@@ -1,0 +1,132 @@
+# Purpose: the harness's blocked time against the truth of a driver that has no interpreter in it: threads of C that burn, wait
+# for a lock, and tell their own wall clock and waits. What test_attribution.py holds of the simulated device rests on
+# wall = CPU + run delay + asleep; this is where that is shown, on however busy a machine.
+#
+# What cannot be told from outside: a thread that loses its processor after it found the lock taken and before it sleeps is
+# runnable while it waits. Then the truth is above blocked, by at most the run delay; so the best of some attempts counts.
+"""Attribution of time to the locks of a driver in C."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import frozen
+
+from orchestrator.devices.simulated import LockingStrategy
+from orchestrator.run import CreationCall, available_workers
+from orchestrator.run.accounting import ThreadMeter, creation_call
+from orchestrator.run.outcomes import timing_of
+from tests.drivers import require_tool
+
+NUMBERS = {
+    LockingStrategy.NONE: 0,
+    LockingStrategy.SINGLE_LEVEL: 1,
+    LockingStrategy.TWO_LEVEL: 2,
+    LockingStrategy.WHOLE_COMPILE: 3,
+}
+SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
+TOLERANCE = 0.05
+ATTEMPTS = 4
+LOOK_UP_NS, COMPILE_NS, INSERT_NS = 20_000, 6_000_000, 100_000
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    target = tmp_path_factory.mktemp("native") / "driver.so"
+    source = Path(__file__).with_name("native_driver.c")
+    command = [require_tool("cc"), "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-pthread"]
+    subprocess.run([*command, str(source), "-o", str(target)], check=True)
+    loaded = ctypes.CDLL(str(target))
+    loaded.driver_new.restype = ctypes.c_void_p
+    loaded.driver_free.argtypes = (ctypes.c_void_p,)
+    loaded.driver_free.restype = None
+    numbers = ctypes.POINTER(ctypes.c_uint64)
+    loaded.driver_create.argtypes = (
+        *(ctypes.c_void_p, ctypes.c_int, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64),
+        *(numbers, numbers),
+    )
+    loaded.driver_create.restype = None
+    return loaded
+
+
+@pytest.fixture
+def driver(library: ctypes.CDLL) -> Iterator[int]:
+    made = library.driver_new()
+    yield made
+    library.driver_free(made)
+
+
+@frozen
+class Seen:
+    """What the harness says, and the truth."""
+
+    truth_ns: int
+    blocked_ns: int
+    run_delay_ns: int
+    driver_ns: int
+
+
+def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int) -> Seen:
+    """Workers that make their calls as a run's do, between two readings of their meters."""
+    each = max(2, 12 // workers)
+    calls: list[CreationCall] = []
+    truths: list[int] = []
+    start = threading.Barrier(workers)
+
+    def work(number: int) -> None:
+        duration, wait = ctypes.c_uint64(), ctypes.c_uint64()
+        with ThreadMeter() as meter:
+            start.wait()
+            for _ in range(each):
+                before = meter.begin()
+                library.driver_create(
+                    driver, NUMBERS[strategy], LOOK_UP_NS, COMPILE_NS, INSERT_NS, duration, wait
+                )
+                after = meter.end()
+                calls.append(creation_call(number, before, after, duration.value, np.zeros(1, np.int32)))
+                truths.append(wait.value)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timing = timing_of(tuple(calls), workers=workers, open_ns=0, wall_ns=0, merge_ns=0, read_back_ns=0)
+    assert len(calls) == each * workers
+    return Seen(sum(truths), timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
+
+
+@pytest.mark.parametrize("strategy", LockingStrategy)
+@pytest.mark.parametrize("workers", range(1, 17))
+def test_waits_at_the_locks_of_a_driver_in_c_are_recovered(
+    library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int
+) -> None:
+    serial = strategy in SERIAL and workers > 1
+
+    def good(found: Seen) -> bool:
+        # Where next to nobody waits at the lock, a share of the truth is a share of nothing.
+        tolerance = TOLERANCE * (found.truth_ns if serial else found.driver_ns)
+        return abs(found.blocked_ns - found.truth_ns) <= tolerance
+
+    seen = []
+    for _ in range(ATTEMPTS):
+        seen.append(measured(library, driver, strategy, workers))
+        if good(seen[-1]):
+            break
+    assert good(seen[-1]), seen
+    if serial:
+        assert seen[-1].truth_ns > 0.5 * (1 - 1 / workers) * seen[-1].driver_ns, seen
+
+
+def test_a_busy_machine_is_not_called_contention_of_a_driver_in_c(library: ctypes.CDLL, driver: int) -> None:
+    workers = min(64, 8 * available_workers())
+    found = measured(library, driver, LockingStrategy.NONE, workers)
+    assert found.truth_ns == 0
+    assert found.blocked_ns < TOLERANCE * found.driver_ns, found
+    assert found.run_delay_ns > 0.5 * found.driver_ns, found
