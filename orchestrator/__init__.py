@@ -42,14 +42,23 @@ if TYPE_CHECKING:
     from orchestrator.run import MergePolicy as MergePolicy
     from orchestrator.run import MergeReport as MergeReport
     from orchestrator.run import OutcomeStatus as OutcomeStatus
+    from orchestrator.run import PipelineOutcome as PipelineOutcome
+    from orchestrator.run import PipelineSession as PipelineSession
+    from orchestrator.run import PipelineTicket as PipelineTicket
     from orchestrator.run import Progress as Progress
+    from orchestrator.run import Remainder as Remainder
     from orchestrator.run import RunReport as RunReport
+    from orchestrator.run import open_session as open_session
     from orchestrator.run import run_pipelines as run_pipelines
     from orchestrator.run.compile import CompileProgress as CompileProgress
     from orchestrator.run.compile import compile_set as compile_set
     from orchestrator.run.compile_report import CompileReport as CompileReport
     from orchestrator.run.trial import TrialLimits as TrialLimits
     from orchestrator.run.vetting import ModulePolicy as ModulePolicy
+    from orchestrator.schedule import Followers as Followers
+    from orchestrator.schedule import Priority as Priority
+    from orchestrator.schedule import ScheduleOptions as ScheduleOptions
+    from orchestrator.schedule import cost_first as cost_first
     from orchestrator.sets.archive import Archive as Archive
     from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
@@ -101,8 +110,13 @@ _HOMES = {
         "MergePolicy",
         "MergeReport",
         "OutcomeStatus",
+        "PipelineOutcome",
+        "PipelineSession",
+        "PipelineTicket",
         "Progress",
+        "Remainder",
         "RunReport",
+        "open_session",
         "run_pipelines",
     ),
     "orchestrator.run.compile": (
@@ -112,6 +126,12 @@ _HOMES = {
     "orchestrator.run.compile_report": ("CompileReport",),
     "orchestrator.run.trial": ("TrialLimits",),
     "orchestrator.run.vetting": ("ModulePolicy",),
+    "orchestrator.schedule": (
+        "Followers",
+        "Priority",
+        "ScheduleOptions",
+        "cost_first",
+    ),
     "orchestrator.sets.archive": ("Archive",),
     "orchestrator.sets.archive_writer": ("ArchiveWriter",),
     "orchestrator.sets.builder": ("PipelineSetBuilder",),

@@ -31,6 +31,27 @@ def estimated_costs(image: CreateInfoImage, model: CostModel = DEFAULT_MODEL) ->
     return model.estimate(image.kinds, *code_sizes(image))
 
 
+def believed_costs(
+    image: CreateInfoImage, recorded_ns: npt.NDArray[np.int64] | None, model: CostModel = DEFAULT_MODEL
+) -> npt.NDArray[np.int64]:
+    """Recorded costs where there are any, and estimates for the rest, nanoseconds, shape (n,).
+
+    Args:
+        image: The image.
+        recorded_ns: Recorded cost of each pipeline, shape (n,), 0 where there is none; None: there are none.
+        model: How costs are estimated.
+
+    Raises:
+        ValueError: The number of costs is not that of the pipelines.
+    """
+    estimated = estimated_costs(image, model)
+    if recorded_ns is None:
+        return estimated
+    if len(recorded_ns) != len(image):
+        raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
+    return np.where(recorded_ns > 0, recorded_ns, estimated)
+
+
 def cost_first(
     image: CreateInfoImage,
     *,
@@ -56,16 +77,12 @@ def cost_first(
     Returns:
         The factory, for `run_pipelines(..., scheduler=...)`. It raises ValueError where arrays do not fit.
     """
-    estimated = estimated_costs(image, model)
-    if costs_ns is not None:
-        if len(costs_ns) != len(image):
-            raise ValueError(f"costs_ns has {len(costs_ns)} elements for {len(image)} pipelines")
-        estimated = np.where(costs_ns > 0, costs_ns, estimated)
+    believed = believed_costs(image, costs_ns, model)
 
     def make(graph: JobGraph, workers: int) -> CostScheduler:
         known = attrs.evolve(
             graph,
-            costs_ns=estimated,
+            costs_ns=believed,
             keys=image.keys,
             module_start=image.module_slot_start,
             module_index=image.module_slot_module,

@@ -1,0 +1,563 @@
+"""Sessions: submitted, promoted, required; budgets between batches; a full queue; outcomes and the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run import (
+    OutcomeStatus,
+    PipelineOutcome,
+    PipelineSession,
+    Progress,
+    RunReport,
+    open_session,
+    run_pipelines,
+)
+from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set
+
+ONE = ScheduleOptions(batch_limit=1)
+
+
+class Recorder:
+    """Notes what is compiled, in order, and holds the driver in one pipeline if asked to."""
+
+    def __init__(self, hold: int | None = None) -> None:
+        self.order: list[int] = []
+        self.hold = hold
+        self.entered = trio.Event()
+        self.open = threading.Event()
+
+    def __call__(self, key: int) -> None:
+        """Be called by the driver."""
+        self.order.append(key)
+        if key == self.hold:
+            trio.from_thread.run_sync(self.entered.set)
+            assert self.open.wait(60)
+
+
+def recorded(hold: int | None = None) -> tuple[Recorder, SimulatedDevice]:
+    recorder = Recorder(hold)
+    return recorder, SimulatedDevice(SimulatedOptions(on_compile=recorder))
+
+
+def report_of(session: PipelineSession) -> RunReport:
+    assert session.report is not None
+    check_sums(session.report)
+    return session.report
+
+
+@pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_leaving_the_block_finishes_what_was_submitted(mode: CacheMode, workers: int) -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device, libraries={200: [3, 4], 201: [3], 210: [200]})
+    async with open_session(device, prepared, workers=workers, mode=mode) as session:
+        ticket = await session.submit(range(300))
+        assert len(ticket) == 300
+    report = report_of(session)
+    assert ticket.done
+    assert report.compiled == 300
+    assert not report.stopped
+    assert set(device.compile_counts.values()) == {1}
+    assert device.live_caches == 0
+    if mode is not CacheMode.NONE:
+        assert report.cache_data is not None
+        assert await hits_of(report.cache_data) == 300
+
+
+async def test_only_what_is_submitted_is_created_with_the_libraries_it_links() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 100, libraries={50: [49], 49: [7], 60: [8]})
+    async with open_session(device, prepared, workers=2) as session:
+        await session.submit(np.array([90, 50, 90]))
+        await session.submit(3)
+    assert sorted(device.compile_counts) == [3, 7, 49, 50, 90]
+    report = report_of(session)
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 95
+    assert not report.stopped
+
+
+async def test_the_primary_stays_the_callers() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    primary = device.create_pipeline_cache()
+    for _ in range(2):
+        async with open_session(device, prepared, workers=2, primary=primary) as session:
+            await session.submit(range(300))
+    assert report_of(session).cache_hits == 300
+    assert report_of(session).cache_data is None
+    assert device.live_caches == 1
+
+
+async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(40), libraries={39: [38]}))
+    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+        late = await session.submit(range(5), priority=Priority.BACKGROUND)
+        await session.submit(range(10, 15))
+        await session.submit(range(20, 25), priority=Priority.NOW)
+        await session.submit(39, priority=Priority.BACKGROUND)
+        assert recorder.order == []
+        assert session.remaining().tolist() == [
+            *range(20, 25),
+            *range(10, 15),
+            *range(5),
+            38,
+            39,
+        ]
+        assert session.promote(39, Priority.NOW) == 2
+        assert session.promote([2, 3, 11], Priority.NOW) == 3
+        assert session.promote(late, Priority.SOON) == 3
+        assert session.promote([2, 30], Priority.NOW) == 0, "as urgent already, and never submitted"
+        session.budget(None)
+    order = recorder.order
+    assert sorted(order[:10]) == [2, 3, 11, *range(20, 25), 38, 39]
+    assert sorted(order[10:]) == [0, 1, 4, 10, 12, 13, 14]
+
+
+async def test_submitting_again_promotes_and_creates_nothing_twice() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(9)))
+    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+        await session.submit(range(9), priority=Priority.BACKGROUND)
+        ticket = await session.submit([7, 8], priority=Priority.NOW)
+        session.budget(None)
+        await ticket.wait()
+        again = await session.submit(range(9))
+        outcomes = await again.wait()
+    assert sorted(recorder.order[:2]) == [7, 8]
+    assert sorted(recorder.order) == list(range(9))
+    assert {each.status for each in outcomes} == {OutcomeStatus.COMPILED}
+
+
+@pytest.mark.parametrize("submitted", [False, True])
+async def test_what_is_required_passes_budget_and_full_queue(submitted: bool) -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(50), libraries={40: [4]}))
+    async with open_session(device, prepared, workers=2, options=ONE, capacity=10, budget_s=0) as session:
+        await session.submit([40, 41] if submitted else [], priority=Priority.BACKGROUND)
+        # The queue is full now: a library came along.
+        await session.submit(range(10, 17 if submitted else 20), priority=Priority.BACKGROUND)
+        assert session.remainder.queued == 10
+        outcome = await session.require(40)
+        assert outcome.created
+        assert outcome.index == 40
+        assert outcome.key == 40
+        assert recorder.order == [4, 40], "nothing else passed the budget"
+        assert await session.require(40) == outcome
+        await session.close()
+    assert sorted(device.compile_counts) == [4, 40]
+
+
+async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(9)))
+    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+        await session.require(3)
+        await session.submit([5], priority=Priority.NOW)
+        assert await session.run_for(0) == session.remainder
+        assert session.remainder.queued == 1
+        await session.close()
+    assert recorder.order == [3]
+
+
+async def test_what_is_in_flight_is_joined() -> None:
+    recorder, device = recorded(hold=3)
+    prepared = device.prepare(simulated_image(range(9)))
+    found: list[PipelineOutcome] = []
+
+    async def ask(session: PipelineSession) -> None:
+        found.append(await session.require(3))
+
+    async with open_session(device, prepared, workers=2) as session, trio.open_nursery() as nursery:
+        await session.submit([3], priority=Priority.BACKGROUND)
+        await recorder.entered.wait()
+        nursery.start_soon(ask, session)
+        nursery.start_soon(ask, session)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+        recorder.open.set()
+    assert [each.status for each in found] == [OutcomeStatus.COMPILED] * 2
+    assert device.compile_counts == {3: 1}
+
+
+async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(30)))
+    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+        await session.submit(range(20), priority=Priority.BACKGROUND)
+        left = await session.run_for(0)
+        assert (left.queued, left.in_flight, left.done) == (20, 0, False)
+        assert left.believed_ns > 0
+        assert len(session.remaining()) == 20
+        await session.submit(25, priority=Priority.NOW)
+        left = await session.run_for(3600)  # it comes back when nothing is left
+        assert left.done
+        assert left.believed_ns == 0
+        assert recorder.order[0] == 25
+        assert (await session.run_for(3600)).done
+        progress = session.progress
+        assert (progress.total, progress.done, progress.in_flight) == (30, 21, 0)
+    assert len(recorder.order) == 21
+
+
+async def test_a_batch_in_flight_does_not_hold_the_frame() -> None:
+    recorder, device = recorded(hold=1)
+    prepared = device.prepare(simulated_image(range(3)))
+    async with open_session(device, prepared, workers=1) as session:
+        await session.submit(1)
+        await recorder.entered.wait()
+        left = await session.run_for(0)
+        assert (left.queued, left.in_flight) == (0, 1)
+        recorder.open.set()
+
+
+async def test_a_full_queue_holds_producers_back() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(100)))
+    seen: list[int] = []
+    async with (
+        open_session(device, prepared, workers=2, options=ONE, capacity=4, budget_s=0) as session,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def produce(first: int) -> None:
+            ticket = await session.submit(range(first, first + 50))
+            seen.append(session.remainder.queued)
+            await ticket.wait()
+
+        nursery.start_soon(produce, 0)
+        nursery.start_soon(produce, 50)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seen == []
+        assert session.remainder.queued == 4
+        with pytest.raises(trio.WouldBlock):
+            session.submit_nowait([98, 99])
+        assert len(session.submit_nowait(session.remaining().tolist())) == 4, "they are there already"
+        session.budget(None)
+        while len(seen) < 2:
+            assert session.remainder.queued <= 4
+            await trio.sleep(0)
+    assert sorted(recorder.order) == list(range(100))
+    assert max(seen) <= 4
+
+
+async def test_libraries_come_along_into_a_full_queue() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(20), libraries={19: [1, 2, 3]}))
+    async with open_session(device, prepared, workers=1, capacity=1) as session:
+        await session.submit([19, 18])
+    assert sorted(recorder.order) == [1, 2, 3, 18, 19]
+
+
+async def test_a_submission_that_is_given_up_leaves_what_was_taken() -> None:
+    _, device = recorded()
+    prepared = device.prepare(simulated_image(range(20)))
+    async with open_session(device, prepared, workers=1, capacity=5, budget_s=0) as session:
+        with trio.move_on_after(0.01) as scope:
+            await session.submit(range(20))
+        assert scope.cancelled_caught
+        assert session.remaining().tolist() == [0, 1, 2, 3, 4]
+        # The next producer is not held up by the one that gave up.
+        await session.submit(0)
+    assert sorted(device.compile_counts) == [0, 1, 2, 3, 4]
+
+
+async def test_reasons_name_pipelines_by_their_index() -> None:
+    bugs = DriverBugs(out_of_memory=frozenset({7}))
+    device = SimulatedDevice(SimulatedOptions(bugs=bugs, unusable={2: "no module"}))
+    image = simulated_image(range(60), libraries={40: [7], 41: [40], 42: [2], 43: [1], 44: [43]})
+    prepared = device.prepare(image)
+    async with open_session(device, prepared, workers=2, skipped={1: "feature geometryShader"}) as session:
+        # The numbers of the jobs are not those of the pipelines.
+        first = await session.submit([44, 42, 30])
+        assert [each.reason for each in await first.wait()] == [
+            "",
+            "links pipeline 2, which was not created: no module",
+            "links pipeline 43, which was not created: feature geometryShader",
+        ]
+        second = await session.submit([41, 7])
+        outcomes = await second.wait()
+        await session.submit([40])
+    report = report_of(session)
+    assert [each.index for each in report.skipped] == [1, 43, 44]
+    assert {each.index: each.reason for each in report.failed} == {
+        2: "no module",
+        7: "VK_ERROR_OUT_OF_HOST_MEMORY",
+        40: "links pipeline 7, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
+        41: "links pipeline 40, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
+        42: "links pipeline 2, which was not created: no module",
+    }
+    assert [each.status for each in outcomes] == [OutcomeStatus.FAILED] * 2
+    assert not outcomes[0].created
+
+
+async def test_followers_share_an_outcome_in_a_session_too() -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(40)))
+    async with open_session(
+        device,
+        prepared,
+        workers=2,
+        options=ScheduleOptions(followers=Followers.SHARE),
+        pipeline_keys=[b"key %d" % (index % 10) for index in range(40)],
+    ) as session:
+        first = await session.submit(range(20))
+        assert {each.status for each in await first.wait()} == {OutcomeStatus.COMPILED}
+        # Their leaders were created before they came.
+        second = await session.submit(range(20, 40))
+        assert {each.status for each in await second.wait()} == {OutcomeStatus.COMPILED}
+        assert session.progress.done == 40
+    report = report_of(session)
+    assert len(device.compile_counts) == 10
+    assert report.compiled == 40
+    assert int(np.count_nonzero(report.worker < 0)) == 30
+    assert any("30 pipelines are the same work" in note for note in report.notes)
+
+
+async def test_kept_pipelines_are_reported_or_taken() -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(30)))
+    async with open_session(device, prepared, workers=2, keep=True) as session:
+        ticket = await session.submit(range(20))
+        outcomes = await ticket.wait()
+        assert all(each.handle for each in outcomes)
+        taken = session.take_handles([4, 5, 25])
+        assert taken.tolist() == [outcomes[4].handle, outcomes[5].handle, 0]
+        assert session.take_handles(4).tolist() == [0]
+        assert session.outcome_of(4).handle == 0
+    report = report_of(session)
+    assert report.handles is not None
+    assert np.count_nonzero(report.handles) == 18
+    device.destroy_pipelines(report.handles)
+    assert device.live_pipelines == 2
+    device.destroy_pipelines(taken)
+    assert device.live_pipelines == 0
+
+
+async def test_what_is_in_flight_cannot_be_taken() -> None:
+    recorder, device = recorded(hold=3)
+    prepared = device.prepare(simulated_image(range(9)))
+    async with open_session(device, prepared, workers=1, keep=True) as session:
+        await session.submit(3)
+        await recorder.entered.wait()
+        assert session.take_handles(3).tolist() == [0]
+        recorder.open.set()
+    report = report_of(session)
+    assert report.handles is not None
+    assert report.handles[3]
+
+
+async def test_a_session_that_keeps_nothing_gives_nothing() -> None:
+    device = SimulatedDevice()
+    async with open_session(device, prepared_set(device), workers=1) as session:
+        with pytest.raises(ValueError, match="keep=True"):
+            session.take_handles(0)
+
+
+async def test_closing_leaves_the_rest() -> None:
+    recorder, device = recorded(hold=0)
+    prepared = device.prepare(simulated_image(range(20)))
+    waited: list[tuple[PipelineOutcome, ...]] = []
+    async with open_session(device, prepared, workers=1, options=ONE) as session:
+        ticket = await session.submit(0, priority=Priority.NOW)
+        rest = await session.submit(range(1, 20))
+        await recorder.entered.wait()
+
+        async def wait() -> None:
+            waited.append(await rest.wait())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            nursery.start_soon(session.close)
+            await trio.testing.wait_all_tasks_blocked()
+            assert session.closed
+            recorder.open.set()
+        report = await session.close()
+        assert report.stopped
+        assert ticket.done
+        with pytest.raises(trio.ClosedResourceError):
+            await session.submit(3)
+        with pytest.raises(trio.ClosedResourceError):
+            session.submit_nowait(3)
+        with pytest.raises(trio.ClosedResourceError):
+            await session.require(3)
+        assert (await session.run_for(3600)).in_flight == 0
+        assert await session.close() is report
+    assert session.report is report
+    check_sums(report)
+    assert report.compiled == len(recorder.order)
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 19
+    assert recorder.order == [0]
+    assert [each.status for each in waited[0]] == [OutcomeStatus.NOT_RUN] * 19
+
+
+async def test_finishing_waits_for_everything_whatever_the_budget() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    async with open_session(device, prepared, workers=2, budget_s=0) as session:
+        await session.submit(range(300))
+        report = await session.finish()
+        assert session.closed
+        assert report.compiled == 300
+        assert report.cache_data is not None
+
+
+async def test_progress_is_reported_as_in_a_run() -> None:
+    seen: list[Progress] = []
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    async with open_session(
+        device, prepared, workers=1, on_progress=seen.append, skipped={4: "no"}
+    ) as session:
+        await session.submit(range(100))
+    assert (seen[0].total, seen[0].skipped) == (300, 1)
+    assert (seen[-1].done, seen[-1].compiled) == (100, 99)
+
+
+async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
+    recorder, device = recorded(hold=0)
+    primary = device.create_pipeline_cache()
+    prepared = device.prepare(simulated_image(range(20)))
+    sessions = []
+
+    async def fail() -> None:
+        async with open_session(
+            device, prepared, workers=1, options=ONE, keep=True, primary=primary
+        ) as session:
+            sessions.append(session)
+            await session.submit(range(20))
+            await recorder.entered.wait()
+            session.budget(0)
+            recorder.open.set()
+            await session.wait(0)
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
+    (session,) = sessions
+    assert session.report is None
+    assert device.live_caches == 1
+    assert device.live_pipelines == 0
+    # What was compiled is not lost, and the rest was not waited for.
+    data = device.pipeline_cache_data(primary).data
+    assert await hits_of(data, 20) == len(recorder.order) == 1
+
+
+async def test_a_bug_in_a_worker_comes_out_as_itself() -> None:
+    def broken(_key: int) -> None:
+        raise ZeroDivisionError
+
+    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
+    sessions = []
+
+    async def wait() -> None:
+        async with open_session(device, prepared_set(device), workers=3) as session:
+            sessions.append(session)
+            await session.submit(range(300))
+            await trio.sleep_forever()
+
+    with pytest.raises(ZeroDivisionError):
+        await wait()
+    (session,) = sessions
+    assert device.live_caches == 0
+    with pytest.raises(trio.BrokenResourceError):
+        await session.finish()
+
+
+async def test_a_cancelled_session_leaves_nothing() -> None:
+    recorder, device = recorded(hold=5)
+    prepared = device.prepare(simulated_image(range(20)))
+    with trio.CancelScope() as scope:
+        async with open_session(device, prepared, workers=2, keep=True) as session:
+            await session.submit(range(20))
+            await recorder.entered.wait()
+            recorder.open.set()
+            scope.cancel()
+            await session.wait(range(20))
+    assert scope.cancelled_caught
+    assert session.report is None
+    assert (device.live_caches, device.live_pipelines) == (0, 0)
+
+
+async def test_a_lost_device_ends_the_session_with_a_report() -> None:
+    device = RefusingDevice({0: ERROR_DEVICE_LOST})
+    prepared = prepared_set(device)
+    async with open_session(device, prepared, workers=1) as session:
+        ticket = await session.submit(range(300))
+        outcomes = await ticket.wait()
+        assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
+        with pytest.raises(trio.ClosedResourceError, match="device was lost"):
+            await session.submit(3)
+    report = await session.close()
+    assert report.stopped
+    assert any("device was lost" in note for note in report.notes)
+    assert device.live_caches == 0
+
+
+async def test_a_wait_that_is_given_up_is_forgotten() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    async with open_session(device, prepared, workers=1, budget_s=0) as session:
+        ticket = await session.submit(range(10))
+        for _ in range(3):
+            with trio.move_on_after(0) as scope:
+                await ticket.wait()
+            assert scope.cancelled_caught
+        assert session._waiting == {}
+        assert not ticket.done
+        assert len(await session.wait(range(20, 30))) == 10, "what was never submitted is not waited for"
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda session: session.submit_nowait(300), "from 0 to 299"),
+        (lambda session: session.submit_nowait([-1]), "from 0 to 299"),
+        (lambda session: session.submit_nowait([0.5]), "from 0 to 299"),
+        (lambda session: session.submit_nowait([0], group=-1), "a group"),
+        (lambda session: session.budget(-1.0), "negative"),
+        (lambda session: session.budget(float("nan")), "negative"),
+        (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
+    ],
+)
+async def test_bad_arguments_are_refused(call: Callable[[PipelineSession], object], complaint: str) -> None:
+    device = SimulatedDevice()
+    async with open_session(device, prepared_set(device), workers=1) as session:
+        with pytest.raises(ValueError, match=complaint):
+            call(session)
+
+
+async def test_bad_settings_are_refused_and_leave_nothing() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    for settings, complaint in (
+        ({"workers": 0}, "workers"),
+        ({"capacity": 0}, "capacity"),
+        ({"costs_ns": np.zeros(2, np.int64)}, "2 elements"),
+        ({"options": ScheduleOptions(followers=Followers.SHARE), "keep": True}, "cannot be kept"),
+        ({"budget_s": -1}, "negative"),
+    ):
+        with pytest.raises(ValueError, match=complaint):
+            async with open_session(device, prepared, **settings):
+                pytest.fail("it was opened")
+    assert device.live_caches == 0
+
+
+async def test_a_session_warms_the_next_run() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    async with open_session(device, prepared, workers=2) as session:
+        await session.submit(range(150))
+    data = report_of(session).cache_data or b""
+    report = await run_pipelines(device, prepared, workers=2, primary_data=data)
+    assert (report.cache_hits, report.compiled) == (150, 150)

@@ -1,0 +1,140 @@
+"""Cancelling in a session: a job, a group, all; nothing of it is in the driver afterwards, and all of it may come again."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+import trio
+import trio.testing
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.simulated import simulated_image
+from orchestrator.run import OutcomeStatus, PipelineSession, open_session
+from orchestrator.schedule import Priority
+from tests.run.support import MODES_WITH_CACHE
+from tests.run.test_session import ONE, recorded, report_of
+
+
+async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(20)))
+    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+        ticket = await session.submit(range(10))
+        assert await session.cancel_jobs([3, 4, 15]) == 2
+        outcomes = await session.wait([3, 4])
+        assert [each.status for each in outcomes] == [OutcomeStatus.NOT_RUN] * 2
+        assert await session.cancel_jobs(ticket) == 8
+        assert ticket.done
+        assert session.remainder.done
+        await session.submit([4, 5])
+        assert session.unsettled(ticket).tolist() == [4, 5], "two of its pipelines are queued again"
+    assert sorted(recorder.order) == [4, 5]
+    assert report_of(session).counts()[OutcomeStatus.NOT_RUN] == 18
+
+
+async def test_a_group_is_cancelled_and_nothing_else() -> None:
+    recorder, device = recorded()
+    # 30 links 1, which only group 7 needs; 31 and 32 link 2, which group 8 needs too; 33 links 3, which is wanted itself.
+    libraries = {30: [1], 31: [2], 32: [2], 33: [3]}
+    prepared = device.prepare(simulated_image(range(40), libraries=libraries))
+    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+        await session.submit([30, 31, 33, *range(10, 20)], group=7)
+        await session.submit([32, 15, 3], group=8)
+        assert await session.cancel_group(7) == 3 + 9 + 1
+        assert await session.cancel_group(7) == 0
+        assert await session.cancel_group(99) == 0
+        assert sorted(session.remaining().tolist()) == [2, 3, 15, 32]
+    assert sorted(recorder.order) == [2, 3, 15, 32]
+
+
+async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_itself() -> None:
+    _, device = recorded()
+    prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))
+    async with open_session(device, prepared, workers=1, budget_s=0) as session:
+        await session.submit([10, 11, 12])
+        assert await session.cancel_jobs(10) == 1
+        assert sorted(session.remaining().tolist()) == [0, 1, 2, 11, 12]
+        assert await session.cancel_jobs(1) == 0, "it is linked"
+        assert await session.cancel_jobs(11) == 3
+        await session.submit(2)
+        assert await session.cancel_jobs(12) == 1
+        assert session.remaining().tolist() == [2]
+
+
+async def test_cancelling_all_leaves_a_session_that_goes_on() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(30), libraries={20: [1]}))
+    async with open_session(device, prepared, workers=2, options=ONE, capacity=8, budget_s=0) as session:
+        await session.submit(range(20, 24))
+        assert await session.cancel_all() == 5
+        assert await session.cancel_all() == 0
+        await session.submit(range(20, 26), priority=Priority.NOW)
+    assert sorted(recorder.order) == [1, *range(20, 26)]
+
+
+CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
+    "job": lambda session: session.cancel_jobs(5),
+    "group": lambda session: session.cancel_group(1),
+    "all": lambda session: session.cancel_all(),
+    # It is not in flight, but the library that only it needs is.
+    "linker": lambda session: session.cancel_jobs(12),
+}
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+@pytest.mark.parametrize("what", CANCELS)
+async def test_it_returns_when_what_is_in_flight_has_returned(mode: CacheMode, what: str) -> None:
+    recorder, device = recorded(hold=5)
+    prepared = device.prepare(simulated_image(range(20), libraries={12: [5]}))
+    ended: list[bool] = []
+    async with open_session(device, prepared, workers=2, mode=mode, options=ONE) as session:
+        await session.submit(12 if what == "linker" else 5, group=1)
+        await recorder.entered.wait()
+
+        async def give_up() -> None:
+            await CANCELS[what](session)
+            # In flight means: the driver has it. It has returned by now.
+            assert device.compile_counts == {5: 1}
+            ended.append(True)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not ended
+            recorder.open.set()
+        assert ended
+    assert recorder.order == [5]
+    assert device.live_caches == 0
+
+
+async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> None:
+    recorder, device = recorded(hold=5)
+    prepared = device.prepare(simulated_image(range(20)))
+    async with open_session(device, prepared, workers=1, options=ONE) as session:
+        await session.submit(5)
+        await recorder.entered.wait()
+        await session.submit(range(6, 20))
+        with trio.move_on_after(0) as scope:
+            await session.cancel_all()
+        assert scope.cancelled_caught
+        recorder.open.set()
+    assert recorder.order == [5]
+
+
+async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
+    recorder, device = recorded()
+    prepared = device.prepare(simulated_image(range(20)))
+    async with (
+        open_session(device, prepared, workers=1, capacity=3, budget_s=0) as session,
+        trio.open_nursery() as nursery,
+    ):
+        await session.submit([0, 1, 2])
+        nursery.start_soon(session.submit, [10, 11, 12])
+        await trio.testing.wait_all_tasks_blocked()
+        assert session.remaining().tolist() == [0, 1, 2]
+        await session.cancel_jobs([0, 2])
+        await trio.testing.wait_all_tasks_blocked()
+        assert session.remaining().tolist() == [1, 10, 11]
+        session.budget(None)
+    assert sorted(recorder.order) == [1, 10, 11, 12]
