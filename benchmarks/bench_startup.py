@@ -3,7 +3,9 @@
 # Floors: an interpreter that does nothing, and one that imports trio alone, which nothing that runs pipelines can be
 # quicker than. Each sample is a fresh interpreter, timed from outside, start to end; files are in the page cache.
 # What was done to keep it low: public names are loaded when they are first used; a verb imports what it needs when it is
-# called; the registry is read when a Vulkan device or a captured set is used.
+# called; the registry is read when a Vulkan device or a captured set is used; the list of verbs is plain text, because
+# reading Markdown costs an import, and the package's version is looked up where it is asked for. The rest of `--help` is
+# the library of the command line, whose import alone is a contender here, and drawing its panels.
 #
 # Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/startup.jsonl
 """Cost of starting."""
@@ -22,6 +24,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 CONTENDERS: dict[str, Job] = {
     "python, nothing": {"code": "pass"},
     "import trio": {"code": "import trio"},
+    "import cyclopts": {"code": "import cyclopts"},
     "import orchestrator": {"code": "import orchestrator"},
     "orchestrator.run_pipelines": {"code": "from orchestrator import run_pipelines"},
     "every public name": {
