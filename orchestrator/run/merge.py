@@ -224,7 +224,10 @@ def duplicate_pipeline_keys(
     workers: npt.NDArray[np.int32],
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
-    """As `duplicates`, by the driver's own pipeline keys. Asks the driver for the key of every pipeline.
+    """As `duplicates`, by the driver's own pipeline keys. Asks the driver for the key of every pipeline without libraries.
+
+    RADV (seen with Mesa 25.0.7) dies of SIGSEGV in vkGetPipelineKeyKHR where a graphics pipeline links libraries; linking
+    compiles little, so such pipelines count as like no other.
 
     Args:
         device: A device with pipeline binaries.
@@ -237,6 +240,8 @@ def duplicate_pipeline_keys(
         DeviceError: The device has no pipeline binaries.
     """
     numbers: dict[bytes, int] = {}
+    alone = np.diff(prepared.image.library_slot_start)[indices] == 0
+    indices, workers, driver_ns = indices[alone], workers[alone], driver_ns[alone]
     # A pipeline without a key is like no other.
     known = [
         numbers.setdefault(key, len(numbers)) if key is not None else -1 - place
