@@ -109,6 +109,23 @@ def compile_verb(
             "a child process first, and leave out those that the driver dies of or does not come back from.",
         ),
     ] = "off",
+    pipeline_keys: Annotated[
+        Literal["auto", "all", "off"],
+        Parameter(
+            name="--pipeline-keys",
+            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of pipelines that have "
+            "their code in common and that the cache is not believed to hold. `all`: of all of those. `off`: ask for none.",
+        ),
+    ] = "auto",
+    time_budget: Annotated[
+        str,
+        Parameter(
+            name="--time-budget",
+            help="Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first pipeline. What is "
+            "done is kept, and running again goes on.",
+            show_default=lambda _: "none",
+        ),
+    ] = "",
     json: JsonFlag = False,
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
@@ -121,6 +138,7 @@ def compile_verb(
         orchestrator compile game.foz game.1.foz --workers 8 --cache-dir build/cache
         orchestrator compile game.foz --mode shared --json > shared.json
         orchestrator compile unknown.foz --spirv-val isolate
+        orchestrator compile game.foz --time-budget 8h
     """
     import trio
 
@@ -130,8 +148,10 @@ def compile_verb(
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.set_names import open_set
+    from orchestrator.cli.time_limit import time_limit_seconds
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
+    from orchestrator.run.compile_schedule import PipelineKeyUse
     from orchestrator.run.rolling import BARRIER, ROLLING
     from orchestrator.run.vetting import ModulePolicy
 
@@ -141,6 +161,7 @@ def compile_verb(
             "use --mode per-worker or two-level",
         )
     count = _worker_count(workers)
+    budget = time_limit_seconds(time_budget, "--time-budget") if time_budget else None
     directory = None if mode == "none" else usable_directory(cache_dir)
     output = Output(json=json)
     with open_set(sets) as opened, progress_view(output) as view:
@@ -157,6 +178,8 @@ def compile_verb(
                 relax_driver_version=relax_driver_version,
                 inspect_executables=pipeline_stats is not None,
                 spirv_val=ModulePolicy(spirv_val),
+                pipeline_keys=PipelineKeyUse(pipeline_keys),
+                time_budget_s=budget,
                 stop=stop,
                 on_stage=view.stage,
                 on_progress=view.progress,
@@ -261,10 +284,12 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
 def _exit_code(report: CompileReport) -> ExitCode:
     from orchestrator.run.outcomes import OutcomeStatus
 
-    if report.stopped:
+    if report.stopped and not report.out_of_time:
         return ExitCode.INTERRUPTED
     if report.cache_file.error:
         return ExitCode.BAD_INPUT
+    if report.out_of_time:
+        return ExitCode.OUT_OF_TIME
     if report.counts()[OutcomeStatus.FAILED]:
         return ExitCode.PIPELINES_FAILED
     return ExitCode.OK

@@ -15,7 +15,7 @@ from orchestrator.cli.documents import damage_document, device_document, kinds_d
 from orchestrator.cli.text import key_text, path_text
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import registry
-from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming
+from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming, Savings
 from orchestrator.run.merge import Duplicates, MergeReport, RollingReport
 from orchestrator.run.outcomes import OutcomeStatus
 
@@ -47,10 +47,12 @@ def compile_document(report: CompileReport) -> dict[str, Any]:
         "outcomes_by_kind": {kind.value: _outcomes(report, kind) for kind in PipelineKind},
         "skipped": _problems(report, OutcomeStatus.SKIPPED),
         "failed": _problems(report, OutcomeStatus.FAILED),
+        "saved": _saved(report.savings),
         "merge": _merge(report),
         "cache_file": _cache_file(report.cache_file),
         "timing": _timing(report.timing),
         "stopped": report.stopped,
+        "out_of_time": report.out_of_time,
         "notes": list(report.notes),
         "versions": {
             "python": platform.python_version(),
@@ -73,6 +75,16 @@ def _problems(report: CompileReport, status: OutcomeStatus) -> list[dict[str, st
         {"key": key_text(each.job.key), "kind": each.job.kind.value, "reason": each.reason}
         for each in report.of_status(status)
     ]
+
+
+def _saved(savings: Savings) -> dict[str, Any]:
+    return {
+        "by_state_key": savings.by_state_key,
+        "by_pipeline_key": savings.by_pipeline_key,
+        "driver_s": seconds(savings.driver_ns),
+        "keys_asked": savings.keys_asked,
+        "keys_s": seconds(savings.keys_ns),
+    }
 
 
 def merge_totals(report: CompileReport) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, WARN, Output, styled, 
 from orchestrator.cli.text import byte_text, key_text, path_text, plural, seconds_text
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
-from orchestrator.run.compile_report import CompileReport, Outcome
+from orchestrator.run.compile_report import CompileReport, Outcome, Savings
 from orchestrator.run.outcomes import OutcomeStatus
 from orchestrator.stores.load_status import LoadStatus
 
@@ -46,7 +46,10 @@ def show_report(output: Output, report: CompileReport) -> None:
     for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
         output.line(styled("warning: ", WARN), warning)
     if report.stopped:
-        output.line(styled("stopped before its end; run it again to go on from what was saved", WARN))
+        left = f"{len(report.of_status(OutcomeStatus.NOT_RUN)):,} of {plural(report.set.unique, 'pipeline')} remain"
+        output.line(
+            styled(f"stopped before its end: {left}; run it again to go on from what was saved", WARN)
+        )
 
 
 def _show_head(output: Output, report: CompileReport) -> None:
@@ -131,8 +134,26 @@ def _show_rest(output: Output, count: int, noun: str) -> None:
 
 def _show_facts(output: Output, report: CompileReport) -> None:
     output.line("")
-    rows = [*_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
+    rows = [*_saved_rows(report.savings), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
     output.facts(rows)
+
+
+def _saved_rows(savings: Savings) -> list[tuple[str, str | Text]]:
+    rows: list[tuple[str, str | Text]] = []
+    if count := savings.by_state_key + savings.by_pipeline_key:
+        rows.append(
+            (
+                "same work",
+                f"{plural(count, 'compile')} saved, about {seconds_text(savings.driver_ns / 1e9)} of driver time: "
+                f"{savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's pipeline key",
+            )
+        )
+    if savings.keys_asked:
+        asked = (
+            f"asked for {plural(savings.keys_asked, 'pipeline key')} in {seconds_text(savings.keys_ns / 1e9)}"
+        )
+        rows.append(("", asked) if rows else ("same work", f"none found: {asked}"))
+    return rows
 
 
 def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:

@@ -27,11 +27,14 @@ class Decision:
         mode: The cache topology.
         workers: Number of workers.
         note: Why, for the report; "" where the caller chose the mode.
+        batch: Largest batch, where a calibration says and mode and temperature are those it was measured with; None: the
+            usual.
     """
 
     mode: CacheMode
     workers: int
     note: str = ""
+    batch: int | None = None
 
 
 def decide(
@@ -71,10 +74,13 @@ def decide(
     count = workers or min(choice.workers, available)
     day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
     temperature = "warm" if warm else "cold"
-    note = f"mode {choice.mode} and {_workers(count)}, by the calibration of {day} for a {temperature} cache"
+    # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
+    batch = loaded.profile.batch if choice is loaded.profile.warm else None
+    batches = f", batches of {batch}" if batch else ""
+    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day} for a {temperature} cache"
     if loaded.profile.cores != available:
         note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
-    return Decision(CacheMode(choice.mode), count, note)
+    return Decision(CacheMode(choice.mode), count, note, batch)
 
 
 def _choice(loaded: ProfileLoad | None, *, warm: bool) -> Choice | None:

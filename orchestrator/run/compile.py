@@ -16,6 +16,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
 from orchestrator.run.compile_job import CompileJob
 from orchestrator.run.compile_report import CompileReport
+from orchestrator.run.compile_schedule import PipelineKeyUse
 from orchestrator.run.compile_settings import CompileSettings, DeviceOpener
 from orchestrator.run.compile_settings import captured_features as captured_features
 from orchestrator.run.compile_tally import CompileProgress as CompileProgress
@@ -41,6 +42,8 @@ async def compile_set(
     inspect_executables: bool = False,
     spirv_val: ModulePolicy = ModulePolicy.OFF,
     trial_limits: TrialLimits | None = None,
+    pipeline_keys: PipelineKeyUse = PipelineKeyUse.AUTO,
+    time_budget_s: float | None = None,
     stop: trio.Event | None = None,
     on_stage: Callable[[str], None] | None = None,
     on_progress: Callable[[CompileProgress], None] | None = None,
@@ -67,6 +70,10 @@ async def compile_set(
             out, or trying every pipeline in a child process first; see `ModulePolicy`.
         trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a child opens
             the device.
+        pipeline_keys: Whether the driver is asked for pipeline keys, so that pipelines that it compiles to the same code are
+            compiled once; see `PipelineKeyUse`.
+        time_budget_s: Seconds in which batches may begin, from the first pipeline of each group on, over all groups: the calls
+            in flight are waited for, what is done is merged and saved, and the report says NOT_RUN for the rest.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
             the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
@@ -77,6 +84,7 @@ async def compile_set(
         The report.
 
     Raises:
+        ValueError: The time budget is negative.
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
@@ -85,6 +93,8 @@ async def compile_set(
     def default_opener(captured: CapturedFeatures) -> Device:
         return open_device(selector, captured=captured, driver_caches=driver_caches)
 
+    if time_budget_s is not None and time_budget_s < 0:
+        raise ValueError(f"a time budget of {time_budget_s} s is negative")
     job = CompileJob(
         CompileSettings(
             source=source,
@@ -100,7 +110,9 @@ async def compile_set(
             inspect_executables=inspect_executables,
             spirv_val=spirv_val,
             trial_limits=trial_limits or TrialLimits(),
+            pipeline_keys=pipeline_keys,
             driver_caches=driver_caches,
+            time_budget_s=time_budget_s,
             stop=stop,
             on_stage=on_stage or (lambda _: None),
             on_progress=on_progress or (lambda _: None),

@@ -34,6 +34,7 @@ class CompileCache:
         settings: What was asked for.
         mode: The topology, as decided so far.
         workers: Number of workers, likewise.
+        batch: Largest batch, where a calibration says; None: the usual.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
     """
@@ -41,6 +42,7 @@ class CompileCache:
     settings: CompileSettings
     mode: CacheMode = field(init=False)
     workers: int = field(init=False)
+    batch: int | None = field(default=None, init=False)
     file: CacheFileSummary = field(factory=lambda: CacheFileSummary(None), init=False)
     warm: bool = field(default=False, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
@@ -161,7 +163,7 @@ class CompileCache:
             available=available_workers(),
             selector=settings.selector,
         )
-        self.mode, self.workers = decision.mode, decision.workers
+        self.mode, self.workers, self.batch = decision.mode, decision.workers, decision.batch
         self._decision_note = decision.note
 
     def _say(self, *notes: str) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
 from orchestrator.devices.image import PipelineKind
@@ -22,11 +22,13 @@ from orchestrator.run.compile_cache import CompileCache
 from orchestrator.run.compile_report import (
     CompileReport,
     InspectedPipeline,
+    Savings,
     SetSummary,
     Stage,
     combine,
     timing_of_runs,
 )
+from orchestrator.run.compile_schedule import CompileSchedule
 from orchestrator.run.compile_settings import CompileSettings, captured_features
 from orchestrator.run.compile_tally import Tally, problem_outcomes
 from orchestrator.run.executables import inspect_pipelines, require_inspector
@@ -59,6 +61,8 @@ class CompileJob:
     _spent: dict[str, int] = field(factory=dict, init=False)
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
+    _schedule: CompileSchedule | None = field(default=None, init=False)
+    _savings: list[Savings] = field(factory=lambda: [Savings()], init=False)
 
     def __attrs_post_init__(self) -> None:
         self._cache = CompileCache(self.settings)
@@ -75,8 +79,16 @@ class CompileJob:
                 "each is compiled on a device opened with its own"
             )
         for group in groups:
-            if not settings.stopped or self._device is None:
+            if self._device is None or not (settings.stopped or self._time_left_s == 0.0):
                 await self._run_group(group)
+
+    @property
+    def _time_left_s(self) -> float | None:
+        """What is left of the time budget; None where there is none."""
+        budget = self.settings.time_budget_s
+        if budget is None:
+            return None
+        return max(0.0, budget - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
     async def _run_group(self, group: RobustnessGroup) -> None:
         settings = self.settings
@@ -122,25 +134,43 @@ class CompileJob:
     ) -> RunReport:
         settings, cache = self.settings, self._cache
         costs = await trio.to_thread.run_sync(RecordedCosts.open, settings.cache_directory, device.identity)
+        schedule = self._schedule = CompileSchedule(
+            prepared.image,
+            cache.mode,
+            cache.workers,
+            costs.of(prepared.image),
+            warm=cache.warm,
+            batch=cache.batch,
+            time_budget_s=self._time_left_s,
+        )
+        await self._timed(
+            "pipeline_keys_ns",
+            lambda: schedule.ask_keys(device, prepared, settings.pipeline_keys, settings.stop),
+        )
         report = await run_pipelines(
             device,
             prepared,
             workers=cache.workers,
             mode=cache.mode,
-            scheduler=costs.scheduler(prepared.image, cache.mode),
+            scheduler=schedule.factory(),
             merge=cache.merge,
             on_merged=cache.on_merged,
             primary=primary,
             count_duplicate_pipeline_keys=settings.count_duplicate_pipeline_keys,
+            time_budget_s=self._time_left_s,
             stop=settings.stop,
             on_progress=self._progress,
         )
-        await trio.to_thread.run_sync(costs.learn, report)
-        self._notes += costs.notes
+        await trio.to_thread.run_sync(costs.learn, report.keys, schedule.compile_times(report))
+        self._savings.append(schedule.savings(report))
+        self._notes += [*costs.notes, *schedule.notes]
         return report
 
     def _progress(self, progress: Progress) -> None:
         self._cache.progress(progress.compiled)
+        if self._schedule is not None and progress.done < progress.total:
+            now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
+            progress = evolve(progress, eta_s=self._schedule.eta_s(now_ns))
         self.settings.on_progress(self._tally.during(progress))
 
     async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
@@ -200,6 +230,7 @@ class CompileJob:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
         source, runs = self.settings.source, self._tally.runs
+        stopped = self._untried > 0 or any(each.stopped for each in runs) or len(runs) < len(source.groups)
         return CompileReport(
             identity=self._device.identity,
             features=self._device.features,
@@ -217,11 +248,13 @@ class CompileJob:
             runs=tuple(runs),
             cache_file=self._cache.file,
             timing=timing_of_runs(runs, self._spent),
-            stopped=self._untried > 0 or any(each.stopped for each in runs) or len(runs) < len(source.groups),
+            stopped=stopped,
             # Each is told once, whichever groups it is of.
             notes=tuple(dict.fromkeys([*self._notes, *self._cache.notes])),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
+            savings=Savings.total(self._savings),
+            out_of_time=stopped and self.settings.time_budget_s is not None and not self.settings.stopped,
         )
 
 

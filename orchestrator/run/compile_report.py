@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from attrs import field, frozen
+from attrs import astuple, field, frozen
 
 from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
@@ -155,11 +155,35 @@ class CompileTiming:
 
 
 @frozen
+class Savings:
+    """Compiles that were not made, because the same one was made before in the same run.
+
+    Attributes:
+        by_state_key: Pipelines with the state key of another one.
+        by_pipeline_key: Pipelines with the driver's key of another one, each state key once.
+        driver_ns: What their leaders took, less what finding them took: about what they would have cost.
+        keys_asked: Pipelines whose key the driver was asked for.
+        keys_ns: What asking took.
+    """
+
+    by_state_key: int = 0
+    by_pipeline_key: int = 0
+    driver_ns: int = 0
+    keys_asked: int = 0
+    keys_ns: int = 0
+
+    @classmethod
+    def total(cls, parts: Iterable[Savings]) -> Savings:
+        """Those of several runs together."""
+        return cls(*(sum(each) for each in zip(*map(astuple, parts), strict=True)))
+
+
+@frozen
 class Stage:
     """A part of the job that is not pipeline creation, for timelines.
 
     Attributes:
-        name: What: "open", "read", "prepare", "cache_load", "cache_save".
+        name: What: "open", "read", "prepare", "pipeline_keys", "cache_load", "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: How long it took.
     """
@@ -200,6 +224,8 @@ class CompileReport:
         notes: What a reader must know.
         stages: What took time beside the runs, in the order in which it ended.
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
+        savings: Compiles that were not made, because the same one was.
+        out_of_time: Whether it was stopped because its time budget was used up.
     """
 
     identity: DeviceIdentity
@@ -215,6 +241,8 @@ class CompileReport:
     notes: tuple[str, ...]
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     inspected: tuple[InspectedPipeline, ...] = field(default=(), repr=False)
+    savings: Savings = Savings()
+    out_of_time: bool = False
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
         """Pipelines of each status, of one kind or of all; every status has an entry."""

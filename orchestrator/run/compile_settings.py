@@ -12,6 +12,7 @@ from attrs import frozen
 
 from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
 from orchestrator.registry import structs_by_type
+from orchestrator.run.compile_schedule import PipelineKeyUse
 from orchestrator.run.compile_tally import CompileProgress
 from orchestrator.run.rolling import MergePolicy
 from orchestrator.run.trial import TrialLimits
@@ -41,7 +42,9 @@ class CompileSettings:
         inspect_executables: Whether the driver is asked about the code of pipelines.
         spirv_val: What is done about shader modules that may be invalid.
         trial_limits: What a trial may take.
+        pipeline_keys: Whether the driver is asked for pipeline keys.
         driver_caches: Whether the driver's own caches are on.
+        time_budget_s: Seconds in which batches may begin, over all groups; None: no limit.
         stop: Ends the job early when set.
         on_stage: Told what begins.
         on_progress: Told how far it is.
@@ -60,7 +63,9 @@ class CompileSettings:
     inspect_executables: bool
     spirv_val: ModulePolicy
     trial_limits: TrialLimits
+    pipeline_keys: PipelineKeyUse
     driver_caches: bool
+    time_budget_s: float | None
     stop: trio.Event | None
     on_stage: Callable[[str], None]
     on_progress: Callable[[CompileProgress], None]

@@ -42,6 +42,18 @@ def test_both_left_open_follow_the_temperature() -> None:
     assert (warm.mode, warm.workers) == (CacheMode.SHARED, 1)
 
 
+def test_a_warm_run_takes_batches_of_the_size_that_was_best() -> None:
+    loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, batch=32))
+    warm = decide(loaded, mode=None, workers=None, warm=True, available=4)
+    assert warm.batch == 32
+    assert "1 worker, batches of 32, by the calibration" in warm.note
+    cold = decide(loaded, mode=None, workers=None, warm=False, available=4)
+    assert (cold.batch, "batches" in cold.note) == (None, False)
+    # With a topology of the caller's own nothing was measured.
+    assert decide(loaded, mode=CacheMode.SHARED, workers=None, warm=True, available=4).batch is None
+    assert decide(LOADED, mode=None, workers=None, warm=True, available=4).batch is PROFILE.batch
+
+
 def test_what_the_caller_chose_stays() -> None:
     given = decide(LOADED, mode=None, workers=7, warm=True, available=4)
     assert (given.mode, given.workers) == (CacheMode.SHARED, 7)

@@ -1,0 +1,291 @@
+# Purpose: whom the driver is asked about, what its answers save, and that a schedule of recorded costs is one.
+"""The schedule of a compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+
+from orchestrator.bench.sampling import run_order
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.errors import DriverError
+from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_report import CompileReport
+from orchestrator.run.compile_schedule import CompileSchedule, PipelineKeyUse
+from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.samples import sample_path
+from orchestrator.schedule import Assignment, JobGraph
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.repeated_image import repeat_pipelines
+from tests.drivers import Corpus, each_good_corpus
+from tests.run.support import without
+
+NAVI21 = "radv:navi21"
+# Pipelines 0..9 have the code of 10..19, 20..29 have code of their own.
+IMAGE = simulated_image(range(30), modules={key: [key % 10 if key < 20 else key] for key in range(30)})
+ALIKE = list(range(20))
+
+
+class AskedDevice(SimulatedDevice):
+    """Remembers whom it was asked about, and gives pipelines of one code one key."""
+
+    def __init__(self, options: SimulatedOptions | None = None, error: Exception | None = None) -> None:
+        super().__init__(options)
+        self.asked: list[int] = []
+        self.error = error
+
+    def pipeline_keys(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
+    ) -> list[bytes | None]:
+        if self.error is not None:
+            raise self.error
+        self.asked += indices.tolist()
+        return [b"%d" % (index % 10 if index < 20 else index) for index in indices.tolist()]
+
+
+def schedule_of(image: CreateInfoImage = IMAGE, **options: Any) -> CompileSchedule:
+    options = {"mode": CacheMode.PER_WORKER, "workers": 2, **options}
+    return CompileSchedule(
+        image, recorded_ns=options.pop("recorded_ns", np.zeros(len(image), np.int64)), **options
+    )
+
+
+def asked(device: AskedDevice, use: PipelineKeyUse = PipelineKeyUse.AUTO, **options: Any) -> list[int]:
+    schedule_of(**options).ask_keys(device, device.prepare(IMAGE), use)
+    return device.asked
+
+
+def test_only_those_of_one_code_are_asked_about() -> None:
+    assert asked(AskedDevice()) == ALIKE
+    assert asked(AskedDevice(), PipelineKeyUse.ALL) == list(range(30))
+    assert asked(AskedDevice(), PipelineKeyUse.OFF) == []
+
+
+def test_what_a_cache_is_believed_to_hold_is_not_asked_about() -> None:
+    recorded = np.where(np.arange(30) % 2 == 0, 1_000_000, 0)
+    assert asked(AskedDevice(), warm=True, recorded_ns=recorded) == ALIKE[1::2]
+    assert asked(AskedDevice(), warm=False, recorded_ns=recorded) == ALIKE
+
+
+def test_nobody_is_asked_where_nothing_can_be_saved() -> None:
+    assert asked(AskedDevice(), mode=CacheMode.NONE) == []
+    assert asked(AskedDevice(), workers=1) == []
+    assert asked(AskedDevice(), PipelineKeyUse.ALL, workers=1) == list(range(30))
+    assert asked(AskedDevice(without(pipeline_binaries=False))) == []
+
+
+def test_nobody_is_asked_who_links_libraries() -> None:
+    image = simulated_image([1, 2, 3], modules={1: [7], 2: [8], 3: [8]}, libraries={2: [1], 3: [1]})
+    device = AskedDevice()
+    schedule_of(image).ask_keys(device, device.prepare(image), PipelineKeyUse.ALL)
+    assert device.asked == [0]
+
+
+def test_a_driver_that_refuses_costs_nothing_but_a_note() -> None:
+    device = AskedDevice(error=DriverError("vkGetPipelineKeyKHR", -13, "VK_ERROR_UNKNOWN"))
+    schedule = schedule_of()
+    schedule.ask_keys(device, device.prepare(IMAGE), PipelineKeyUse.AUTO)
+    assert "vkGetPipelineKeyKHR" in schedule.notes[0]
+    assert run(device, IMAGE, schedule).compiled == 30
+
+
+def test_a_driver_that_is_slow_to_answer_is_not_asked_to_the_end() -> None:
+    image = simulated_image(range(600), modules={key: [0] for key in range(600)})
+    device = AskedDevice()
+    for use, count in ((PipelineKeyUse.AUTO, 256), (PipelineKeyUse.ALL, 600)):
+        device.asked = []
+        ticks = iter(range(0, 100_000_000_000, 10_000_000_000))
+        schedule = schedule_of(image)
+        schedule.ask_keys(device, device.prepare(image), use, clock_ns=lambda ticks=ticks: next(ticks))  # type: ignore[misc]
+        assert len(device.asked) == count
+        assert bool(schedule.notes) == (use is PipelineKeyUse.AUTO)
+
+
+def test_a_stop_ends_the_asking() -> None:
+    stop = trio.Event()
+    stop.set()
+    device = AskedDevice()
+    schedule_of().ask_keys(device, device.prepare(IMAGE), PipelineKeyUse.AUTO, stop)
+    assert device.asked == []
+
+
+def run(
+    device: Device,
+    image: CreateInfoImage,
+    schedule: CompileSchedule,
+    prepared: PreparedPipelines | None = None,
+) -> RunReport:
+    async def main() -> RunReport:
+        return await run_pipelines(
+            device,
+            prepared or device.prepare(image),
+            workers=schedule.workers,
+            mode=schedule.mode,
+            scheduler=schedule.factory(),
+        )
+
+    return trio.run(main)
+
+
+def test_recorded_costs_are_the_order_and_estimates_fill_the_gaps() -> None:
+    recorded = np.full(30, 1_000_000, np.int64)
+    recorded[4] = 0
+    recorded[[7, 3, 25]] = [3_000_000_000, 2_000_000_000, 1_000_000_000]
+    device = SimulatedDevice(
+        SimulatedOptions(cost=CostModel.mapped({int(key): 1_000_000 for key in IMAGE.keys}))
+    )
+    report = run(device, IMAGE, schedule_of(recorded_ns=recorded, workers=1))
+    order = [index for call in report.calls for index in call.indices.tolist()]
+    assert order[:3] == [7, 3, 25]
+    assert sorted(order) == list(range(30))
+
+
+@pytest.mark.parametrize(("warm", "batch", "largest"), [(True, 3, 3), (False, 3, 30), (True, None, 30)])
+def test_the_batch_of_a_calibration_bounds_those_of_a_warm_run(
+    warm: bool, batch: int | None, largest: int
+) -> None:
+    image = simulated_image(range(400))
+    cost = CostModel.mapped(dict.fromkeys(range(400), 1000))
+    device = SimulatedDevice(SimulatedOptions(cost=cost))
+    report = run(device, image, schedule_of(image, workers=1, warm=warm, batch=batch))
+    assert max(len(call.indices) for call in report.calls) >= largest
+    assert batch is None or not warm or max(len(call.indices) for call in report.calls) == batch
+
+
+def test_a_time_budget_makes_batches_small() -> None:
+    image = simulated_image(range(1000))
+    recorded = np.full(1000, 1_000_000)
+
+    def largest(budget_s: float | None) -> int:
+        schedule = schedule_of(image, workers=1, recorded_ns=recorded, time_budget_s=budget_s)
+        made = schedule.factory()(
+            JobGraph(image.kinds, image.library_slot_start, image.library_slot_pipeline), 1
+        )
+        sizes = []
+        while isinstance(answer := made.request(0), Assignment):
+            sizes.append(len(answer.indices))
+            made.finished(0, answer, compiles=sizes[-1], elapsed_ns=1_000_000 * sizes[-1])
+        return max(sizes)
+
+    assert largest(None) >= 190
+    assert largest(0.5) in (24, 25)
+    assert largest(0.001) in (4, 5)
+
+
+def test_the_same_state_is_compiled_once_and_counted() -> None:
+    image = repeat_pipelines(simulated_image(range(200)), np.repeat(np.arange(200), 3).astype(np.int32))
+    cost = CostModel.mapped(dict.fromkeys(range(200), 1000000))
+    device = SimulatedDevice(SimulatedOptions(cost=cost))
+    schedule = schedule_of(image, workers=8)
+    report = run(device, image, schedule)
+    savings = schedule.savings(report)
+    assert report.compiled == 200
+    assert (savings.by_state_key, savings.by_pipeline_key) == (400, 0)
+    assert 0.9 * 400_000_000 < savings.driver_ns <= 400_000_000
+    # What was found is known to cost what the first one took.
+    times = schedule.compile_times(report).reshape(-1, 3)
+    assert (times > 0).all()
+    assert (times == times[:, :1]).all()
+
+
+def test_what_is_the_same_to_the_driver_is_compiled_once_and_counted() -> None:
+    same = {key: key % 10 for key in range(10, 20)}
+    cost = CostModel.mapped(dict.fromkeys(range(30), 1000000))
+    device = SimulatedDevice(SimulatedOptions(same_binary=same, cost=cost))
+    for use, found in ((PipelineKeyUse.AUTO, 10), (PipelineKeyUse.OFF, 0)):
+        schedule = schedule_of(workers=8)
+        schedule.ask_keys(device, device.prepare(IMAGE), use)
+        report = run(device, IMAGE, schedule)
+        savings = schedule.savings(report)
+        assert (savings.by_state_key, savings.by_pipeline_key) == (0, found)
+        assert savings.keys_asked == 2 * found
+        assert report.compiled == 20 if found else report.compiled >= 20
+
+
+def test_nothing_is_saved_where_the_cache_held_it_all() -> None:
+    image = repeat_pipelines(simulated_image(range(50)), np.repeat(np.arange(50), 2).astype(np.int32))
+    device = SimulatedDevice()
+    prepared = device.prepare(image)
+
+    async def main() -> RunReport:
+        cold = await run_pipelines(device, prepared, workers=2)
+        schedule.warm = True
+        return await run_pipelines(
+            device, prepared, workers=2, primary_data=cold.cache_data or b"", scheduler=schedule.factory()
+        )
+
+    schedule = schedule_of(image)
+    report = trio.run(main)
+    assert report.cache_hits == 100
+    assert schedule.savings(report).by_state_key == 0
+    assert not schedule.compile_times(report).any()
+
+
+@pytest.mark.driver(NAVI21)
+def test_radv_compiles_each_state_once_over_eight_workers() -> None:
+    """Half of the jobs are duplicates, and no more is compiled than without them."""
+    device = open_device(NAVI21, captured=CapturedFeatures())
+    with PipelineSet.open(sample_path()) as source:
+        plain = build_image(source, source.pipelines, device.capabilities).image
+        image = repeat_pipelines(plain, run_order(plain, duplicates=1.0))
+        prepared = device.prepare(image)
+        schedule = schedule_of(image, workers=8)
+        schedule.ask_keys(device, prepared, PipelineKeyUse.ALL)
+        report = run(device, image, schedule, prepared)
+        alone = np.flatnonzero(np.diff(image.library_slot_start) == 0).astype(np.int32)
+        unique = len(set(device.pipeline_keys(prepared, alone)))
+        prepared.close()
+    device.close()
+    assert len(image) > 1.7 * len(plain)
+    # What links libraries is made of what they are, and not compiled.
+    status = [report.status_of(index) for index in alone.tolist()]
+    assert set(status) == {OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT}
+    assert status.count(OutcomeStatus.COMPILED) == unique
+    savings = schedule.savings(report)
+    assert savings.by_state_key >= len(image) - len(plain) - np.count_nonzero(
+        np.diff(image.library_slot_start)
+    )
+    assert savings.by_pipeline_key == len(np.unique(image.keys[alone])) - unique
+
+
+def compiled(path: Path, keys: PipelineKeyUse) -> CompileReport:
+    async def main() -> CompileReport:
+        with PipelineSet.open(path) as source:
+            return await compile_set(source, selector=NAVI21, workers=4, pipeline_keys=keys)
+
+    return trio.run(main)
+
+
+@pytest.mark.driver(NAVI21)
+@each_good_corpus
+def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
+    counts = {use: compiled(corpus.path, use) for use in (PipelineKeyUse.AUTO, PipelineKeyUse.ALL)}
+    auto, everything = counts.values()
+    # Asking about those of one code alone finds all that asking about everybody does.
+    assert auto.counts()[OutcomeStatus.COMPILED] == everything.counts()[OutcomeStatus.COMPILED]
+    assert auto.savings.by_pipeline_key == everything.savings.by_pipeline_key
+    assert auto.savings.keys_asked <= everything.savings.keys_asked
+    assert auto.counts()[OutcomeStatus.CACHE_HIT] == auto.savings.by_pipeline_key
+
+
+@pytest.mark.driver(NAVI21)
+def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
+    """RADV dies of SIGSEGV where it is asked for the key of a graphics pipeline with libraries."""
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(sample_path()) as source:
+            return await compile_set(source, selector=NAVI21, workers=2, count_duplicate_pipeline_keys=True)
+
+    (merge,) = [each.merge for each in trio.run(main).runs]
+    assert merge is not None
+    assert merge.duplicate_pipeline_keys is not None

@@ -1,0 +1,88 @@
+"""The time to go follows from what jobs cost, and is not told before that is known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from orchestrator.run.time_to_go import TimeToGo
+from orchestrator.schedule import CostScheduler, ScheduleOptions
+from tests.schedule.machine import job_graph, requested
+
+SECOND = 1_000_000_000
+OPTIONS = ScheduleOptions(target_ns=1, expect_hits=0.0)
+
+
+def scheduler_of(costs_s: list[float], workers: int) -> CostScheduler:
+    costs = [round(each * SECOND) for each in costs_s]
+    return CostScheduler(job_graph(len(costs), costs=costs), workers, OPTIONS)
+
+
+def test_recorded_costs_say_it_before_the_first_job() -> None:
+    scheduler = scheduler_of([1.0] * 10, 2)
+    assert TimeToGo(scheduler, 2, trusted=True).eta_s(0) == pytest.approx(5.0)
+    assert TimeToGo(scheduler, 2).eta_s(0) is None
+
+
+def test_estimates_say_it_once_they_were_tried() -> None:
+    scheduler = scheduler_of([1.0] * 5, 1)
+    found = TimeToGo(scheduler, 1)
+    assert found.eta_s(0) is None
+    batch = requested(scheduler, 0)
+    assert found.eta_s(SECOND) is None
+    # It took thrice what was believed, and so will the other four.
+    scheduler.finished(0, batch, compiles=1, elapsed_ns=3 * SECOND)
+    assert found.eta_s(3 * SECOND) == pytest.approx(12.0)
+
+
+def test_something_learned_at_once_is_not_enough() -> None:
+    scheduler = scheduler_of([0.001] * 5, 1)
+    found = TimeToGo(scheduler, 1)
+    assert found.eta_s(0) is None
+    scheduler.finished(0, requested(scheduler, 0), compiles=1, elapsed_ns=SECOND // 1000)
+    assert found.eta_s(SECOND // 1000) is None
+    assert found.eta_s(SECOND) == pytest.approx(0.004)
+
+
+def test_what_is_in_flight_counts_by_what_is_left_of_it() -> None:
+    scheduler = scheduler_of([8.0, 2.0, 2.0], 2)
+    found = TimeToGo(scheduler, 2, trusted=True)
+    first, second = requested(scheduler, 0), requested(scheduler, 1)
+    assert (len(first.indices), len(second.indices)) == (1, 1)
+    assert found.eta_s(0) == pytest.approx(8.0)
+    assert found.eta_s(SECOND) == pytest.approx(7.0)
+    scheduler.finished(1, second, compiles=1, elapsed_ns=2 * SECOND)
+    third = requested(scheduler, 1)
+    assert found.eta_s(2 * SECOND) == pytest.approx(6.0)
+    scheduler.finished(1, third, compiles=1, elapsed_ns=2 * SECOND)
+    assert found.eta_s(5 * SECOND) == pytest.approx(3.0)
+
+
+def test_a_last_job_that_takes_much_longer_than_believed_is_not_known() -> None:
+    scheduler = scheduler_of([1.0], 1)
+    found = TimeToGo(scheduler, 1, trusted=True)
+    requested(scheduler, 0)
+    assert found.eta_s(0) == pytest.approx(1.0)
+    assert found.eta_s(SECOND + SECOND // 2) == 0.0
+    assert found.eta_s(2 * SECOND) is None
+
+
+def test_it_never_grows_by_itself() -> None:
+    rng = np.random.default_rng(3)
+    costs = rng.lognormal(0.0, 1.5, 40).tolist()
+    scheduler = scheduler_of(costs, 1)
+    found = TimeToGo(scheduler, 1, trusted=True)
+    now, told = 0, [found.eta_s(0)]
+    while scheduler.queued:
+        batch = requested(scheduler, 0)
+        told.append(found.eta_s(now))
+        spent = round(sum(costs[index] for index in batch.indices.tolist()) * SECOND)
+        now += spent
+        scheduler.finished(0, batch, compiles=len(batch.indices), elapsed_ns=spent)
+        told.append(found.eta_s(now))
+    known = [each for each in told if each is not None]
+    assert len(known) == len(told)
+    assert all(later <= earlier + 1e-6 for earlier, later in itertools.pairwise(known))
+    assert told[0] == pytest.approx(sum(costs))
