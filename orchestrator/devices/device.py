@@ -222,6 +222,7 @@ class CreationBatch:
         handles: Pipeline handles, uint64; 0 where not kept or not created. The caller owns those it asked to
             keep and ends them with `Device.destroy_pipelines`.
         all_created: The device knows that every result is 0, so that nobody has to look through them.
+        all_hits: The device knows that the feedback of every one is valid and says that the cache had it.
         span: The pipelines as a slice of the image, where the device knows that they follow one another in it.
     """
 
@@ -230,6 +231,7 @@ class CreationBatch:
     durations_ns: npt.NDArray[np.uint64]
     handles: npt.NDArray[np.uint64]
     all_created: bool = False
+    all_hits: bool = False
     span: slice | None = None
 
 

@@ -51,7 +51,8 @@ class FifoScheduler:
         jobs: The jobs.
         workers: Number of workers, numbered 0..workers-1.
         limit: Largest batch, at least 1.
-        hit_limit: Largest batch that quick ones may grow to; `limit` where it is less.
+        hit_limit: Largest batch that quick ones may grow to; `limit` where it is less. None: a limit that was given is
+            the limit for all; with the default one it is DEFAULT_HIT_LIMIT.
 
     Raises:
         ValueError: A number is out of range, or a job links a library that does not come before it.
@@ -63,13 +64,15 @@ class FifoScheduler:
         workers: int,
         *,
         limit: int = DEFAULT_BATCH_LIMIT,
-        hit_limit: int = DEFAULT_HIT_LIMIT,
+        hit_limit: int | None = None,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         if limit < 1:
             raise ValueError(f"limit must be at least 1, not {limit}")
         self._limit = self._size = limit
+        if hit_limit is None:
+            hit_limit = DEFAULT_HIT_LIMIT if limit == DEFAULT_BATCH_LIMIT else limit
         self._hit_limit = max(limit, hit_limit)
         self._workers = workers
         self._hits = False

@@ -148,8 +148,8 @@ class PipelineCreation:
             if len(indices) > 1:
                 for each in missing.tolist():
                     results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
-        flags, durations = bound.take_feedback(indices, span)
-        return CreationBatch(results, flags, durations, handles, result == SUCCESS, span)
+        flags, durations, all_hits = bound.take_feedback(indices, span)
+        return CreationBatch(results, flags, durations, handles, result == SUCCESS, all_hits, span)
 
 
 def _empty(count: int) -> CreationBatch:

@@ -194,9 +194,14 @@ class VulkanDevice:
             bound.release_modules(acquired)
         if not keep:
             bound.discard(batch.handles)
-            none = np.zeros(len(indices), np.uint64)
             batch = CreationBatch(
-                batch.results, batch.feedback_flags, batch.durations_ns, none, batch.all_created, batch.span
+                batch.results,
+                batch.feedback_flags,
+                batch.durations_ns,
+                np.zeros(len(indices), np.uint64),
+                batch.all_created,
+                batch.all_hits,
+                batch.span,
             )
         return batch
 

@@ -6,6 +6,9 @@
 #
 # Thread-safety: fields of different pipelines are disjoint, so workers patch them without a lock, as long as no
 # pipeline is in two batches at a time (the seam's rule).
+#
+# Where a batch is a span, its feedback is cleared and taken as bytes: numpy gives the interpreter away for more than 500
+# elements, and where 16 workers want it, getting it back costs more than the rest of what is done between two calls.
 """An image bound to a Vulkan device."""
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, FEEDBACK_VALID
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.loader import check
@@ -52,6 +56,10 @@ _MOST_DISCARDED: Final = (
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
+_FEEDBACK_BYTES: Final = 16
+_HIT: Final = bytes(
+    [FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT]
+)  # first byte of the flags, on this byte order
 
 
 class VulkanPreparedPipelines:
@@ -78,6 +86,7 @@ class VulkanPreparedPipelines:
         self._feedback = self._words[start : start + _FEEDBACK_WORDS * len(image)].reshape(
             -1, _FEEDBACK_WORDS
         )
+        self._feedback_bytes = self._feedback.data.cast("B") if len(image) else memoryview(b"")
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
         self.has_libraries = bool(image.library_slots.size)
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
@@ -164,7 +173,11 @@ class VulkanPreparedPipelines:
                 infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
             self._set_flags_2(indices, flags)
-        self._feedback[indices if span is None else span] = 0
+        if span is None:
+            self._feedback[indices] = 0
+        else:
+            start, stop = span.start * _FEEDBACK_BYTES, span.stop * _FEEDBACK_BYTES
+            self._feedback_bytes[start:stop] = bytes(stop - start)
         return infos
 
     def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
@@ -176,10 +189,15 @@ class VulkanPreparedPipelines:
 
     def take_feedback(
         self, indices: npt.NDArray[np.int32], span: slice | None = None
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
-        """Creation feedback of pipelines after their call: flags, durations in ns."""
-        entries = self._feedback[indices] if span is None else self._feedback[span].copy()
-        return entries.view(np.uint32)[:, 0], entries[:, 1]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64], bool]:
+        """Creation feedback of pipelines after their call: flags, durations in ns, whether all are seen to be hits."""
+        if span is None:
+            entries = self._feedback[indices]
+            return entries.view(np.uint32)[:, 0], entries[:, 1], False
+        taken = bytearray(self._feedback_bytes[span.start * _FEEDBACK_BYTES : span.stop * _FEEDBACK_BYTES])
+        entries = np.frombuffer(taken, np.uint64).reshape(-1, _FEEDBACK_WORDS)
+        all_hits = taken[::_FEEDBACK_BYTES].count(_HIT) == len(entries)
+        return entries.view(np.uint32)[:, 0], entries[:, 1], all_hits
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
