@@ -1,0 +1,128 @@
+# Question: what is won by giving pipelines that share shader modules or libraries to one worker, and what does it cost in
+# balance?
+#
+# Cold runs over a real set in fresh worker caches, longest first by estimated costs, with the preference and without. What a
+# driver can reuse of another pipeline in the same cache shows in the CPU time of its calls; what the preference costs shows in
+# the waiting at the barrier. With --pipeline-keys, as in `compile`, what is the same pipeline to the driver is compiled
+# once anyway, and what is left is what shaders that are shared save.
+#
+#   shared   share of the pipelines that have a module or a library in common with another one
+#   at_home  of those that are not the first with their module or library, share that went where the first did
+#
+# Command: python benchmarks/bench_affinity.py --device radv:navi21 --set sascha_rt.foz --workers 2 --pipeline-keys --output FILE
+"""Worth of affinity."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode
+from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run.compile_schedule import TARGET_NS
+from orchestrator.samples import sample_path
+from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, cost_first
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+
+
+def measure(job: Job) -> Figures:
+    """One cold run."""
+    device = open_device(job["device"])
+    with PipelineSet.open(job["set"]) as source:
+        image = build_image(source, source.pipelines, device.capabilities).image
+        prepared = device.prepare(image)
+        keys: list[bytes | None] | None = None
+        if job["ask_keys"]:
+            alone = np.flatnonzero(np.diff(image.library_slot_start) == 0).astype(np.int32)
+            keys = [None] * len(image)
+            for index, key in zip(alone.tolist(), device.pipeline_keys(prepared, alone), strict=True):
+                keys[index] = key
+        options = ScheduleOptions(
+            affinity=job["affinity"], target_ns=round(job["target_ms"] * 1e6), expect_hits=0.0
+        )
+        made: list[Scheduler] = []
+
+        def scheduler(graph: JobGraph, workers: int) -> Scheduler:
+            made.append(cost_first(image, options=options, pipeline_keys=keys)(graph, workers))
+            return made[-1]
+
+        async def run() -> RunReport:
+            return await run_pipelines(
+                device, prepared, mode=CacheMode.PER_WORKER, workers=job["workers"], scheduler=scheduler
+            )
+
+        gc.collect()
+        gc.disable()
+        report = trio.run(run)
+        prepared.close()
+    identity = device.identity
+    device.close()
+    users = np.bincount(image.module_slot_module, minlength=len(image.modules))
+    shared = sum(
+        any(users[module] > 1 for module in image.modules_of(index)) or bool(image.libraries_of(index))
+        for index in range(len(image))
+    )
+    (schedule,) = made
+    homes = moved = 0
+    if isinstance(schedule, CostScheduler):
+        homes, moved = schedule.statistics.at_home, schedule.statistics.moved
+    merge = report.merge
+    return {
+        "cpu_s": report.timing.cpu_ns / 1e9,
+        "seconds": report.timing.wall_ns / 1e9,
+        "driver_s": report.timing.driver_ns / 1e9,
+        "barrier_wait_s": sum(report.barrier.waits_ns) / 1e9,
+        "compiles": report.compiled,
+        "hits": report.cache_hits,
+        "source_bytes": sum(merge.source_bytes) if merge else 0,
+        "shared": shared / len(image),
+        "at_home": homes / (homes + moved) if homes + moved else -1.0,
+        "pipelines": len(report),
+        "calls": len(report.calls),
+        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
+        "device_name": identity.device_name,  # type: ignore[dict-item]
+    }
+
+
+def main() -> None:
+    """Compare with and without."""
+    parser = parser_of("What is won by giving pipelines that share code to one worker?")
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys before")
+    parser.add_argument("--figure", default="cpu_s", choices=["cpu_s", "seconds"])
+    parser.add_argument("--target-ms", type=float, default=TARGET_NS / 1e6, help="time that a batch aims at")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    jobs: dict[str, Job] = {
+        name: {
+            "device": options.device,
+            "set": options.set,
+            "workers": options.workers,
+            "affinity": affinity,
+            "ask_keys": options.pipeline_keys,
+            "target_ms": options.target_ms,
+        }
+        for name, affinity in (("without", False), ("with affinity", True))
+    }
+    rows = compare(__file__, jobs, options, figure=options.figure)
+    for name in jobs:
+        found = [row for row in rows if row["contender"] == name and row["round"] >= 0]
+        figures = ("compiles", "source_bytes", "barrier_wait_s", "shared", "at_home")
+        text = ", ".join(f"{each} {float(np.median([row[each] for row in found])):.4g}" for each in figures)
+        print(f"{name:16} {text}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

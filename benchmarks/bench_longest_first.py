@@ -1,0 +1,133 @@
+# Question: what is won by starting the longest pipelines first, and how good is the time to go that is told by costs?
+#
+# Cold runs over a real set in fresh worker caches: FIFO; longest first by estimated costs, as in a first run; longest first by
+# what the run before recorded, as when a cache was lost and the record was not. FIFO of the first round makes the record.
+#
+# `bound_s` is the least that is possible with the driver time that was spent: a share for each worker, or the longest pipeline.
+# At a tenth and at half of each run, how far the time to go was off, in per cent of the whole run (-1: it was not told):
+#   eta_cost_*   by costs: recorded ones, or estimated and learned
+#   eta_rate_*   by pipelines a second so far, in the same run
+#
+# Command: python benchmarks/bench_longest_first.py --device radv:navi21 --set slow.foz --workers 2 --output FILE
+"""What the order is worth, and what the time to go is worth."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode
+from orchestrator.run import Progress, RunReport, run_pipelines
+from orchestrator.run.compile_schedule import CompileSchedule
+from orchestrator.run.recorded_costs import RecordedCosts
+from orchestrator.samples import sample_path
+from orchestrator.schedule import FifoScheduler
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+
+RECORD = "ORCHESTRATOR_BENCHMARK_RECORD"
+Told = tuple[float, float | None, float | None]
+
+
+def measure(job: Job) -> Figures:
+    """One cold run."""
+    device = open_device(job["device"])
+    record = RecordedCosts.open(Path(os.environ[RECORD]), device.identity)
+    with PipelineSet.open(job["set"]) as source:
+        image = build_image(source, source.pipelines, device.capabilities).image
+        prepared = device.prepare(image)
+        recorded = record.of(image)
+        if job["order"] == "recorded" and not recorded.any():
+            raise SystemExit("nothing was recorded")
+        if job["order"] != "recorded":
+            recorded = recorded * 0
+        schedule = CompileSchedule(image, CacheMode.PER_WORKER, job["workers"], recorded)
+        told: list[Told] = []
+
+        def tell(progress: Progress) -> None:
+            now = progress.elapsed_s
+            told.append((now, schedule.eta_s(progress.started_ns + round(now * 1e9)), progress.eta_s))
+
+        async def run() -> RunReport:
+            return await run_pipelines(
+                device,
+                prepared,
+                workers=job["workers"],
+                scheduler=FifoScheduler if job["order"] == "fifo" else schedule.factory(),
+                on_progress=tell,
+            )
+
+        gc.collect()
+        gc.disable()
+        report = trio.run(run)
+        if job["order"] == "fifo":
+            record.learn(image.keys, schedule.compile_times(report))
+        prepared.close()
+    identity = device.identity
+    device.close()
+    seconds = report.timing.wall_ns / 1e9
+    driver = report.timing.driver_ns / 1e9
+    bound = max(driver / job["workers"], float(report.driver_ns.max()) / 1e9)
+    return {
+        "seconds": seconds,
+        "bound_s": bound,
+        "over_bound": seconds / bound,
+        "barrier_wait_s": sum(report.barrier.waits_ns) / 1e9,
+        "driver_s": driver,
+        "cpu_s": report.timing.cpu_ns / 1e9,
+        "run_delay_s": report.timing.run_delay_ns / 1e9,
+        "pipelines": len(report),
+        "calls": len(report.calls),
+        **errors(told, seconds),
+        "driver": f"{identity.driver_name} {identity.driver_info}",
+        "device_name": identity.device_name,
+    }
+
+
+def errors(told: list[Told], seconds: float) -> Figures:
+    """How far off the times to go were."""
+    found = {}
+    for name, share in (("10", 0.1), ("50", 0.5)):
+        now, cost, rate = min(told, key=lambda each: abs(each[0] - share * seconds))
+        for kind, eta in (("cost", cost), ("rate", rate)):
+            off = -1.0 if eta is None else 100 * abs(eta - (seconds - now)) / seconds
+            found[f"eta_{kind}_{name}"] = off
+    return found
+
+
+def main() -> None:
+    """Compare orders."""
+    parser = parser_of("What is won by starting the longest pipelines first?")
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    jobs: dict[str, Job] = {
+        order: {"device": options.device, "set": options.set, "workers": options.workers, "order": order}
+        for order in ("fifo", "estimated", "recorded")
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[RECORD] = folder
+        rows = compare(__file__, jobs, options, figure="seconds")
+    for row in rows:
+        off = ", ".join(f"{name[4:]} {row[name]:.0f} %" for name in row if name.startswith("eta_"))
+        print(
+            f"round {row['round']} {row['contender']:16} {row['seconds']:.1f} s, {row['over_bound']:.3f} x the bound; "
+            f"time to go off by: {off}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    main()
