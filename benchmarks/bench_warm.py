@@ -1,7 +1,8 @@
 # Question: how close does a warm run come to the driver: to threads that do nothing but call it?
 #
-#   bare   each thread its slice of one contiguous array of create infos, pointers made beforehand; between two calls there
-#          is a loop and nothing else. The floor: no program in this language is quicker with calls of that size.
+#   bare   threads that take calls from one list, each a span of one contiguous array of create infos, pointers made
+#          beforehand; between two calls there is a loop and nothing else. The floor: no program in this language is quicker
+#          with calls of that size. (A fixed slice for each thread is slower: it waits for the slowest.)
 #   run    `run_pipelines` over the same pipelines with calls of the same size: a scheduler, outcomes, clocks around each call.
 #
 # Both with one shared cache and with one for each worker, so that each says what the shared cache's lock costs; the harness
@@ -88,21 +89,22 @@ def bare_loop(
         device.create_pipeline_cache(data, externally_synchronized=mode is CacheMode.PER_WORKER)
         for _ in range(1 if mode is CacheMode.SHARED else workers)
     ]
-    bounds = [count * each // workers for each in range(workers + 1)]
+    calls = iter(  # taking the next one is one step of the interpreter, so threads may share it
+        [
+            (
+                min(batch, count - start),
+                ffi.cast("VkComputePipelineCreateInfo *", first + start * stride),
+                ffi.cast("uint64_t *", out + start * 8),
+            )
+            for start in range(0, count, batch)
+        ]
+    )
     create, logical, allocator = device.commands.vkCreateComputePipelines, device.handle, device.allocator
     barrier = threading.Barrier(workers + 1)
     failed: list[int] = []
 
     def work(number: int) -> None:
-        cache, end = caches[number % len(caches)].handle, bounds[number + 1]
-        calls = [
-            (
-                min(batch, end - start),
-                ffi.cast("VkComputePipelineCreateInfo *", first + start * stride),
-                ffi.cast("uint64_t *", out + start * 8),
-            )
-            for start in range(bounds[number], end, batch)
-        ]
+        cache = caches[number % len(caches)].handle
         barrier.wait()
         for size, these, there in calls:
             if create(logical, cache, size, these, allocator, there):
