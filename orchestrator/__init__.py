@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from orchestrator.run.compile import CompileProgress as CompileProgress
     from orchestrator.run.compile import compile_set as compile_set
     from orchestrator.run.compile_report import CompileReport as CompileReport
+    from orchestrator.run.compile_schedule import PipelineKeyUse as PipelineKeyUse
     from orchestrator.run.trial import TrialLimits as TrialLimits
     from orchestrator.run.vetting import ModulePolicy as ModulePolicy
     from orchestrator.schedule import Followers as Followers
@@ -124,6 +125,7 @@ _HOMES = {
         "compile_set",
     ),
     "orchestrator.run.compile_report": ("CompileReport",),
+    "orchestrator.run.compile_schedule": ("PipelineKeyUse",),
     "orchestrator.run.trial": ("TrialLimits",),
     "orchestrator.run.vetting": ("ModulePolicy",),
     "orchestrator.schedule": (
