@@ -1,4 +1,5 @@
-# Purpose: one question: does anything break when runs are cancelled at random moments, 10,000 times?
+# Purpose: one question: does anything break when runs are cancelled at random moments, 10,000 times, and when sessions are
+# steered at random?
 #
 #   violations   errors of the simulated device's ownership check, things left behind, pipelines lost: all must be 0
 #   time         of a run and its cancellation, which is mostly starting threads
@@ -6,10 +7,13 @@
 # Every run draws its mode, merge, workers, set, device and moment from the seed (tests/run/cancel_storm.py, of which the
 # tests do a part). The simulated device lets no time pass, so that the moments between two steps are what is tried.
 #
+# Sessions (tests/run/session_storm.py) are steered by one to three callers who submit, promote, require, budget and cancel
+# pipelines, groups or all, and end in one of five ways.
+#
 # What this cannot show: a driver that misbehaves when a call ends late; that is for the fault-injecting tests.
 #
-# Command: python -m benchmarks.bench_cancellation --runs 10000 --seed 1
-"""Random cancellations; one JSON line."""
+# Command: python -m benchmarks.bench_cancellation --runs 10000 --sessions 2000 --seed 1
+"""Random cancellations and random sessions; a JSON line each."""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ import trio
 from attrs import asdict
 
 from tests.run.cancel_storm import storm
+from tests.run.session_storm import session_storm
 
 
 def main() -> None:
@@ -30,20 +35,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--sessions", type=int, default=2_000)
     given = parser.parse_args()
-    began = time.perf_counter()
-    # A violation is an exception, with the run that showed it in its traceback.
-    found = trio.run(storm, given.runs, given.seed)
-    row = asdict(found) | {
-        "seed": given.seed,
-        "violations": 0,
-        "seconds": round(time.perf_counter() - began, 1),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-    }
-    print(json.dumps(row))
-    if found.lost:
-        raise SystemExit(f"{found.lost} compiled pipelines were lost")
+    lost = 0
+    for kind, storm_of, number in (("runs", storm, given.runs), ("sessions", session_storm, given.sessions)):
+        began = time.perf_counter()
+        # A violation is an exception, with the run that showed it in its traceback.
+        found = trio.run(storm_of, number, given.seed)
+        row = {"storm": kind} | asdict(found)
+        row |= {
+            "seed": given.seed,
+            "violations": 0,
+            "seconds": round(time.perf_counter() - began, 1),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+        }
+        print(json.dumps(row), flush=True)
+        lost += found.lost
+    if lost:
+        raise SystemExit(f"{lost} compiled pipelines were lost")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Storm:
 
 
 @define(eq=False)
-class _Moment(trio.abc.Instrument):
+class Moment(trio.abc.Instrument):
     """Cancels after so many trio steps, or in so many compiles, whichever is chosen."""
 
     scope: trio.CancelScope
@@ -109,7 +109,7 @@ async def storm(runs: int, seed: int) -> Storm:
     return Storm(runs, *totals)
 
 
-def _image(chance: random.Random) -> CreateInfoImage:
+def random_image(chance: random.Random) -> CreateInfoImage:
     count = chance.randint(1, 24)
     libraries = {}
     if chance.random() < 0.5:
@@ -118,7 +118,7 @@ def _image(chance: random.Random) -> CreateInfoImage:
 
 
 @cache
-def _data_of(count: int) -> bytes:
+def data_of(count: int) -> bytes:
     """Data of a cache that holds the first pipelines."""
     device = SimulatedDevice()
     made = device.create_pipeline_cache()
@@ -141,8 +141,8 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
     )
     in_compile = chance.random() < 0.5
     workers = chance.randint(1, 4)
-    image = _image(chance)
-    moment = _Moment(
+    image = random_image(chance)
+    moment = Moment(
         scope=trio.CancelScope(),
         stop=trio.Event(),
         by_stop=chance.random() < 0.25,
@@ -169,7 +169,7 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
     primary = None
     if mode is not CacheMode.NONE:
         primary = device.create_pipeline_cache(
-            _data_of(there),
+            data_of(there),
             internally_synchronized_merge=features.internally_synchronized_merge and chance.random() < 0.5,
             name="primary",
         )

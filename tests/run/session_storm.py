@@ -1,0 +1,358 @@
+# Purpose: steering sessions at random, many times, on the simulated device, whose caches check who uses them: a session that let a
+# thread go, merged a cache in use, created a pipeline twice or forgot a waiter shows as an error, as something left behind, or as
+# a test that does not end.
+#
+#   seed ─> mode, merge, workers, set, libraries, schedule ─> callers, each with a list of operations ─> how it ends ─> checks
+#
+# Operations: submit (with priority and group), submit_nowait, promote, require, wait, a budget, a frame, cancelling of pipelines, of
+# a group, of all. Ends: the block is left, finish, close, an exception, or a cancelled scope at a random step or compile.
+#
+# Guarantees: a storm of a seed has the same sessions; which thread gets where first is the machine's choice, as in the field.
+"""Random sessions, with checks during and after each."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, field, frozen
+
+from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
+from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, open_session
+from orchestrator.run.merge import HEADER_BYTES
+from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from tests.run.cancel_storm import (
+    ENTRY_BYTES,
+    LOCKINGS,
+    ROLLING,
+    WITH_WORKER_CACHES,
+    Moment,
+    data_of,
+    random_image,
+)
+
+GROUPS = 3
+ENDS = ("leave", "leave", "finish", "close", "raise", "cancel")
+
+
+@frozen
+class SessionStorm:
+    """What came of a storm.
+
+    Attributes:
+        sessions: Sessions.
+        operations: Operations that their callers made.
+        reported: Sessions that ended with a report.
+        cancelled: Sessions whose scope was cancelled before they ended.
+        raised: Sessions that ended by an exception of the caller.
+        cancellations: Cancellations of pipelines, groups or all that returned.
+        at_rest: Those after which it was checked that the driver had none of the pipelines.
+        cancelled_jobs: Pipelines that were cancelled.
+        compiled: Pipelines that were compiled.
+        lost: Compiled pipelines that were not in the primary afterwards; must be 0.
+    """
+
+    sessions: int
+    operations: int
+    reported: int
+    cancelled: int
+    raised: int
+    cancellations: int
+    at_rest: int
+    cancelled_jobs: int
+    compiled: int
+    lost: int
+
+
+class _CallerError(Exception):
+    """What a caller raises on purpose."""
+
+
+class WatchedDevice(SimulatedDevice):
+    """Notes which pipelines are in a driver call, and how often each was created."""
+
+    def __init__(self, options: SimulatedOptions) -> None:
+        super().__init__(options)
+        self.inside: Counter[int] = Counter()
+        self.created: Counter[int] = Counter()
+        self._noting = threading.Lock()
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        cache: PipelineCache | None,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """Note, create, note."""
+        mine = indices.tolist()
+        with self._noting:
+            self.inside.update(mine)
+            assert all(self.inside[each] == 1 for each in mine), "a pipeline is in two calls"
+        try:
+            batch = super().create_pipelines(
+                prepared, indices, cache, keep=keep, fail_on_compile_required=fail_on_compile_required
+            )
+        finally:
+            with self._noting:
+                self.inside.subtract(mine)
+        with self._noting:
+            self.created.update(indices[batch.results == 0].tolist())
+        return batch
+
+    def holds(self, indices: Sequence[int]) -> bool:
+        """Whether the driver has one of some pipelines now."""
+        with self._noting:
+            return any(self.inside[each] for each in indices)
+
+
+@define(eq=False)
+class _Callers:
+    """Callers of one session: what they do, and what is checked meanwhile."""
+
+    chance: random.Random
+    session: PipelineSession
+    device: WatchedDevice
+    image: CreateInfoImage
+    alone: bool
+    operations: int = 0
+    cancellations: int = 0
+    at_rest: int = 0
+    cancelled_jobs: int = 0
+    taken: list[npt.NDArray[np.uint64]] = field(factory=list)
+
+    def some(self) -> list[int]:
+        """A random part of the set."""
+        return self.chance.sample(range(len(self.image)), self.chance.randint(1, len(self.image)))
+
+    async def call(self, number: int, keep: bool) -> None:
+        """Be one caller."""
+        # Each has its own chance, so that the order of steps changes nothing in what it does.
+        chance = random.Random(self.chance.random())
+        for _ in range(number):
+            self.operations += 1
+            try:
+                await self._operation(chance, keep)
+            except (trio.WouldBlock, trio.ClosedResourceError):
+                # Full, or another caller closed it: both are answers.
+                await trio.lowlevel.checkpoint()
+
+    async def _operation(self, chance: random.Random, keep: bool) -> None:
+        session = self.session
+        group = chance.choice([None, *range(GROUPS)])
+        priority = chance.choice(list(Priority))
+        match chance.randrange(11):
+            case 0 | 1 | 2:
+                with trio.move_on_after(chance.choice([0, 0.001, 0.02])):
+                    ticket = await session.submit(self.some(), priority=priority, group=group)
+                    if chance.random() < 0.3:
+                        outcomes = await ticket.wait()
+                        assert [each.index for each in outcomes] == ticket.indices.tolist()
+            case 3:
+                session.submit_nowait(self.some(), priority=priority, group=group)
+            case 4:
+                session.promote(self.some(), priority)
+            case 5:
+                with trio.move_on_after(chance.choice([0, 0.02])):
+                    outcome = await session.require(chance.randrange(len(self.image)))
+                    # Another caller may cancel it, or close the session.
+                    assert outcome.created or not self.alone or session.closed
+            case 6:
+                session.budget(chance.choice([None, 0, 0.001]))
+            case 7:
+                left = await session.run_for(chance.choice([0, 0.0005, 0.002]))
+                assert left.queued >= 0
+            case 8:
+                await self._cancel(chance)
+            case 9:
+                with trio.move_on_after(chance.choice([0, 0.001])):
+                    await session.wait(self.some())
+            case _:
+                session.budget(None)
+                if keep:
+                    self.taken.append(session.take_handles(self.some()))
+
+    async def _cancel(self, chance: random.Random) -> None:
+        named = self.some()
+        group = None
+        match chance.randrange(3):
+            case 0:
+                count = await self.session.cancel_jobs(named)
+            case 1:
+                group = chance.randrange(GROUPS)
+                count = await self.session.cancel_group(group)
+            case _:
+                named = list(range(len(self.image)))
+                count = await self.session.cancel_all()
+        self.cancellations += 1
+        self.cancelled_jobs += count
+        # Between the return and this line nothing else runs in the trio thread. Other callers may have submitted them again
+        # while this one waited, and what is linked is created all the same.
+        if group is None and self.alone and not len(self.image.library_slot_pipeline):
+            self.at_rest += 1
+            assert not self.device.holds(named), "the driver has a pipeline that was cancelled"
+            assert not len(self.session.unsettled(named))
+
+
+async def session_storm(sessions: int, seed: int) -> SessionStorm:
+    """Steer so many sessions at random.
+
+    Raises:
+        AssertionError: Something was left behind, in use, lost, or created twice.
+        ExternalSynchronizationError: A cache was used by two at a time.
+    """
+    chance = random.Random(seed)
+    totals = np.zeros(9, np.int64)
+    for _ in range(sessions):
+        totals += await _one(chance)
+    return SessionStorm(sessions, *totals.tolist())
+
+
+def _give_up() -> NoReturn:
+    raise _CallerError
+
+
+async def _one(chance: random.Random) -> tuple[int, ...]:
+    mode = chance.choice(list(CacheMode))
+    features = simulated_features(
+        internally_synchronized_merge=chance.random() < 0.5,
+        compile_required=chance.random() < 0.9,
+        externally_synchronized_caches=chance.random() < 0.9,
+    )
+    image = random_image(chance)
+    count = len(image)
+    how = chance.choice(ENDS)
+    moment = Moment(
+        scope=trio.CancelScope(),
+        stop=trio.Event(),
+        by_stop=False,
+        in_step=chance.randint(1, 120) if how == "cancel" and chance.random() < 0.5 else None,
+        in_compile=chance.randint(1, count) if how == "cancel" else None,
+    )
+    device = WatchedDevice(
+        SimulatedOptions(
+            features=features,
+            locking=chance.choice(LOCKINGS),
+            on_compile=moment.on_compile,
+            calls_kept=1,
+        )
+    )
+    prepared = device.prepare(image)
+    there, primary = 0, None
+    if mode is not CacheMode.NONE:
+        there = chance.randint(0, count) if chance.random() < 0.5 else 0
+        primary = device.create_pipeline_cache(
+            data_of(there),
+            internally_synchronized_merge=features.internally_synchronized_merge and chance.random() < 0.5,
+            name="primary",
+        )
+    keep = chance.random() < 0.3
+    shares = not keep and chance.random() < 0.3
+    callers: _Callers | None = None
+    session: PipelineSession | None = None
+    raised = False
+    operations = chance.randint(1, 12)
+    tasks = chance.choice([1, 1, 2, 3])
+    seed = chance.random()
+    with moment.scope:
+        trio.lowlevel.add_instrument(moment)
+        try:
+            async with open_session(
+                device,
+                prepared,
+                workers=chance.randint(1, 4),
+                mode=mode,
+                merge=chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None,
+                primary=primary,
+                options=ScheduleOptions(
+                    followers=Followers.SHARE if shares else Followers.CREATE,
+                    pin_followers=chance.random() < 0.5,
+                    affinity=chance.random() < 0.5,
+                    batch_limit=chance.randint(1, 8),
+                ),
+                pipeline_keys=[b"%d" % (each // 2) for each in range(count)] if shares else None,
+                capacity=chance.choice([None, 1, 5, 20]),
+                budget_s=chance.choice([None, None, 0, 0.001]),
+                keep=keep,
+            ) as session:
+                callers = _Callers(random.Random(seed), session, device, image, alone=tasks == 1)
+                async with trio.open_nursery() as nursery:
+                    for _ in range(tasks):
+                        nursery.start_soon(callers.call, operations, keep)
+                if how == "finish":
+                    await session.finish()
+                elif how == "close":
+                    await session.close()
+                elif how == "raise":
+                    _give_up()
+        except _CallerError:
+            raised = True
+        finally:
+            trio.lowlevel.remove_instrument(moment)
+    report = None if session is None else session.report
+    assert not any(device.inside.values()), "the driver has something still"
+    taken = [] if callers is None else callers.taken
+    compiled, lost = _check(device, primary, session, there, taken)
+    prepared.close()
+    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
+    device.close()
+    assert report is not None or moment.fired or raised
+    if callers is None:
+        return 0, 0, 1, 0, 0, 0, 0, compiled, lost
+    return (
+        callers.operations,
+        report is not None,
+        report is None and not raised,
+        raised,
+        callers.cancellations,
+        callers.at_rest,
+        callers.cancelled_jobs,
+        compiled,
+        lost,
+    )
+
+
+def _check(
+    device: WatchedDevice,
+    primary: PipelineCache | None,
+    session: PipelineSession | None,
+    there: int,
+    taken: Sequence[npt.NDArray[np.uint64]],
+) -> tuple[int, int]:
+    """Nothing is in use, nothing is left, nothing that was compiled is lost, and the report is true: (compiled, lost)."""
+    compiled = device.compile_counts
+    assert all(number == 1 for number in compiled.values()), "something was compiled twice"
+    assert all(number == 1 for number in device.created.values()), "something was created twice"
+    report = None if session is None else session.report
+    if session is not None and report is not None:
+        created = np.zeros(len(report), np.bool_)
+        created[list(device.created)] = True
+        assert (created == (report.worker >= 0)).all()
+        counts = report.counts()
+        sharing = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] - len(device.created)
+        assert sharing == sum(int(note.split()[0]) for note in report.notes if "are the same work as" in note)
+        assert not report.failed
+        assert not len(session.unsettled(range(len(report)))) or report.stopped
+        if report.handles is not None:
+            device.destroy_pipelines(report.handles)
+    for handles in taken:
+        device.destroy_pipelines(handles)
+    if primary is None:
+        assert device.live_caches == 0
+        return len(compiled), 0
+    # The primary is nobody's now: reading and destroying it would raise otherwise.
+    assert device.live_caches == 1
+    held = len(device.pipeline_cache_data(primary).data) - HEADER_BYTES
+    device.destroy_pipeline_cache(primary)
+    assert held % ENTRY_BYTES == 0
+    return len(compiled), there + len(compiled) - held // ENTRY_BYTES
