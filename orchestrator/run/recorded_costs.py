@@ -53,7 +53,9 @@ class RecordedCosts:
         """
         if self.path is None or not times_ns.any():
             return
-        self._known = self._known.updated(keys, times_ns)
+        # Other processes may have recorded since this one began; what they did stays.
+        there = read_durations(self.path)
+        self._known = (self._known if there.problem else there).updated(keys, times_ns)
         try:
             save_durations(self.path, self._known)
         except SaveError as error:

@@ -33,6 +33,13 @@ def test_another_driver_is_told_nothing(tmp_path: Path) -> None:
     assert not opened(tmp_path, driver_version=2).of(IMAGE).any()
 
 
+def test_what_another_process_recorded_meanwhile_stays(tmp_path: Path) -> None:
+    one, other = opened(tmp_path), opened(tmp_path)
+    one.learn(KEYS[:30], TIMES[:30])
+    other.learn(KEYS[30:], TIMES[30:])
+    assert opened(tmp_path).of(IMAGE).tolist() == TIMES.tolist()
+
+
 def test_what_was_not_compiled_keeps_its_time(tmp_path: Path) -> None:
     opened(tmp_path).learn(KEYS, TIMES)
     newer = np.where(np.arange(60) < 30, 5, 0).astype(np.int64)
