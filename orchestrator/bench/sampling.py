@@ -325,7 +325,7 @@ class _Totals:
             round=job.round,
             batch=job.batch,
             passes=job.passes,
-            set_name=source.name,
+            set_name=", ".join(Path(each).name for each in job.set_paths),
             set_hash=f"{source.content_hash():016x}",
             set_pipelines=len(source),
             environment=environment(self.identity, self.driver_caches, load),

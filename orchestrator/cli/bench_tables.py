@@ -19,10 +19,11 @@ from orchestrator.measure.contention import (
     ContentionReport,
     GroupReport,
     contention_report,
+    rate_text,
     ratio_text,
 )
 from orchestrator.measure.samples import FailedSample, Leg, Sample
-from orchestrator.measure.statistics import LEAST_PAIRS, Difference, Estimate
+from orchestrator.measure.statistics import LEAST_PAIRS, Difference
 
 _COMPARISON = ("mode", "n", "pipelines/s", "ratio")
 _FIGURES = ("mode", "effic.", "blocked", "no CPU", "CPU", "merge", "dupl.", "memory")
@@ -194,7 +195,7 @@ def _row(cell: CellReport, group: GroupReport, *, failed: bool) -> dict[str, str
     return {
         "mode": cell.cell.mode,
         "n": f"{len(cell.samples)}" + (" †" if failed else ""),
-        "pipelines/s": _rate_text(cell.throughput),
+        "pipelines/s": rate_text(cell.throughput),
         "ratio": "baseline"
         if cell.cell.mode == group.baseline
         else _ratio_text(group.throughput.get(cell.cell.mode)),
@@ -213,15 +214,3 @@ def _ratio_text(difference: Difference | None) -> str:
         return ""
     mark = "" if difference.beyond_noise else " ≈" if difference.enough else " ?"
     return ratio_text(difference.ratio) + mark
-
-
-def _rate_text(estimate: Estimate) -> str:
-    return f"{_short(estimate.median, 3)} [{_short(estimate.low)}, {_short(estimate.high)}]"
-
-
-def _short(value: float, digits: int = 2) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if value >= size * 0.9995:
-            scaled = value / size
-            return f"{scaled:.0f}{unit}" if scaled >= 10**digits else f"{scaled:.{digits}g}{unit}"
-    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"

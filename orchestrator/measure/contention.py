@@ -33,6 +33,8 @@ from orchestrator.measure.statistics import (
 )
 
 SHARED, PER_WORKER, INTERNAL = "shared", "per-worker", "per-worker-internal"
+NOISY_SHARE = 0.1
+"""Noise of the A/A control from which on a report warns about what it hides."""
 BUSY_SHARE = 0.1
 """Share of the calls' time spent waiting for a processor from which on a report warns about it."""
 
@@ -203,6 +205,19 @@ def ratio_text(ratio: Estimate) -> str:
     return f"{ratio.median:.{digits}f}× [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
+def rate_text(rate: Estimate) -> str:
+    """A rate for people, such as ``28.2k [28k, 29k]``."""
+    return f"{_short(rate.median, 3)} [{_short(rate.low)}, {_short(rate.high)}]"
+
+
+def _short(value: float, digits: int = 2) -> str:
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size * 0.9995:
+            scaled = value / size
+            return f"{scaled:.0f}{unit}" if scaled >= 10**digits else f"{scaled:.{digits}g}{unit}"
+    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+
+
 def _inverse(ratio: Estimate) -> Estimate:
     return Estimate(1 / ratio.median, 1 / ratio.high, 1 / ratio.low, ratio.count)
 
@@ -259,6 +274,13 @@ def _warnings(cells: Sequence[CellReport], groups: Sequence[GroupReport]) -> lis
         )
     if any(each.noise is None for each in groups):
         found.append("some groups have no A/A control, so nothing is known about noise there")
+    noisy = [each for each in groups if each.noise is not None and each.noise.factor > 1 + NOISY_SHARE]
+    if noisy:
+        worst_noise = max(each.noise.factor for each in noisy if each.noise is not None) - 1
+        found.append(
+            f"in {len(noisy)} of {len(groups)} groups the same thing measured twice differs by more than {NOISY_SHARE:.0%} (at most "
+            f"{worst_noise:.0%}): what is smaller than that cannot be seen there"
+        )
     busy = [each for each in cells if each.run_delay_share.median > BUSY_SHARE]
     if busy:
         worst = max(busy, key=lambda each: each.run_delay_share.median)

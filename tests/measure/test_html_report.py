@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from orchestrator.measure.contention import contention_report
 from orchestrator.measure.html_report import html_report
-from orchestrator.measure.samples import Latencies, Sample
+from orchestrator.measure.samples import FailedSample, Latencies, Row, Sample
 from orchestrator.measure.trace import MAIN_ROW, Span, encode_trace
 from tests.drivers import require_tool
 from tests.measure.support import ENVIRONMENT, series
@@ -77,14 +79,72 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
     for tag, attributes in page.tags:
         assert tag not in ("link", "iframe", "img", "object", "embed")
         assert not {"src", "href"} & attributes.keys()
-    plots = [
-        attributes["id"]
-        for tag, attributes in page.tags
-        if tag == "div" and "plotly-graph-div" in (attributes.get("class") or "")
-    ]
+    plots = figures(text)
     # Throughput, efficiency, two shares, memory, merge, one distribution, two timelines.
-    assert len(plots) == len(set(plots)) == 9
-    assert "One sample: per-worker, 4 workers" in text
+    assert len(plots) == 9
+    places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
+    assert places == list(plots)
+    titles = [each["layout"]["title"]["text"] for each in plots.values()]
+    assert "Who did what when, one sample: per-worker, 4 workers" in titles
+    assert len(text) < 2_500_000  # the library is in it
+
+
+def figures(text: str) -> dict[str, Any]:
+    """The plots of a page."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text)
+    assert found is not None
+    decoded: dict[str, Any] = json.loads(found[1])
+    return decoded
+
+
+def rows_of(text: str) -> list[tuple[str, str]]:
+    """Class and words of each row of the tables of figures."""
+    return [
+        (kind, " ".join(re.sub(r"<[^>]*>", " ", row).split()))
+        for kind, row in re.findall(r'<tr class="([^"]*)">(.*?)</tr>', text)
+    ]
+
+
+def test_few_samples_and_failures_are_marked() -> None:
+    few = [each for each in samples() if each.workers == 4 or each.round < 3]
+    rows: list[Row] = [*few]
+    rows += [
+        FailedSample(
+            device="test", temperature="cold", duplicates=0.0, workers=4, mode="none", round=1, reason=EVIL
+        )
+    ]
+    text = html_report(contention_report(rows))
+    found = rows_of(text)
+    assert [(kind, words.split()[:3]) for kind, words in found] == [
+        ("few first", ["1", "shared", "3"]),
+        ("few", ["1", "per-worker", "3"]),
+        ("first", ["4", "shared", "5"]),
+        ("few", ["4", "none", "0"]),
+        ("", ["4", "per-worker", "5"]),
+    ]
+    assert "too few: 3 of 5 pairs" in found[1][1]
+    assert "failed" in found[3][1]
+    assert "faster" in found[4][1]
+    page = Page(text)
+    assert f"failed: test, cold, 4 workers, none: {EVIL}" in page.words
+    assert page.words.index("failed:") < page.words.index("test, cold\n")
+
+
+def test_one_number_of_workers_makes_no_lines() -> None:
+    one = [each for each in samples() if each.workers == 4]
+    titles = [
+        each["layout"]["title"]["text"] for each in figures(html_report(contention_report(one))).values()
+    ]
+    assert titles == ["Driver time of pipelines that were compiled, 4 workers"]
+
+
+def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -> None:
+    plots = list(figures(html_report(contention_report(samples(blocked_ns=100, driver_ns=10**9)))).values())
+    throughput = plots[0]
+    assert len({tuple(each["x"]) for each in throughput["data"]}) == 2
+    assert throughput["layout"]["xaxis"]["ticktext"] == ["1", "4"]
+    blocked = next(each for each in plots if each["layout"]["title"]["text"].startswith("Blocked"))
+    assert blocked["layout"]["yaxis"]["range"] == [0, 0.01]
 
 
 def test_names_from_elsewhere_are_text() -> None:
@@ -100,18 +160,32 @@ def test_names_from_elsewhere_are_text() -> None:
     assert "<script>alert" not in text
     assert "onerror=alert(1)>" not in text
     # In the data of plots it is escaped twice over: for the plots' own markup, and for the script around them.
+    assert any(EVIL in html.unescape(str(each)) for each in _words(figures(text)))
+    assert not any("<img" in each for each in _words(figures(text)))
     assert not re.search(r"<img", text[text.index("<body>") :])
 
 
+def _words(value: object) -> list[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, dict):
+        return [word for each in value.values() for word in _words(each)]
+    if isinstance(value, list):
+        return [word for each in value for word in _words(each)]
+    return [value] if isinstance(value, str) else []
+
+
 # Says what the page did into its title, which a dump of the page shows.
-_PROBE = """<script>addEventListener("load", () => setTimeout(() => {
-const drawn = [...document.querySelectorAll(".plotly-graph-div")].filter(each => each.querySelector("svg .trace path")).length;
+_PROBE = """<script>addEventListener("load", () => { const watch = setInterval(() => {
+if (!document.body.dataset.drawn && !window.problems.length) return;
+clearInterval(watch);
+const drawn = document.body.dataset.drawn && [...document.querySelectorAll(".js-plotly-plot")].filter(each => each.querySelector("svg .trace path")).length;
 const loaded = performance.getEntriesByType("resource").filter(each => !each.name.startsWith("data:")).length;
 document.title = `drawn ${drawn} loaded ${loaded} errors ${window.problems.length} ${window.problems.join(";")}`;
-}, 500));</script>"""
+}, 100); });</script>"""
 _WATCH = (
     "<script>window.problems = []; window.alert = text => window.problems.push('alert');"
-    "addEventListener('error', event => window.problems.push(event.message));</script>"
+    "addEventListener('error', event => window.problems.push(event.message));"
+    "addEventListener('unhandledrejection', event => window.problems.push(String(event.reason)));</script>"
 )
 
 
