@@ -8,29 +8,46 @@
 #   eta_cost_*   by costs: recorded ones, or estimated and learned
 #   eta_rate_*   by pipelines a second so far, in the same run
 #
+# With --replay ROWS nothing is compiled: the pipelines of the rows' `times_ms` go through the same schedulers in virtual time, for
+# numbers of workers that this machine does not have. What a machine does beside then moves nothing, and a run of minutes takes
+# none; every compile takes what it took when the rows were made.
+#
 # Command: python benchmarks/bench_longest_first.py --device radv:navi21 --set slow.foz --workers 2 --output FILE
 """What the order is worth, and what the time to go is worth."""
 
 from __future__ import annotations
 
 import gc
+import heapq
+import json
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
 import trio
+from attrs import evolve
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import Progress, RunReport, run_pipelines
-from orchestrator.run.compile_schedule import CompileSchedule
+from orchestrator.run.compile_schedule import TARGET_NS, CompileSchedule
 from orchestrator.run.recorded_costs import RecordedCosts
 from orchestrator.samples import sample_path
-from orchestrator.schedule import FifoScheduler
+from orchestrator.schedule import (
+    Assignment,
+    CostScheduler,
+    FifoScheduler,
+    JobGraph,
+    ScheduleOptions,
+    Scheduler,
+)
+from orchestrator.schedule.graphs import estimated_costs
 from orchestrator.sets.image_builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 
@@ -38,7 +55,7 @@ RECORD = "ORCHESTRATOR_BENCHMARK_RECORD"
 Told = tuple[float, float | None, float | None]
 
 
-def measure(job: Job) -> Figures:
+def measure(job: Job) -> dict[str, Any]:
     """One cold run."""
     device = open_device(job["device"])
     record = RecordedCosts.open(Path(os.environ[RECORD]), device.identity)
@@ -88,6 +105,10 @@ def measure(job: Job) -> Figures:
         "pipelines": len(report),
         "calls": len(report.calls),
         **errors(told, seconds),
+        # What the replay needs: for each pipeline what it took, what it was believed to take, and its kind.
+        "times_ms": [round(each / 1e6, 3) for each in report.driver_ns.tolist()],
+        "estimates_ms": [round(each / 1e6, 3) for each in estimated_costs(image).tolist()],
+        "kinds": report.kinds.tolist(),
         "driver": f"{identity.driver_name} {identity.driver_info}",
         "device_name": identity.device_name,
     }
@@ -104,14 +125,58 @@ def errors(told: list[Told], seconds: float) -> Figures:
     return found
 
 
+def replay(path: Path, workers: int) -> dict[str, float]:
+    """How long each order takes in virtual time, seconds."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    row = next(each for each in rows if each["order"] == "fifo")
+    times_ns = np.array([max(1.0, each * 1e6) for each in row["times_ms"]])
+    count = len(times_ns)
+    graph = JobGraph(np.array(row["kinds"], np.uint8), np.zeros(count + 1, np.int64), np.zeros(0, np.int32))
+    options = ScheduleOptions(target_ns=TARGET_NS, expect_hits=0.0)
+    found = {"bound": max(times_ns.sum() / workers, times_ns.max()) / 1e9}
+    for order, costs in (
+        ("fifo", None),
+        ("estimated", np.array(row["estimates_ms"]) * 1e6),
+        ("recorded", times_ns),
+    ):
+        scheduler: Scheduler = (
+            FifoScheduler(graph, workers)
+            if costs is None
+            else CostScheduler(evolve(graph, costs_ns=costs.astype(np.int64)), workers, options)
+        )
+        free = [(0.0, worker) for worker in range(workers)]
+        flights: list[tuple[float, int, Assignment, float]] = []
+        now = 0.0
+        while free or flights:
+            while free:
+                _, worker = heapq.heappop(free)
+                answer = scheduler.request(worker)
+                if isinstance(answer, Assignment):
+                    took = float(times_ns[answer.indices].sum())
+                    heapq.heappush(flights, (now + took, worker, answer, took))
+            if flights:
+                now, worker, ended, took = heapq.heappop(flights)
+                scheduler.finished(worker, ended, compiles=len(ended.indices), elapsed_ns=round(took))
+                free.append((now, worker))
+        found[order] = now / 1e9
+    return found
+
+
 def main() -> None:
     """Compare orders."""
     parser = parser_of("What is won by starting the longest pipelines first?")
     parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--replay", type=Path, help="rows of an earlier run, instead of compiling")
     options = parser.parse_args()
     if answer_if_asked(options, measure):
+        return
+    if options.replay is not None:
+        for workers in (2, 4, 8, 16, 32):
+            found = replay(options.replay, workers)
+            row = {"benchmark": "bench_longest_first", "replay": True, "workers": workers, **found}
+            print(json.dumps(row))
         return
     jobs: dict[str, Job] = {
         order: {"device": options.device, "set": options.set, "workers": options.workers, "order": order}
