@@ -215,6 +215,9 @@ class PipelineCacheData:
 class CreationBatch:
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
+    Arrays may be read-only, and feedback may be a view of memory of the prepared pipelines: it holds until they are
+    created once more.
+
     Attributes:
         results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed.
         feedback_flags: VkPipelineCreationFeedbackFlags of each, uint32; 0 where there is no feedback.

@@ -33,6 +33,10 @@ if _pread is not None:
     _pread.restype = ctypes.c_ssize_t
 
 
+_Flags = npt.NDArray[np.uint32]
+_Durations = npt.NDArray[np.uint64]
+
+
 @frozen(eq=False)
 class CreationCall:
     """What one call of `Device.create_pipelines` cost.
@@ -124,18 +128,17 @@ class ThreadMeter:
         return Reading(wall, cpu, self._run_delay_ns())
 
 
-def driver_time_ns(batch: CreationBatch, wall_ns: int) -> npt.NDArray[np.uint64]:
+def driver_time_ns(flags: _Flags, durations_ns: _Durations, wall_ns: int) -> npt.NDArray[np.uint64]:
     """Driver time of each pipeline of a batch, shape (k,).
 
     By creation feedback where it is valid for any of them; otherwise the call's wall time in equal shares.
     """
-    flags = batch.feedback_flags
     # One pass over the flags settles the usual case.
     if len(flags) and int(np.bitwise_and.reduce(flags)) & FEEDBACK_VALID:
-        return batch.durations_ns
+        return durations_ns
     valid = (flags & np.uint32(FEEDBACK_VALID)) != 0
     if valid.any():
-        return np.where(valid, batch.durations_ns, np.uint64(0))
+        return np.where(valid, durations_ns, np.uint64(0))
     return equal_shares(len(flags), wall_ns)
 
 
@@ -165,19 +168,22 @@ def creation_call(
     )
 
 
+_Noted = tuple[Reading, Reading, tuple[_Flags, _Durations] | None, npt.NDArray[np.int32]]
+
+
 @define(eq=False)
 class CallLog:
     """The calls of one worker, as they come, and what they cost, worked out when it is asked for.
 
     Between two calls a worker holds the interpreter, which others want: so it only notes here what it read, and the rest is
-    done once, after the barrier. One thread at a time.
+    done once, after the barrier, before any of the pipelines is created again. One thread at a time.
 
     Attributes:
         worker: Who makes the calls.
     """
 
     worker: int
-    _noted: list[tuple[Reading, Reading, CreationBatch | None, npt.NDArray[np.int32]]] = field(factory=list)
+    _noted: list[_Noted] = field(factory=list)
     _calls: list[CreationCall] = field(factory=list)
     _durations: list[npt.NDArray[np.uint64]] = field(factory=list)
 
@@ -196,7 +202,9 @@ class CallLog:
             batch: What it gave; None where it failed as a whole, so that no feedback came from it.
             indices: The pipelines.
         """
-        self._noted.append((before, after, batch, indices))
+        # Not the batch itself: what is kept here is new memory for each call.
+        feedback = None if batch is None else (batch.feedback_flags, batch.durations_ns)
+        self._noted.append((before, after, feedback, indices))
 
     @property
     def calls(self) -> list[CreationCall]:
@@ -212,11 +220,13 @@ class CallLog:
 
     def _work_out(self) -> None:
         noted, self._noted = self._noted, []
-        for before, after, batch, indices in noted:
+        for before, after, feedback, indices in noted:
             wall_ns = after.wall_ns - before.wall_ns
             # A call that failed was in the driver all the same.
             durations = (
-                equal_shares(len(indices), wall_ns) if batch is None else driver_time_ns(batch, wall_ns)
+                equal_shares(len(indices), wall_ns)
+                if feedback is None
+                else driver_time_ns(*feedback, wall_ns)
             )
             self._durations.append(durations)
             self._calls.append(creation_call(self.worker, before, after, int(durations.sum()), indices))

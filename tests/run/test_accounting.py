@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from orchestrator.devices.device import CreationBatch
@@ -20,6 +21,10 @@ def batch(flags: list[int], durations: list[int]) -> CreationBatch:
     )
 
 
+def feedback(flags: list[int], durations: list[int]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64]]:
+    return np.array(flags, np.uint32), np.array(durations, np.uint64)
+
+
 @pytest.mark.parametrize(
     ("driver", "cpu", "delay", "blocked"), [(100, 60, 10, 30), (100, 100, 0, 0), (100, 90, 20, 0)]
 )
@@ -29,12 +34,12 @@ def test_blocked_time(driver: int, cpu: int, delay: int, blocked: int) -> None:
 
 
 def test_driver_time_is_the_feedback_where_it_is_valid() -> None:
-    assert driver_time_ns(batch([1, 0, 3], [5, 6, 7]), 1000).tolist() == [5, 0, 7]
+    assert driver_time_ns(*feedback([1, 0, 3], [5, 6, 7]), 1000).tolist() == [5, 0, 7]
 
 
 def test_driver_time_without_feedback_is_shared_out_exactly() -> None:
-    assert driver_time_ns(batch([0, 0, 0], [0, 0, 0]), 1001).tolist() == [334, 334, 333]
-    assert driver_time_ns(batch([], []), 1001).tolist() == []
+    assert driver_time_ns(*feedback([0, 0, 0], [0, 0, 0]), 1001).tolist() == [334, 334, 333]
+    assert driver_time_ns(*feedback([], []), 1001).tolist() == []
 
 
 def test_a_call_is_the_difference_of_two_readings() -> None:

@@ -35,6 +35,8 @@ _COMMANDS: Final = {
         ffi.typeof("VkRayTracingPipelineCreateInfoKHR[]"),
     ),
 }
+_SUCCESSES: Final = np.zeros(4096, np.int32)
+_SUCCESSES.flags.writeable = False
 _HANDLES: Final = ffi.typeof("uint64_t[]")
 
 
@@ -141,7 +143,10 @@ class PipelineCreation:
         )
         handles = np.zeros(len(indices), np.uint64)
         result = self.call(kind, infos, handles, cache)
-        results = np.zeros(len(indices), np.int32)
+        if result == SUCCESS and len(indices) <= len(_SUCCESSES):
+            results = _SUCCESSES[: len(indices)]
+        else:
+            results = np.zeros(len(indices), np.int32)
         if result != SUCCESS:
             missing = np.flatnonzero(handles == 0)
             results[missing] = result
