@@ -13,8 +13,13 @@ from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.cli.options import JsonFlag
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
     from orchestrator.cli.output import Output
     from orchestrator.measure.compare import CellChange, ComparisonReport
+    from orchestrator.measure.samples import Group
     from orchestrator.measure.statistics import Difference
 
 
@@ -28,9 +33,11 @@ def compare_verb(
         Parameter(name="--threshold", help="Least change that counts, as a share of the time: 0.05 for 5 %."),
     ] = 0.0,
     fail_on: Annotated[
-        Literal["slower", "change", "never"],
+        Literal["slower", "undecided", "change", "never"],
         Parameter(
-            name="--fail-on", help="What ends with exit code 1: a slower cell, any difference, or nothing."
+            name="--fail-on",
+            help="What ends with exit code 1: a slower cell, one that is slower or of which nothing can be told, any "
+            "difference, or nothing.",
         ),
     ] = "slower",
     json: JsonFlag = False,
@@ -59,7 +66,12 @@ def compare_verb(
     output.document(_document(report, threshold))
     _show(output, report, threshold)
     slower, faster = report.slower(threshold), report.faster(threshold)
-    failed = {"slower": bool(slower), "change": bool(slower or faster), "never": False}[fail_on]
+    failed = {
+        "slower": bool(slower),
+        "undecided": bool(slower or report.undecided),
+        "change": bool(slower or faster),
+        "never": False,
+    }[fail_on]
     return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
 
 
@@ -75,6 +87,7 @@ def _document(report: ComparisonReport, threshold: float) -> dict[str, Any]:
         "pipelines_added": report.pipelines_added,
         "slower": len(report.slower(threshold)),
         "faster": len(report.faster(threshold)),
+        "undecided": len(report.undecided),
         "cells": [_change_document(each) for each in report.changes],
         "only_before": [each._asdict() for each in report.only_before],
         "only_after": [each._asdict() for each in report.only_after],
@@ -101,44 +114,67 @@ def _change_document(change: CellChange) -> dict[str, Any]:
 
 
 def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
-    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, styled, table
-    from orchestrator.cli.text import plural, seconds_text
-    from orchestrator.measure.contention import ratio_text
+    from orchestrator.cli.output import DIM, HEAD, styled
+    from orchestrator.measure.samples import Group, Leg
+    from orchestrator.measure.statistics import LEAST_PAIRS
 
     for each in report.differences:
         output.line(each)
-    made = table(
-        "device", "temperature", "duplicates", "workers", "mode", "before", "after", "time", "CPU", "memory",
-        numbers=(2, 3, 5, 6, 7, 8, 9),
-    )  # fmt: skip
-    slower, faster = report.slower(threshold), report.faster(threshold)
+    groups: dict[Group, list[CellChange]] = {}
     for change in report.changes:
-        style = BAD if change in slower else GOOD if change in faster else DIM
-        made.add_row(
-            *(
-                styled(text, style)
-                for text in (
-                    change.after.device,
-                    change.after.temperature,
-                    f"{change.after.duplicates:.0%}",
-                    change.after.workers,
-                    change.after.mode,
-                    seconds_text(change.seconds_before),
-                    seconds_text(change.seconds_after),
-                    _verdict(change.time, ratio_text(change.time.ratio)),
-                    _verdict(change.cpu, f"{change.cpu.ratio.median:.2f}×"),
-                    _verdict(change.memory, f"{change.memory.ratio.median:.2f}×"),
-                )
-            )
+        groups.setdefault(Group(*change.after[:4]), []).append(change)
+    for group, changes in groups.items():
+        output.line("")
+        output.line(styled(_heading(group, changes), HEAD))
+        output.show(_table(report, changes, threshold))
+    output.line("")
+    output.line(
+        styled(
+            "time: of one pass over the set, the merge included, after over before. ≈ marks a ratio within noise, ? one of fewer "
+            f"than {LEAST_PAIRS} samples or without an A/A control.",
+            DIM,
         )
-    output.show(made)
+    )
     for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
-        if cells:
-            output.line(f"{words}: {plural(len(cells), 'cell')}")
+        for cell in cells:
+            output.line(f"{words}: {Leg(cell, False).words}")
     output.line(styled(report.summary(threshold), HEAD))
 
 
-def _verdict(difference: Difference, text: str) -> str:
-    if difference.noise is None:
-        return text + " (no A/A)"
-    return text if difference.beyond_noise else text + " (noise)"
+def _heading(group: Group, changes: Sequence[CellChange]) -> str:
+    from orchestrator.cli.text import plural
+
+    before = changes[0].before.device
+    device = group.device if before == group.device else f"{before} -> {group.device}"
+    copies = f", {group.duplicates:.0%} duplicates" if group.duplicates else ""
+    noise = changes[0].time.noise
+    control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
+    return f"{device}, {group.temperature}, {plural(group.workers, 'worker')}{copies}; {control}"
+
+
+def _table(report: ComparisonReport, changes: Sequence[CellChange], threshold: float) -> Table:
+    from orchestrator.cli.output import BAD, DIM, GOOD, styled, table
+    from orchestrator.cli.text import seconds_text
+    from orchestrator.measure.contention import ratio_text
+
+    made = table("mode", "before", "after", "time", "CPU", "memory", numbers=range(1, 6))
+    made.padding = (0, 0, 0, 1)
+    for column in made.columns:
+        column.no_wrap = True
+    slower, faster = report.slower(threshold), report.faster(threshold)
+    for change in changes:
+        texts = (
+            change.after.mode,
+            seconds_text(change.seconds_before),
+            seconds_text(change.seconds_after),
+            _marked(change.time, ratio_text(change.time.ratio)),
+            _marked(change.cpu, f"{change.cpu.ratio.median:.2f}×"),
+            _marked(change.memory, f"{change.memory.ratio.median:.2f}×"),
+        )
+        style = BAD if change in slower else GOOD if change in faster else DIM
+        made.add_row(*(styled(text, style) for text in texts))
+    return made
+
+
+def _marked(difference: Difference, text: str) -> str:
+    return text + ("" if difference.beyond_noise else " ≈" if difference.enough else " ?")

@@ -4,7 +4,8 @@
 # How: cells are matched by temperature, duplicates, workers and mode (and by the device's selector, unless each file has
 # just one device: then the two are compared whatever they are called). What is compared is the time of one pass over
 # the set, so that files whose warm runs repeat the set differently still match. Samples of two files are no pairs, so
-# the interval is that of a ratio of medians; the noise is the larger of both files' own A/A controls.
+# the interval is that of a ratio of medians; the noise is the larger of both files' own A/A controls, for each figure by
+# itself: memory is steadier than time. From fewer than 5 samples of a cell nothing is told, and that is said.
 #
 # What that cannot see: drift between the two runs, such as a machine that was cooler. An A/A control is within a run.
 """`compare_samples`: what changed between two benchmarks."""
@@ -15,9 +16,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from orchestrator.measure.contention import contention_report
 from orchestrator.measure.samples import Cell, Group, Sample, cells_of
-from orchestrator.measure.statistics import Difference, Noise, estimate, unpaired_ratio
+from orchestrator.measure.statistics import (
+    LEAST_PAIRS,
+    Difference,
+    Noise,
+    by_round,
+    estimate,
+    noise_of,
+    unpaired_ratio,
+)
 
 
 @frozen
@@ -78,6 +86,11 @@ class ComparisonReport:
             each for each in self.changes if each.time.lower and 1 / each.time.ratio.median > 1 + threshold
         )
 
+    @property
+    def undecided(self) -> tuple[CellChange, ...]:
+        """Cells of which nothing can be told: too few samples in one of the files, or no control."""
+        return tuple(each for each in self.changes if not each.time.enough)
+
     def summary(self, threshold: float = 0.0) -> str:
         """The gate's sentence, such as: adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise."""
         parts = []
@@ -93,11 +106,17 @@ class ComparisonReport:
             most = max(cold, key=lambda each: abs(each.added_s))
             parts.append(f"{most.added_s:+.3g} s cold ({most.after.mode}, {most.after.workers} workers)")
         slower, faster = len(self.slower(threshold)), len(self.faster(threshold))
-        count = len(self.changes)
+        count, undecided = len(self.changes), len(self.undecided)
         if slower or faster:
             told = f"{slower} of {count} cells slower beyond noise, {faster} faster"
+        elif undecided < count:
+            told = f"no difference beyond noise in {count - undecided} cells"
         else:
-            told = f"no difference beyond noise in {count} cells"
+            told = "nothing can be told"
+        if undecided:
+            told += (
+                f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or pairs of a control"
+            )
         return "; ".join([", ".join(parts), told] if parts else [told])
 
 
@@ -113,14 +132,13 @@ def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> Compar
     matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
     if not matched:
         raise ValueError("the two have no cell in common: no same temperature, duplicates, workers and mode")
-    noise_before, noise_after = _noises(first), _noises(second)
     changes = tuple(
         _change(
             cell,
             matched[cell],
             first_cells[cell],
             second_cells[matched[cell]],
-            _larger(noise_before.get(_group(cell)), noise_after.get(_group(matched[cell]))),
+            (_pairs_of_control(first, cell), _pairs_of_control(second, matched[cell])),
         )
         for cell in sorted(matched)
     )
@@ -147,8 +165,20 @@ def _renaming(first: Mapping[Cell, object], second: Mapping[Cell, object]) -> Ca
     return lambda cell: cell
 
 
-def _noises(samples: Sequence[Sample]) -> dict[Group, Noise]:
-    return {each.group: each.noise for each in contention_report(samples).groups if each.noise is not None}
+_Pairs = tuple[dict[int, Sample], dict[int, Sample]]
+
+
+def _pairs_of_control(samples: Sequence[Sample], cell: Cell) -> _Pairs:
+    """Both legs of the A/A control of a cell's group, by round."""
+    group = [each for each in samples if each.group == _group(cell)]
+    controls = {each.round: each for each in group if each.control}
+    baselines = {each.mode for each in controls.values()}
+    return {each.round: each for each in group if not each.control and each.mode in baselines}, controls
+
+
+def _noise(pairs: _Pairs, value: Callable[[Sample], float]) -> Noise | None:
+    first, second = by_round(*pairs, value)
+    return noise_of(first, second) if first else None
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
@@ -159,13 +189,18 @@ def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
 
 
 def _change(
-    before: Cell, after: Cell, first: Sequence[Sample], second: Sequence[Sample], noise: Noise | None
+    before: Cell,
+    after: Cell,
+    first: Sequence[Sample],
+    second: Sequence[Sample],
+    controls: tuple[_Pairs, _Pairs],
 ) -> CellChange:
     def seconds(each: Sample) -> float:
         return each.seconds / each.passes
 
     def difference(value: Callable[[Sample], float]) -> Difference:
         above, below = [value(each) for each in second], [value(each) for each in first]
+        noise = _larger(_noise(controls[0], value), _noise(controls[1], value))
         return Difference(unpaired_ratio(above, below), noise)
 
     return CellChange(

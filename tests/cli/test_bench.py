@@ -164,10 +164,29 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert call("compare", slower, before, "--fail-on", "change").code == 1
     assert call("compare", before, slower, "--fail-on", "never").code == 0
     assert call("compare", before, slower, "--threshold", "0.6").code == 0
+    few = tmp_path / "few"
+    few.mkdir()
+    lines = (slower / "results.jsonl").read_bytes().splitlines(keepends=True)
+    (few / "results.jsonl").write_bytes(b"".join(lines[:3] + lines[7:10]))
+    done = call("compare", before, few)
+    assert (done.code, "nothing can be told" in done.out) == (0, True)
+    assert call("compare", before, few, "--fail-on", "undecided").code == 1
+    assert call("compare", before, same, "--fail-on", "undecided").code == 0
     document = call("compare", before, slower, "--json").document
     assert document["slower"] == 1
     assert document["cells"][0]["time"]["median"] == pytest.approx(1.5)
     assert document["cells"][0]["time"]["beyond_noise"] is True
+
+
+def test_compare_fits_into_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    before = results(tmp_path / "a", mode="per-worker-internal", workers=16, device="radv:navi21")
+    after = results(tmp_path / "b", 1.3, mode="per-worker-internal", workers=16, device="radv:navi31")
+    lines = call("compare", before, after).out.splitlines()
+    assert any(each.startswith("radv:navi21 -> radv:navi31, cold, 16 workers; A/A within") for each in lines)
+    (row,) = [each for each in lines if each.startswith("per-worker-internal")]
+    assert row.split()[1:6] == ["10.00", "s", "13.00", "s", "1.30×"]
+    assert len(row) <= 80
 
 
 def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -> None:

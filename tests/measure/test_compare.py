@@ -27,6 +27,31 @@ def test_noise_is_no_change() -> None:
     assert report.summary() == "no difference beyond noise in 1 cells"
 
 
+def test_from_few_samples_nothing_is_told_and_that_is_said() -> None:
+    few = [each for each in results(9.0) if each.round < 4]
+    report = compare_samples(results(), few)
+    assert (report.slower(), len(report.undecided)) == ((), 1)
+    assert report.summary() == (
+        "nothing can be told; 1 of 1 cells have fewer than 5 samples or pairs of a control"
+    )
+    more = [*results(), *results(temperature="warm")]
+    report = compare_samples(more, [*few, *results(temperature="warm")])
+    assert report.summary().startswith("no difference beyond noise in 1 cells; 1 of 2 cells have fewer")
+
+
+def test_each_figure_is_held_against_its_own_noise() -> None:
+    shaken = [
+        msgspec.structs.replace(each, wall_ns=each.wall_ns * (3 if each.round % 2 == each.control else 1))
+        for each in results()
+    ]
+    lean = [msgspec.structs.replace(each, peak_memory_bytes=50_000_000) for each in shaken]
+    (change,) = compare_samples(shaken, lean).changes
+    assert change.time.noise is not None
+    assert change.time.noise.factor > 2
+    assert not change.time.beyond_noise
+    assert change.memory.lower  # the control's memory is steady, whatever its time is
+
+
 def test_slower_and_faster_are_found_and_a_threshold_counts() -> None:
     report = compare_samples(results(), results(1.3))
     (change,) = report.slower()
