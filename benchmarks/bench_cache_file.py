@@ -4,7 +4,7 @@
 # is ours alone. Floors: writing the same bytes with fsync and no more, and reading them with no more. The folder decides
 # about fsync; name one on the disk in question with --folder.
 #
-# Command: python benchmarks/bench_cache_file.py --output benchmarks/results/cache_file.jsonl
+# Command: python benchmarks/bench_cache_file.py --output benchmarks/results/2-cores/cache_file.jsonl
 """Cost of cache files."""
 
 from __future__ import annotations

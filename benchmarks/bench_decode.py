@@ -3,7 +3,7 @@
 # The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded and no driver is
 # loaded. Files are in the page cache after the warm-up.
 #
-# Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/decode.jsonl
+# Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/2-cores/decode.jsonl
 """Cost of decoding a set."""
 
 from __future__ import annotations

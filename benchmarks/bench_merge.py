@@ -4,7 +4,7 @@
 # empty primary. On a real device the entries come from compiling a set, part by part; what one needs is a set large
 # enough. The seconds are those of vkMergePipelineCaches alone.
 #
-# Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output benchmarks/results/merge.jsonl
+# Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output benchmarks/results/2-cores/merge.jsonl
 """Cost of merging worker caches."""
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 # fresh process, sizes are interleaved, the first round is a warm-up and is left out; bytes are counted in processes of
 # their own, because counting slows everything down.
 #
-# Command: python -m benchmarks.bench_schedule --output benchmarks/results/schedule.jsonl
+# Command: python -m benchmarks.bench_schedule --output benchmarks/results/2-cores/schedule.jsonl
 """Makespan and throughput of schedulers; JSON lines and a small table."""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 # reading Markdown costs an import, and the package's version is looked up where it is asked for. The rest of `--help` is
 # the library of the command line, whose import alone is a contender here, and drawing its panels.
 #
-# Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/startup.jsonl
+# Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/2-cores/startup.jsonl
 """Cost of starting."""
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 # A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns figures. The
 # script calls itself with --measure JOB for each sample.
 #
-# Guarantees: the first round is a warm-up and is left out of the table, not of the lines. Every line names the machine, the
-# versions, the script and the command.
+# Guarantees: the first round is a warm-up and is left out of the table, not of the lines. Every line names the machine, its load,
+# the versions, the script and the command; of files it says the name and not the folder, so that lines can be handed on.
 """Fresh processes, interleaved, for the scripts in this folder."""
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def compare(
                     "benchmark": Path(script).stem,
                     "contender": name,
                     "round": number,
-                    **legs[name],
+                    **{key: _without_folder(value) for key, value in legs[name].items()},
                     **_in_process(script, legs[name]),
                     **machine(),
                 }
@@ -110,6 +110,11 @@ def _in_process(script: str, job: Job) -> Figures:
     return figures
 
 
+def _without_folder(value: Any) -> Any:
+    """A value of a job or command; of a path its last part."""
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
+
+
 def machine() -> dict[str, Any]:
     """Where a sample was taken, and how."""
     try:
@@ -119,13 +124,24 @@ def machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "machine": platform.machine(),
+        "processor": _processor(),
         "system": f"{platform.system()} {platform.release()}",
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "orchestrator": version,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *map(_without_folder, sys.argv)]),
         "at": time.time(),
     }
+
+
+def _processor() -> str:
+    """What the processor calls itself, where the system says."""
+    if Path("/proc/cpuinfo").exists():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor()
 
 
 def _table(
