@@ -1,0 +1,103 @@
+"""The code in docs/embedding.md runs, and does what the page says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import trio
+
+import orchestrator
+from orchestrator import OutcomeStatus, Progress
+from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from tests.drivers import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "embedding.md").read_text("utf-8")
+EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
+TESTED = {"shortest", "frames", "urgent", "producers", "level_change", "handles", "time_budget"}
+
+
+def example(name: str, function: str) -> Callable[..., Any]:
+    """A function that an example defines; it sees the public names."""
+    scope: dict[str, Any] = {each: getattr(orchestrator, each) for each in dir(orchestrator)} | {"trio": trio}
+    exec(EXAMPLES[name], scope)
+    found: Callable[..., Any] = scope[function]
+    return found
+
+
+def test_every_example_is_run() -> None:
+    assert set(EXAMPLES) == TESTED
+    assert PAGE.count("```python") == len(EXAMPLES)
+
+
+def test_the_shortest_session_is_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EXAMPLES["shortest"]],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OutcomeStatus.NOT_RUN: 'not_run'>: 0" in done.stdout
+
+
+async def test_frames() -> None:
+    device = SimulatedDevice()
+    drawn: list[Progress] = []
+    report = await example("frames", "loading_screen")(
+        device, device.prepare(simulated_image(range(50))), drawn.append
+    )
+    assert report.compiled == 50
+    assert drawn[0].done == 0
+
+
+async def test_what_is_needed_first() -> None:
+    device = SimulatedDevice()
+    created, reasons = await example("urgent", "enter_level")(
+        device, device.prepare(simulated_image(range(50))), range(10), range(10, 50), 40
+    )
+    assert created
+    assert reasons == []
+    assert len(device.compile_counts) == 50
+
+
+async def test_producers() -> None:
+    device = SimulatedDevice()
+    report = await example("producers", "stream")(
+        device, device.prepare(simulated_image(range(300))), [range(150), range(100, 300)]
+    )
+    assert report.compiled == 300
+
+
+async def test_a_change_of_level() -> None:
+    device = SimulatedDevice()
+    cancelled = await example("level_change", "change_level")(
+        device, device.prepare(simulated_image(range(300))), range(150), range(150, 300)
+    )
+    assert len(device.compile_counts) == 300 - cancelled
+
+
+async def test_pipelines_to_draw_with() -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(50), libraries={20: [3]}))
+    handles = await example("handles", "for_drawing")(device, prepared, [20, 30])
+    assert np.count_nonzero(handles) == 2
+    device.destroy_pipelines(handles)
+    prepared.close()
+    assert device.live_pipelines == 0
+
+
+async def test_at_most_so_long() -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(50)))
+    run = example("time_budget", "at_most")
+    stopped, left, data = await run(device, prepared, 0, b"")
+    assert (stopped, left) == (True, 50)
+    stopped, left, _ = await run(device, prepared, 3600, data)
+    assert (stopped, left) == (False, 0)
+    assert OutcomeStatus.NOT_RUN == "not_run"
