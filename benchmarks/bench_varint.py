@@ -1,27 +1,28 @@
-"""How fast is a set read? Varint decoding and encoding, module hashes, and the index of an archive.
-
-    python benchmarks/bench_varint.py SET.foz...
-
-prints one JSON line. Rates are over decoded SPIR-V, module by module, on one core, by the CPU clock of the thread,
-so that other work on the machine counts less: the median of the rounds, and the slowest and fastest. One process,
-no driver, the file in the page cache. The index is of a synthetic archive of 100,000 small records.
-"""
+# Question: how fast is a set read? Varint decoding and encoding, module hashes, and the index of an archive.
+#
+# Prints one JSON line. Rates are over decoded SPIR-V, module by module, on one core, by the CPU clock of the thread, so that
+# other work on the machine counts less: the median of the rounds, and the slowest and fastest. One process, no driver, the
+# file in the page cache. The index is of a synthetic archive of 100,000 small records.
+#
+# Command: python benchmarks/bench_varint.py game.foz > benchmarks/results/2-cores/varint.jsonl
+"""Cost of reading a set."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from benchmarks.fresh import machine
 from orchestrator.sets.archive import Archive
 from orchestrator.sets.archive_writer import ArchiveWriter
 from orchestrator.sets.hashes import module_hash, module_hashes
@@ -67,9 +68,7 @@ def index_seconds(rounds: int) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="How fast is a set read?")
     parser.add_argument("archives", nargs="+", type=Path, metavar="SET.foz")
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
@@ -83,10 +82,6 @@ def main() -> None:
     size = sum(len(module.code) for module in modules)
     rounds = arguments.rounds
     index = index_seconds(rounds)
-    try:
-        own_version = version("orchestrator")
-    except PackageNotFoundError:
-        own_version = "not installed"
     row = {
         "benchmark": "varint",
         "set": [path.name for path in arguments.archives],
@@ -100,10 +95,8 @@ def main() -> None:
         "module_hashes_mb_s": rates(seconds(lambda: module_hashes(codes), rounds), size),
         "index_records": RECORDS,
         "index_cpu_s": {"median": round(statistics.median(index), 4), "slowest": round(max(index), 4)},
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
         "numpy": np.__version__,
-        "orchestrator": own_version,
+        **machine(),
     }
     print(json.dumps(row))
 

@@ -30,6 +30,7 @@ import trio
 from attrs import define, field
 
 from orchestrator.bench.jobs import WARM, Filled, FillJob, SampleJob
+from orchestrator.bench.plan import leg_of
 from orchestrator.bench.spans import run_spans
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, DeviceIdentity
@@ -312,7 +313,7 @@ class _Totals:
         if self.identity is None or not self.sums:
             raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
         if job.trace:
-            Path(job.trace).write_bytes(encode_trace(self.spans, process=f"{job.device} {job.mode}"))
+            Path(job.trace).write_bytes(encode_trace(self.spans, process=leg_of(job).words))
         sums = dict(self.sums)
         sums["skipped"] += self.skipped
         return Sample(

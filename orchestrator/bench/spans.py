@@ -63,7 +63,7 @@ def run_spans(report: RunReport) -> list[Span]:
         )
     start = end - report.timing.wall_ns
     spans.append(
-        Span(MAIN_ROW, f"run ({report.mode.value}, {report.workers} workers)", start, end - start, "run")
+        Span(MAIN_ROW, f"run ({report.mode.value}, workers: {report.workers})", start, end - start, "run")
     )
     return spans
 

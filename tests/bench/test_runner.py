@@ -298,8 +298,11 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
             assert row.compiled_latency.count == row.created - row.hits
     timelines = timelines_of(tmp_path / "out", {row.cell for row in rows})
     assert timelines.keys() == {row.cell for row in rows}
-    for timeline in timelines.values():
-        assert {"call", "run"} <= {event.get("cat") for event in json.loads(timeline)["traceEvents"]}
+    for cell, timeline in timelines.items():
+        events = json.loads(timeline)["traceEvents"]
+        assert {"call", "run"} <= {event.get("cat") for event in events}
+        names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+        assert names == [Leg(cell, False).words]  # cells stand beside each other in one file
 
 
 def test_a_process_that_dies_is_told() -> None:
