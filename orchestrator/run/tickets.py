@@ -23,8 +23,8 @@ class PipelineOutcome:
         key: Its hash in the set.
         status: NOT_RUN where it was cancelled, or has not had its turn yet.
         reason: Why it was skipped or failed.
-        handle: The pipeline, where the session keeps them and it was not taken; 0 otherwise. See
-            `PipelineSession.take_handles` for who owns it.
+        handle: The pipeline, where the session keeps them and it was not taken; 0 otherwise, and for a library, which the
+            device keeps. See `PipelineSession.take_handles` for who owns it.
     """
 
     index: int

@@ -1,0 +1,65 @@
+"""A session on a real driver: steered in every way, it leaves what a run leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode
+from orchestrator.run import OutcomeStatus, open_session, run_pipelines
+from orchestrator.samples import sample_path
+from orchestrator.schedule import Priority, ScheduleOptions
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+
+NAVI21 = "radv:navi21"
+LEVEL = 1
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.TWO_LEVEL])
+async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMode) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        device = open_device(NAVI21)
+        image = build_image(source, source.pipelines, device.capabilities).image
+        prepared = device.prepare(image)
+        everything = range(len(image))
+        linker = int(np.flatnonzero(np.diff(image.library_slot_start))[0])
+        options = ScheduleOptions(expect_hits=0.0)
+        async with open_session(
+            device, prepared, workers=2, mode=mode, keep=True, budget_s=0, options=options
+        ) as session:
+            await session.submit(everything, priority=Priority.BACKGROUND, group=LEVEL)
+            queued = session.remainder.queued
+            assert queued == len(image)
+            assert (await session.require(linker)).created
+            libraries = image.libraries_of(linker)
+            assert all(each.created for each in await session.wait(libraries))
+            # Only they passed the budget.
+            assert session.remainder.queued == queued - 1 - len(libraries)
+            left = await session.run_for(0.004)
+            assert left.queued < queued - 1 - len(libraries), "one at least gets its turn"
+            cancelled = await session.cancel_group(LEVEL)
+            assert session.remainder.done
+            assert 0 < cancelled <= left.queued
+            assert session.progress.done == queued - cancelled
+            session.budget(None)
+            ticket = await session.submit(everything)
+            assert all(each.created for each in await ticket.wait())
+            taken = session.take_handles(ticket)
+        report = session.report
+        assert report is not None
+        assert not report.failed
+        assert report.counts()[OutcomeStatus.NOT_RUN] == 0
+        # Libraries stay with the prepared pipelines, which link them.
+        assert ((taken != 0) == ~image.is_library).all()
+        assert report.handles is not None
+        assert not report.handles.any()
+        created = np.concatenate([call.indices for call in report.calls])
+        assert sorted(created.tolist()) == list(everything)
+        device.destroy_pipelines(taken)
+        again = await run_pipelines(device, prepared, workers=2, primary_data=report.cache_data or b"")
+        assert again.cache_hits == len(image)
+        prepared.close()
+        device.close()
