@@ -62,16 +62,16 @@ def main() -> None:
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return
-    jobs = {
-        f"{size} MiB, {'ours' if ours else 'bare'}": {
-            "bytes": size << 20,
-            "ours": ours,
-            "folder": options.folder,
+    for size in map(int, options.sizes.split(",")):
+        jobs = {
+            f"{size} MiB, {'ours' if ours else 'bare'}": {
+                "bytes": size << 20,
+                "ours": ours,
+                "folder": options.folder,
+            }
+            for ours in (False, True)
         }
-        for size in map(int, options.sizes.split(","))
-        for ours in (False, True)
-    }
-    compare(__file__, jobs, options, figure="seconds")
+        compare(__file__, jobs, options, figure="seconds")
 
 
 if __name__ == "__main__":
