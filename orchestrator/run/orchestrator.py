@@ -23,6 +23,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -103,8 +104,8 @@ async def run_pipelines(
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
     """
-    if time_budget_s is not None and time_budget_s < 0:
-        raise ValueError(f"a time budget of {time_budget_s} s is negative")
+    if time_budget_s is not None and not 0 <= time_budget_s < math.inf:
+        raise ValueError(f"a time budget of {time_budget_s} s is negative, or none")
     run = Run.of(
         device,
         prepared,

@@ -1,5 +1,4 @@
-# Purpose: a run that its caller steers while it goes on, for a loading screen: what is needed first, how much time a frame has,
-# what is not needed any more.
+# Purpose: a run that its caller steers while it goes on: what is needed first, what a frame may take, what is needed no more.
 #
 #   open_session ──> caches, workers ──┐        submit, promote, require ─┐
 #                                      ├──────  budget, run_for           ├──> exchange ──> workers
@@ -20,6 +19,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -40,7 +40,7 @@ from orchestrator.run.tickets import (
     checked_group,
     checked_pipelines,
 )
-from orchestrator.schedule import Cancellation, Priority
+from orchestrator.schedule import Priority
 
 Int32s = npt.NDArray[np.int32]
 
@@ -169,7 +169,7 @@ class PipelineSession:
         flight, so that a pipeline that takes longer than a frame gets its turn.
 
         Args:
-            seconds: 0 stops after the batches in flight; None: without end, as a session begins.
+            seconds: 0 stops after the batches in flight; None or infinity: without end, as a session begins.
 
         Raises:
             ValueError: It is negative.
@@ -177,7 +177,7 @@ class PipelineSession:
         if seconds is not None and not seconds >= 0:
             raise ValueError(f"a budget of {seconds} s is negative")
         with self._exchange.steering() as schedule:
-            schedule.budget(None if seconds is None else round(seconds * 1e9))
+            schedule.budget(None if seconds is None or seconds == math.inf else round(seconds * 1e9))
 
     async def run_for(self, seconds: float) -> Remainder:
         """Spend so much of a frame: set a budget, and come back when it is over, or before if nothing is left to do.
@@ -388,7 +388,7 @@ class PipelineSession:
 
     async def _cancel(self, choose: Callable[[SteeredSchedule], Int32s]) -> int:
         with self._exchange.steering() as schedule:
-            cancellation: Cancellation = schedule.cancel_jobs(choose(schedule))
+            cancellation = schedule.cancel_jobs(choose(schedule))
         await self._until(lambda _: cancellation.quiet)
         return cancellation.cancelled
 

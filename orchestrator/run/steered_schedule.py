@@ -42,7 +42,7 @@ Int32s = npt.NDArray[np.int32]
 _WAIT = Wait()
 _NO_JOBS = JobGraph(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.int32))
 
-_AT_ONCE = 4096
+_AT_ONCE = 1024
 """Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
 
 

@@ -127,10 +127,11 @@ async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
     assert set(device.compile_counts.values()) == {1}
 
 
-async def test_a_negative_time_is_refused() -> None:
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
     device = SimulatedDevice()
-    with pytest.raises(ValueError, match="negative"):
-        await run_pipelines(device, prepared_set(device), time_budget_s=-1)
+    with pytest.raises(ValueError, match="negative, or none"):
+        await run_pipelines(device, prepared_set(device), time_budget_s=seconds)
 
 
 def sharing(count: int, same: int) -> tuple[SimulatedDevice, SchedulerFactory]:
