@@ -211,7 +211,7 @@ class PipelineCacheData:
     complete: bool
 
 
-@frozen(eq=False)
+@define(eq=False)  # not frozen: that would take four times as long to make, once a call
 class CreationBatch:
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 

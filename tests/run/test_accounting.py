@@ -61,6 +61,35 @@ def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
     assert not meter.has_run_delay
 
 
+def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = iter([(10_000, 4_000), (60_000, 53_000), (99_000, 62_000)])
+    asked = []
+    now = (0, 0)
+
+    def tick() -> int:
+        nonlocal now
+        now = next(clocks)
+        return now[1]
+
+    def statistics() -> int:
+        asked.append(now)
+        return 7 * len(asked)
+
+    with ThreadMeter() as meter:
+        monkeypatch.setattr("orchestrator.run.accounting.time.thread_time_ns", lambda: now[1])
+        monkeypatch.setattr("orchestrator.run.accounting.time.perf_counter_ns", lambda: now[0])
+        monkeypatch.setattr(meter, "_run_delay_ns", statistics)
+        tick()
+        assert meter.begin() == Reading(10_000, 4_000, 7)
+        tick()
+        assert meter.end() == Reading(60_000, 53_000, 7)
+        tick()
+        assert meter.end() == Reading(99_000, 62_000, 14)
+    assert asked == [(10_000, 4_000), (99_000, 62_000)]
+
+
 def test_the_meter_works_where_the_kernel_keeps_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.run.accounting._SCHEDSTAT", "/nonexistent/schedstat")
     with ThreadMeter() as meter:
