@@ -1,0 +1,194 @@
+# Question: does a session keep a frame's budget, and how long does one wait for a pipeline that is needed now?
+#
+#   frames     all pipelines of a set are submitted, cold, and each frame of 16.7 ms spends 4 ms: `run_for(0.004)`, then sleep.
+#                caller_*      how long the caller was held beyond the 4 ms; trio sleeps in whole milliseconds, rounded up
+#                driver_*      how long a driver call that began in a frame went on beyond its 4 ms; a call cannot be stopped, so
+#                              this is at least what is left of a pipeline that takes longer than is believed, or than a frame has
+#                avoidable_*   the same without what the call's own pipelines took beyond 4 ms: late beginnings, and batches that
+#                              were believed to be shorter
+#                begun_late    calls that began after the 4 ms
+#                used          driver time over what the frames offered (frames x 4 ms x workers)
+#              Costs are estimated as in a first run, or recorded ones of a run before.
+#   required   all pipelines are submitted as background; in the midst of it one that is queued is needed, chosen at random.
+#              It is waited for in its turn, or with `require`, or, as the bound, with `require` where nothing else runs.
+#                latency_*     from asking to having it, over the picks of a sample
+#
+# All figures are taken in fresh caches; `hits` must be 0, or the script fails: it is no question of warm calls.
+#
+# What this cannot show: a game that needs the processors beside it. Here the frame sleeps after its 4 ms.
+#
+# Command: python benchmarks/bench_session.py --device radv:navi21 --set sascha.foz --output FILE
+"""Budgets of frames, and latency of what is needed now."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.devices import open_device
+from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.run import RunReport, available_workers, open_session, run_pipelines
+from orchestrator.samples import sample_path
+from orchestrator.schedule import Priority
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+
+BUDGET_S = 0.004
+FRAME_S = 1 / 60
+PICKS = 6
+
+
+def measure(job: Job) -> Figures:
+    """One sample of either question."""
+    device = open_device(job["device"])
+    with PipelineSet.open(job["set"]) as source:
+        prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
+        question = frames if job["question"] == "frames" else required
+        figures = trio.run(question, device, prepared, job)
+        prepared.close()
+    identity = device.identity
+    device.close()
+    if figures["hits"]:
+        raise SystemExit(f"{figures['hits']} pipelines hit in fresh caches")
+    return {
+        **figures,
+        "pipelines": len(prepared.image),
+        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
+        "device_name": identity.device_name,  # type: ignore[dict-item]
+    }
+
+
+def spread(name: str, values: list[float]) -> Figures:
+    """Median, 95th percentile and largest of some milliseconds."""
+    ordered = np.array(values)
+    return {
+        f"{name}_median_ms": float(np.median(ordered)),
+        f"{name}_p95_ms": float(np.quantile(ordered, 0.95)),
+        f"{name}_max_ms": float(ordered.max()),
+    }
+
+
+async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figures:
+    """Spend a budget each frame until all is done."""
+    costs: npt.NDArray[np.int64] | None = None
+    if job["recorded"]:
+        costs = (await run_pipelines(device, prepared, workers=1)).driver_ns.astype(np.int64)
+    gc.collect()
+    begins: list[int] = []
+    held: list[float] = []
+    async with open_session(device, prepared, workers=job["workers"], costs_ns=costs, budget_s=0) as session:
+        await session.submit(range(len(prepared.image)))
+        done = False
+        while not done:
+            begin = trio.current_time()
+            begins.append(time.perf_counter_ns())
+            done = (await session.run_for(BUDGET_S)).done
+            if not done:
+                held.append((time.perf_counter_ns() - begins[-1]) / 1e6 - BUDGET_S * 1e3)
+            await trio.sleep_until(begin + FRAME_S)
+        report = await session.finish()
+    return {
+        "frames": len(begins),
+        "used": report.timing.driver_ns / (len(begins) * BUDGET_S * 1e9 * job["workers"]),
+        "longest_pipeline_ms": float(report.driver_ns.max()) / 1e6,
+        "longer_than_budget": int(np.count_nonzero(report.driver_ns > BUDGET_S * 1e9)),
+        "hits": report.cache_hits,
+        **spread("caller", held),
+        **beyond(report, np.array(begins)),
+    }
+
+
+def beyond(report: RunReport, begins: npt.NDArray[np.int64]) -> Figures:
+    """How long driver calls went on beyond the budget of the frame that they began in, over all frames with a call."""
+    over: dict[int, float] = {}
+    avoidable: dict[int, float] = {}
+    late = 0
+    for call in report.calls:
+        frame = int(np.searchsorted(begins, call.start_ns, "right")) - 1
+        end_ns = begins[frame] + BUDGET_S * 1e9
+        late += int(call.start_ns > end_ns)
+        beyond_ms = float(call.start_ns + call.wall_ns - end_ns) / 1e6
+        over[frame] = max(over.get(frame, 0.0), beyond_ms)
+        alone_ms = max(0.0, call.wall_ns / 1e6 - BUDGET_S * 1e3) if len(call.indices) == 1 else 0.0
+        avoidable[frame] = max(avoidable.get(frame, 0.0), beyond_ms - alone_ms)
+    values = list(over.values())
+    return {
+        **spread("driver", values),
+        **spread("avoidable", list(avoidable.values())),
+        "frames_with_calls": len(values),
+        "frames_beyond_1ms": sum(each > 1 for each in values),
+        "begun_late": late,
+    }
+
+
+async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Figures:
+    """Wait for one pipeline in the midst of many, several times."""
+    chance = random.Random(job["seed"])
+    latencies = []
+    hits = 0
+    for _ in range(PICKS):
+        gc.collect()
+        async with open_session(device, prepared, workers=job["workers"]) as session:
+            if job["beside"]:
+                await session.submit(range(len(prepared.image)), priority=Priority.BACKGROUND)
+                # Until the fill is under way, and a good part of it is left.
+                await trio.sleep(0.1)
+                pick = chance.choice(session.remaining().tolist())
+            else:
+                pick = chance.randrange(len(prepared.image))
+            began = time.perf_counter_ns()
+            if job["promote"]:
+                await session.require(pick)
+            else:
+                await session.wait(pick)
+            latencies.append((time.perf_counter_ns() - began) / 1e6)
+            hits += (await session.close()).cache_hits
+    return {**spread("latency", latencies), "hits": hits}
+
+
+def main() -> None:
+    """Both questions."""
+    parser = parser_of(
+        "Does a session keep a frame's budget, and how long does one wait for what is needed now?"
+    )
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    # One processor is the caller's.
+    parser.add_argument("--workers", type=int, default=max(1, available_workers() - 1))
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    common = {"device": options.device, "set": options.set, "workers": options.workers}
+    compare(
+        __file__,
+        {
+            f"frames, {name} costs": {**common, "question": "frames", "recorded": name == "recorded"}
+            for name in ("estimated", "recorded")
+        },
+        options,
+        figure="avoidable_median_ms",
+    )
+    legs = {"required": (True, True), "in its turn": (True, False), "required, nothing beside": (False, True)}
+    compare(
+        __file__,
+        {
+            name: {**common, "question": "required", "beside": beside, "promote": promote, "seed": 1}
+            for name, (beside, promote) in legs.items()
+        },
+        options,
+        figure="latency_median_ms",
+    )
+
+
+if __name__ == "__main__":
+    main()
