@@ -3,7 +3,7 @@
 #
 #   probes        compile shared ─ look up ─ grow;  compile per-worker ─ look up
 #   rounds 0..n   cold: A B C D A'   warm: A B C D E A'     turned by one a round, each sample in a process of its own
-#   batches       warm, with the mode and workers that were found best: 64 1 8 256 64'
+#   batches       warm, with the mode and workers that were found best: 1024 1 64 256 1024'
 #
 # Guarantees: a sample that fails leaves its contender out and is noted; nothing else suffers. With a time limit the rounds that
 # are there are judged, and with too few of them the answer is "not measured", not a guess. Caches for warm runs are in a
@@ -45,9 +45,10 @@ from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, 
 ROUNDS = 7
 """Rounds where the time allows: two more than the least from which a difference can be told."""
 
-BATCHES = (1, 8, 64, 256)
-BATCH = 64
-_WARM_SECONDS = 0.2
+BATCHES = (1, 64, 256, 1024)
+BATCH = {COLD: 64, WARM: 1024}
+"""Largest batch. A hit takes a microsecond: in small calls it would be the interpreter that is compared."""
+_WARM_SECONDS = 0.5
 _PROBES = 5
 
 
@@ -153,15 +154,15 @@ class _Calibration:
         samples = Samples(self.rows)
         findings = list(probe_findings(probe))
         for temperature in temperatures:
-            findings += topology_findings(samples, temperature, self.most, BATCH)
+            findings += topology_findings(samples, temperature, self.most, BATCH[temperature])
         cold, warm = (
-            choose(samples, each, self._worker_counts, BATCH, merge_works=probe.merge_works)
+            choose(samples, each, self._worker_counts, BATCH[each], merge_works=probe.merge_works)
             for each in (COLD, WARM)
         )
         batch = None
         if WARM in temperatures:
             mode, workers = (warm.mode, warm.workers) if warm is not None else (SHARED, self.most)
-            batch, finding = self._batches(Contender(WARM, mode, workers, BATCH))
+            batch, finding = self._batches(Contender(WARM, mode, workers, BATCH[WARM]))
             findings.append(finding)
         return self._profile(found, findings, cold, warm, batch, probe)
 
@@ -172,13 +173,16 @@ class _Calibration:
     def _contenders(self, temperature: str) -> list[Contender]:
         """The baseline first."""
         most = self.most
-        made = [Contender(temperature, SHARED, most, BATCH), Contender(temperature, PER_WORKER, most, BATCH)]
+        made = [
+            Contender(temperature, SHARED, most, BATCH[temperature]),
+            Contender(temperature, PER_WORKER, most, BATCH[temperature]),
+        ]
         if most > 1:
-            made.append(Contender(temperature, INTERNAL, most, BATCH))
+            made.append(Contender(temperature, INTERNAL, most, BATCH[temperature]))
         if temperature == WARM:
-            made.append(Contender(temperature, TWO_LEVEL, most, BATCH))
+            made.append(Contender(temperature, TWO_LEVEL, most, BATCH[temperature]))
         for count in self._worker_counts[:-1]:
-            made += [Contender(temperature, mode, count, BATCH) for mode in (SHARED, PER_WORKER)]
+            made += [Contender(temperature, mode, count, BATCH[temperature]) for mode in (SHARED, PER_WORKER)]
         return made
 
     # --- single questions

@@ -34,7 +34,8 @@ class BenchPlan:
         temperatures: `COLD`, `WARM`.
         duplicates: Shares of the pipelines that are in a run a second time.
         samples: Rounds that count.
-        batch: Largest number of pipelines in a call.
+        batch: Largest number of pipelines in a call of a cold run.
+        warm_batch: The same of a warm run. With small calls it would be the interpreter that is measured.
         cache_directory: Where caches for warm runs are.
         warm_passes: How often the set is in a warm run, by device.
     """
@@ -46,7 +47,8 @@ class BenchPlan:
     temperatures: tuple[str, ...]
     duplicates: tuple[float, ...]
     samples: int
-    batch: int
+    batch: int = 64
+    warm_batch: int = 1024
     cache_directory: str = ""
     warm_passes: Mapping[str, int] = field(factory=dict)
 
@@ -54,6 +56,10 @@ class BenchPlan:
     def baseline(self) -> str:
         """The mode that the others are compared with."""
         return SHARED if SHARED in self.modes else self.modes[0]
+
+    def batch_of(self, temperature: str) -> int:
+        """Largest number of pipelines in a call of a run."""
+        return self.warm_batch if temperature == WARM else self.batch
 
     def jobs(self) -> Iterator[SampleJob]:
         """Every sample, in order; warm-ups first."""
@@ -83,7 +89,7 @@ class BenchPlan:
                         mode=mode,
                         control=control,
                         round=number,
-                        batch=self.batch,
+                        batch=self.batch_of(temperature),
                         passes=self.warm_passes.get(device, 1) if temperature == WARM else 1,
                         cache_directory=self.cache_directory if temperature == WARM else "",
                     )

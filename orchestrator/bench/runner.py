@@ -43,8 +43,8 @@ from orchestrator.measure.statistics import LEAST_PAIRS
 RESULTS = "results.jsonl"
 CACHES = "caches"
 TIMELINES = "timelines"
-WARM_PIPELINES_MOST = 400_000
-WARM_SECONDS = 0.5
+WARM_PIPELINES_MOST = 1_600_000
+WARM_SECONDS = 1.0
 """A warm run hands over as many pipelines as one worker takes in this time, up to the number above."""
 
 _SAMPLE_TIMEOUT_S = 3600.0
@@ -211,8 +211,8 @@ def _check_same(device: str, found: Filled, earlier: Sequence[Sample], plan: Ben
             what = (
                 f"another driver ({environment.driver_name} {environment.driver_info}; now {found.identity})"
             )
-        elif each.batch != plan.batch:
-            what = f"another batch ({each.batch}; now {plan.batch})"
+        elif each.batch != (batch := plan.batch_of(each.temperature)):
+            what = f"another batch ({each.batch}; now {batch})"
         else:
             continue
         raise BenchError(f"the results there for {device} are of {what}: name another directory with --out")

@@ -73,13 +73,18 @@ def bench_verb(
     samples: Annotated[
         int, Parameter(name=["--samples", "-n"], help="Samples of each cell, beside a warm-up.")
     ] = 7,
-    batch: Annotated[int, Parameter(name="--batch", help="Largest number of pipelines in a call.")] = 64,
+    batch: Annotated[
+        int, Parameter(name="--batch", help="Largest number of pipelines in a call of a cold run.")
+    ] = 64,
+    warm_batch: Annotated[
+        int, Parameter(name="--warm-batch", help="Largest number of pipelines in a call of a warm run.")
+    ] = 1024,
     warm_passes: Annotated[
         int | None,
         Parameter(
             name="--warm-passes",
             help="How often the set is in a warm run.",
-            show_default=lambda _: "so often that one worker needs half a second",
+            show_default=lambda _: "so often that one worker needs a second",
         ),
     ] = None,
     time_limit: Annotated[
@@ -121,6 +126,7 @@ def bench_verb(
         duplicates=duplicates,
         samples=samples,
         batch=batch,
+        warm_batch=warm_batch,
     )
     limit = time_limit_seconds(time_limit) if time_limit else None
     if warm_passes is not None and warm_passes < 1:
@@ -179,14 +185,17 @@ def _plan(
     duplicates: str,
     samples: int,
     batch: int,
+    warm_batch: int,
 ) -> BenchPlan:
     from orchestrator.bench.plan import COLD, WARM, BenchPlan
     from orchestrator.cli.set_names import open_set, set_paths
     from orchestrator.devices.device import CacheMode
     from orchestrator.run import available_workers
 
-    if samples < 1 or batch < 1:
-        raise UsageError(f"--samples {samples}, --batch {batch}: at least 1 is expected")
+    if min(samples, batch, warm_batch) < 1:
+        raise UsageError(
+            f"--samples {samples}, --batch {batch}, --warm-batch {warm_batch}: at least 1 is expected"
+        )
     with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
         if not len(opened):
             raise UsageError(f"{opened.name}: holds no pipelines")
@@ -219,6 +228,7 @@ def _plan(
         duplicates=_several("--duplicates", duplicates, share, "shares from 0 to 1"),
         samples=samples,
         batch=batch,
+        warm_batch=warm_batch,
     )
 
 

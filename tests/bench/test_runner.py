@@ -84,6 +84,7 @@ def answer(job: SampleJob) -> Sample:
         mode=job.mode,
         control=job.control,
         round=job.round,
+        batch=job.batch,
         passes=job.passes,
         process_s=2.0,
     )
@@ -102,7 +103,7 @@ def test_all_samples_are_taken_and_kept(tmp_path: Path) -> None:
     assert [each.done for each in seen] == list(range(TOTAL))
     assert seen[0].eta.unknown > 0
     assert seen[-1].eta.seconds == 2.0
-    assert {job.passes for job in answers.jobs if job.temperature == "warm"} == {50}
+    assert {job.passes for job in answers.jobs if job.temperature == "warm"} == {100}
 
 
 @pytest.mark.parametrize("at", [1, 2, 17, TOTAL])
@@ -214,7 +215,7 @@ def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
     outcome = run_bench(PLAN, tmp_path, run_job=do)
     assert fills == [False, True]
     assert {row.passes for row in outcome.rows if isinstance(row, Sample) and row.temperature == "warm"} == {
-        50
+        100
     }
 
 
@@ -261,6 +262,8 @@ def test_results_of_something_else_are_not_mixed(tmp_path: Path, changed: dict[s
         run_bench(PLAN, tmp_path, run_job=lambda _: filled(**changed))
     with pytest.raises(BenchError, match="another batch"):
         run_bench(evolve(PLAN, batch=8), tmp_path, run_job=Answers())
+    with pytest.raises(BenchError, match=r"another batch \(1024; now 64\)"):
+        run_bench(evolve(PLAN, warm_batch=64), tmp_path, run_job=Answers())
     assert (tmp_path / RESULTS).read_bytes() == before
 
 
@@ -272,7 +275,7 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path
 
 
 def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
-    assert passes_for(filled(pipelines=1000, warm_rate=200_000.0)) == 100
+    assert passes_for(filled(pipelines=1000, warm_rate=200_000.0)) == 200
     assert passes_for(filled(pipelines=10, warm_rate=1e9)) == WARM_PIPELINES_MOST / 10
     assert passes_for(filled(pipelines=10**7)) == 1
     assert passes_for(filled(warm_rate=0.0)) == 1
