@@ -4,16 +4,22 @@
 # The set: permutations of specialization constants of the sample's compute shaders, about a thousand different pipelines, so
 # that a cache is neither trivial to look into nor slow to fill, and anyone can make it again.
 #
+# Run as a script it writes the set: python benchmarks/warm.py FOLDER [--every 4]
+#
 # Assumptions: one device; the cache's data go through a file from the process that fills it to those that are measured, within
 # one run of a script.
 """Warm creation of a thousand compute pipelines."""
 
 from __future__ import annotations
 
+import argparse
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trio
 
@@ -43,13 +49,18 @@ _PERMUTATIONS: dict[str, tuple[str, dict[str, list[object]]]] = {
 }
 
 
-def make_set(folder: Path) -> Path:
-    """Write the set into a folder; its path."""
+def make_set(folder: Path, *, every: int = 1) -> Path:
+    """Write the set into a folder; its path.
+
+    Args:
+        folder: Where it is written.
+        every: Take every n-th value of the long ranges only, for drivers that need long for a pipeline.
+    """
     shaders = sample_manifest_path().parent / "shaders"
     lines = ["manifest = 1"]
     for name, (shader, constants) in _PERMUTATIONS.items():
         values = ", ".join(
-            f"{constant} = [{', '.join(str(each).lower() for each in given)}]"
+            f"{constant} = [{', '.join(str(each).lower() for each in _thinned(given, every))}]"
             for constant, given in constants.items()
         )
         lines += [f"[compute.{name}]", f'shader = "{(shaders / f"{shader}.comp.spv").as_posix()}"']
@@ -59,6 +70,10 @@ def make_set(folder: Path) -> Path:
     archive = folder / "compute.foz"
     pack_manifest(manifest, archive)
     return archive
+
+
+def _thinned(values: list[object], every: int) -> list[object]:
+    return values[::every] if len(values) > 5 else values
 
 
 def fill(selector: str, archive: str, data: Path) -> int:
@@ -127,3 +142,16 @@ def no_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def main() -> None:
+    """Write the set."""
+    parser = argparse.ArgumentParser(description="Write a set of permuted compute pipelines.")
+    parser.add_argument("folder", type=Path, help="where compute.toml and compute.foz are written")
+    parser.add_argument("--every", type=int, default=1, help="take every n-th value of the long ranges only")
+    options = parser.parse_args()
+    print(make_set(options.folder, every=options.every))
+
+
+if __name__ == "__main__":
+    main()
