@@ -1,28 +1,25 @@
-"""Sessions: submitted, promoted, required; budgets between batches; a full queue; outcomes and the end."""
+"""Sessions: submitted, promoted, required; budgets between batches; a full queue; outcomes."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run import (
     OutcomeStatus,
     PipelineOutcome,
     PipelineSession,
-    Progress,
     RunReport,
     open_session,
-    run_pipelines,
 )
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
-from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set
+from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 ONE = ScheduleOptions(batch_limit=1)
 
@@ -322,242 +319,3 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     assert report.compiled == 40
     assert int(np.count_nonzero(report.worker < 0)) == 30
     assert any("30 pipelines are the same work" in note for note in report.notes)
-
-
-async def test_kept_pipelines_are_reported_or_taken() -> None:
-    device = SimulatedDevice()
-    prepared = device.prepare(simulated_image(range(30)))
-    async with open_session(device, prepared, workers=2, keep=True) as session:
-        ticket = await session.submit(range(20))
-        outcomes = await ticket.wait()
-        assert all(each.handle for each in outcomes)
-        taken = session.take_handles([4, 5, 25])
-        assert taken.tolist() == [outcomes[4].handle, outcomes[5].handle, 0]
-        assert session.take_handles(4).tolist() == [0]
-        assert session.outcome_of(4).handle == 0
-    report = report_of(session)
-    assert report.handles is not None
-    assert np.count_nonzero(report.handles) == 18
-    device.destroy_pipelines(report.handles)
-    assert device.live_pipelines == 2
-    device.destroy_pipelines(taken)
-    assert device.live_pipelines == 0
-
-
-async def test_what_is_in_flight_cannot_be_taken() -> None:
-    recorder, device = recorded(hold=3)
-    prepared = device.prepare(simulated_image(range(9)))
-    async with open_session(device, prepared, workers=1, keep=True) as session:
-        await session.submit(3)
-        await recorder.entered.wait()
-        assert session.take_handles(3).tolist() == [0]
-        recorder.open.set()
-    report = report_of(session)
-    assert report.handles is not None
-    assert report.handles[3]
-
-
-async def test_a_session_that_keeps_nothing_gives_nothing() -> None:
-    device = SimulatedDevice()
-    async with open_session(device, prepared_set(device), workers=1) as session:
-        with pytest.raises(ValueError, match="keep=True"):
-            session.take_handles(0)
-
-
-async def test_closing_leaves_the_rest() -> None:
-    recorder, device = recorded(hold=0)
-    prepared = device.prepare(simulated_image(range(20)))
-    waited: list[tuple[PipelineOutcome, ...]] = []
-    async with open_session(device, prepared, workers=1, options=ONE) as session:
-        ticket = await session.submit(0, priority=Priority.NOW)
-        rest = await session.submit(range(1, 20))
-        await recorder.entered.wait()
-
-        async def wait() -> None:
-            waited.append(await rest.wait())
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(wait)
-            nursery.start_soon(session.close)
-            await trio.testing.wait_all_tasks_blocked()
-            assert session.closed
-            recorder.open.set()
-        report = await session.close()
-        assert report.stopped
-        assert ticket.done
-        with pytest.raises(trio.ClosedResourceError):
-            await session.submit(3)
-        with pytest.raises(trio.ClosedResourceError):
-            session.submit_nowait(3)
-        with pytest.raises(trio.ClosedResourceError):
-            await session.require(3)
-        assert (await session.run_for(3600)).in_flight == 0
-        assert await session.close() is report
-    assert session.report is report
-    check_sums(report)
-    assert report.compiled == len(recorder.order)
-    assert report.counts()[OutcomeStatus.NOT_RUN] == 19
-    assert recorder.order == [0]
-    assert [each.status for each in waited[0]] == [OutcomeStatus.NOT_RUN] * 19
-
-
-async def test_finishing_waits_for_everything_whatever_the_budget() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=2, budget_s=0) as session:
-        await session.submit(range(300))
-        report = await session.finish()
-        assert session.closed
-        assert report.compiled == 300
-        assert report.cache_data is not None
-
-
-async def test_progress_is_reported_as_in_a_run() -> None:
-    seen: list[Progress] = []
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    async with open_session(
-        device, prepared, workers=1, on_progress=seen.append, skipped={4: "no"}
-    ) as session:
-        await session.submit(range(100))
-    assert (seen[0].total, seen[0].skipped) == (300, 1)
-    assert (seen[-1].done, seen[-1].compiled) == (100, 99)
-
-
-async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
-    recorder, device = recorded(hold=0)
-    primary = device.create_pipeline_cache()
-    prepared = device.prepare(simulated_image(range(20)))
-    sessions = []
-
-    async def fail() -> None:
-        async with open_session(
-            device, prepared, workers=1, options=ONE, keep=True, primary=primary
-        ) as session:
-            sessions.append(session)
-            await session.submit(range(20))
-            await recorder.entered.wait()
-            session.budget(0)
-            recorder.open.set()
-            await session.wait(0)
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        await fail()
-    (session,) = sessions
-    assert session.report is None
-    assert device.live_caches == 1
-    assert device.live_pipelines == 0
-    # What was compiled is not lost, and the rest was not waited for.
-    data = device.pipeline_cache_data(primary).data
-    assert await hits_of(data, 20) == len(recorder.order) == 1
-
-
-async def test_a_bug_in_a_worker_comes_out_as_itself() -> None:
-    def broken(_key: int) -> None:
-        raise ZeroDivisionError
-
-    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
-    sessions = []
-
-    async def wait() -> None:
-        async with open_session(device, prepared_set(device), workers=3) as session:
-            sessions.append(session)
-            await session.submit(range(300))
-            await trio.sleep_forever()
-
-    with pytest.raises(ZeroDivisionError):
-        await wait()
-    (session,) = sessions
-    assert device.live_caches == 0
-    with pytest.raises(trio.BrokenResourceError):
-        await session.finish()
-
-
-async def test_a_cancelled_session_leaves_nothing() -> None:
-    recorder, device = recorded(hold=5)
-    prepared = device.prepare(simulated_image(range(20)))
-    with trio.CancelScope() as scope:
-        async with open_session(device, prepared, workers=2, keep=True) as session:
-            await session.submit(range(20))
-            await recorder.entered.wait()
-            recorder.open.set()
-            scope.cancel()
-            await session.wait(range(20))
-    assert scope.cancelled_caught
-    assert session.report is None
-    assert (device.live_caches, device.live_pipelines) == (0, 0)
-
-
-async def test_a_lost_device_ends_the_session_with_a_report() -> None:
-    device = RefusingDevice({0: ERROR_DEVICE_LOST})
-    prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=1) as session:
-        ticket = await session.submit(range(300))
-        outcomes = await ticket.wait()
-        assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
-        with pytest.raises(trio.ClosedResourceError, match="device was lost"):
-            await session.submit(3)
-    report = await session.close()
-    assert report.stopped
-    assert any("device was lost" in note for note in report.notes)
-    assert device.live_caches == 0
-
-
-async def test_a_wait_that_is_given_up_is_forgotten() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=1, budget_s=0) as session:
-        ticket = await session.submit(range(10))
-        for _ in range(3):
-            with trio.move_on_after(0) as scope:
-                await ticket.wait()
-            assert scope.cancelled_caught
-        assert session._waiting == {}
-        assert not ticket.done
-        assert len(await session.wait(range(20, 30))) == 10, "what was never submitted is not waited for"
-
-
-@pytest.mark.parametrize(
-    ("call", "complaint"),
-    [
-        (lambda session: session.submit_nowait(300), "from 0 to 299"),
-        (lambda session: session.submit_nowait([-1]), "from 0 to 299"),
-        (lambda session: session.submit_nowait([0.5]), "from 0 to 299"),
-        (lambda session: session.submit_nowait([0], group=-1), "a group"),
-        (lambda session: session.budget(-1.0), "negative"),
-        (lambda session: session.budget(float("nan")), "negative"),
-        (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
-    ],
-)
-async def test_bad_arguments_are_refused(call: Callable[[PipelineSession], object], complaint: str) -> None:
-    device = SimulatedDevice()
-    async with open_session(device, prepared_set(device), workers=1) as session:
-        with pytest.raises(ValueError, match=complaint):
-            call(session)
-
-
-async def test_bad_settings_are_refused_and_leave_nothing() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    for settings, complaint in (
-        ({"workers": 0}, "workers"),
-        ({"capacity": 0}, "capacity"),
-        ({"costs_ns": np.zeros(2, np.int64)}, "2 elements"),
-        ({"options": ScheduleOptions(followers=Followers.SHARE), "keep": True}, "cannot be kept"),
-        ({"budget_s": -1}, "negative"),
-    ):
-        with pytest.raises(ValueError, match=complaint):
-            async with open_session(device, prepared, **settings):
-                pytest.fail("it was opened")
-    assert device.live_caches == 0
-
-
-async def test_a_session_warms_the_next_run() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=2) as session:
-        await session.submit(range(150))
-    data = report_of(session).cache_data or b""
-    report = await run_pipelines(device, prepared, workers=2, primary_data=data)
-    assert (report.cache_hits, report.compiled) == (150, 150)
