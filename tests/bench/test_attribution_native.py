@@ -33,7 +33,7 @@ NUMBERS = {
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05
 ATTEMPTS = 4
-LOOK_UP_NS, COMPILE_NS, INSERT_NS = 20_000, 6_000_000, 100_000
+LOOK_UP_NS, COMPILE_NS, INSERT_NS = 20_000, 12_000_000, 100_000
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ class Seen:
 
 def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int) -> Seen:
     """Workers that make their calls as a run's do, between two readings of their meters."""
-    each = max(2, 12 // workers)
+    each = max(2, 8 // workers)
     calls: list[CreationCall] = []
     truths: list[int] = []
     start = threading.Barrier(workers)
