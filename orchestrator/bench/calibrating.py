@@ -49,6 +49,8 @@ BATCHES = (1, 64, 256, 1024)
 BATCH = {COLD: 64, WARM: 1024}
 """Largest batch. A hit takes a microsecond: in small calls it would be the interpreter that is compared."""
 _WARM_SECONDS = 0.5
+_WARM_SECONDS_MOST = 2.0
+_TRIAL_PASSES = 8
 _PROBES = 5
 
 
@@ -149,7 +151,8 @@ class _Calibration:
         temperatures = [COLD, WARM] if probe.cache_keeps else [COLD]
         self.total = self.done + self.rounds * sum(len(self._contenders(each)) + 1 for each in temperatures)
         if WARM in temperatures:
-            self.total += self.rounds * (len(BATCHES) + 1)
+            self.total += self.rounds * (len(BATCHES) + 1) + 1
+            self._keep_runs_short()
         self._rounds(temperatures)
         samples = Samples(self.rows)
         findings = list(probe_findings(probe))
@@ -244,6 +247,16 @@ class _Calibration:
 
     # --- rounds
 
+    def _keep_runs_short(self) -> None:
+        """On some drivers many workers take hits a hundred times slower than one, by whose rate runs were made to last."""
+        passes, self.passes = self.passes, min(self.passes, _TRIAL_PASSES)
+        tried: list[Sample] = []
+        self._take(self._contenders(WARM)[0], control=False, number=-1, rows=tried)
+        self.passes = passes
+        for each in tried:
+            a_pass_s = each.wall_ns / 1e9 / each.passes
+            self.passes = max(1, min(passes, round(_WARM_SECONDS_MOST / max(a_pass_s, 1e-9))))
+
     def _rounds(self, temperatures: Sequence[str]) -> None:
         for number in range(self.rounds):
             for temperature in temperatures:
@@ -284,7 +297,7 @@ class _Calibration:
         temperature, mode, workers, batch = contender
         count = f"{workers} worker" if workers == 1 else f"{workers} workers"
         self._tell(
-            f"round {number + 1} of {self.rounds}: {temperature}, {mode}, {count}"
+            f"{'trial' if number < 0 else f'round {number + 1} of {self.rounds}'}: {temperature}, {mode}, {count}"
             + (f", calls of {batch}" if rows is self.batch_rows else "")
             + (" (control)" if control else "")
         )

@@ -73,8 +73,9 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         set_hash: Hash over the names of the set's records, 16 hex digits.
         identity: The device and driver: what tells one run of a benchmark from another.
         pipelines: Pipelines that the device takes.
-        cold_s: What compiling them took; 0 where nothing was compiled, as in the three below.
+        cold_s: What compiling them took; 0 where nothing was compiled, as in the four below.
         warm_rate: Pipelines a second that one worker takes from the cache.
+        warm_rate_most: The same of all workers together.
         hit_share: Share of the pipelines found in the cache then.
         cache_bytes: Size of the cache.
     """
@@ -84,6 +85,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     pipelines: int
     cold_s: float
     warm_rate: float
+    warm_rate_most: float
     hit_share: float
     cache_bytes: int
 

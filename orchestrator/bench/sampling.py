@@ -29,7 +29,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, field
 
-from orchestrator.bench.jobs import WARM, Filled, FillJob, SampleJob
+from orchestrator.bench.jobs import WARM, SampleJob
 from orchestrator.bench.plan import leg_of
 from orchestrator.bench.spans import run_spans
 from orchestrator.devices import open_device
@@ -47,11 +47,10 @@ from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
 from orchestrator.sets.manifest import load_manifest
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.repeated_image import repeat_pipelines
-from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
+from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.load_status import LoadStatus
 
 _SEED = 7
-_WARM_PASSES = 8
 _COMPILED = status_code(OutcomeStatus.COMPILED)
 _HIT = status_code(OutcomeStatus.CACHE_HIT)
 
@@ -100,7 +99,7 @@ def take_sample(job: SampleJob) -> Sample:
     load = os.getloadavg()[0]
     with open_paths(job.set_paths) as source:
         totals = _Totals()
-        for captured, jobs in _groups(source):
+        for captured, jobs in groups_of(source):
             device = open_device(job.device, captured=captured)
             try:
                 totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
@@ -115,76 +114,6 @@ def take_sample(job: SampleJob) -> Sample:
         )
 
 
-def fill(job: FillJob) -> Filled:
-    """Compile a set, keep the cache, and see how fast one worker takes everything from it.
-
-    Raises:
-        OrchestratorError: The set or the device is not to be had.
-        DeviceError: The driver's cache keeps nothing, so that nothing warm can be measured.
-    """
-    data = b""
-    cold_ns = pipelines = warm_ns = hits = 0
-    with open_paths(job.set_paths) as source:
-        groups = list(_groups(source))
-        identity, compiles = None, job.warm
-        for captured, jobs in groups if job.warm else groups[:1]:
-            device = open_device(job.device, captured=captured)
-            try:
-                identity = device.identity
-                built = build_image(source, jobs, device.capabilities)
-                pipelines += len(built.image)
-                if job.reuse and compiles:
-                    path = cache_path(Path(job.cache_directory), identity)
-                    compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
-                if not compiles or not len(built.image):
-                    continue
-                data, timings = _compile_twice(device, built.image, job.workers, data)
-                cold_ns, warm_ns, hits = cold_ns + timings[0], warm_ns + timings[1], hits + timings[2]
-            finally:
-                device.close()
-        if identity is None:
-            raise DeviceError(f"{source.name}: holds no pipelines")
-        if compiles:
-            saved = save_cache_file(cache_path(Path(job.cache_directory), identity), identity, data)
-            if not saved.saved_bytes:
-                raise DeviceError(f"nothing warm can be measured on {job.device}: {saved.skipped}")
-        return Filled(
-            set_hash=f"{source.content_hash():016x}",
-            identity=identity_text(identity),
-            pipelines=pipelines,
-            cold_s=cold_ns / 1e9,
-            warm_rate=pipelines / (warm_ns / 1e9) if warm_ns else 0.0,
-            hit_share=hits / pipelines if pipelines else 0.0,
-            cache_bytes=len(data),
-        )
-
-
-def _compile_twice(
-    device: Device, image: CreateInfoImage, workers: int, data: bytes
-) -> tuple[bytes, tuple[int, int, int]]:
-    """Fill a cache with several workers, take everything from it with one: its data; both times, ns; hits."""
-
-    def run(run_image: CreateInfoImage, count: int, primary_data: bytes) -> RunReport:
-        prepared = device.prepare(run_image)
-
-        async def run_all() -> RunReport:
-            return await run_pipelines(
-                device, prepared, workers=count, mode=CacheMode.SHARED, primary_data=primary_data
-            )
-
-        try:
-            return trio.run(run_all)
-        finally:
-            prepared.close()
-
-    cold = run(image, workers, data)
-    data = cold.cache_data or b""
-    # What a cache was given as data is turned into code when it is first found, which takes several times as long as
-    # finding it again: the rate of a long run is that of the later times.
-    warm = run(repeat_pipelines(image, run_order(image, passes=_WARM_PASSES)), 1, data)
-    return data, (cold.timing.wall_ns, warm.timing.wall_ns // _WARM_PASSES, warm.cache_hits // _WARM_PASSES)
-
-
 def identity_text(identity: DeviceIdentity) -> str:
     """What tells one device and driver from another, in a line."""
     return (
@@ -194,7 +123,8 @@ def identity_text(identity: DeviceIdentity) -> str:
     )
 
 
-def _groups(source: PipelineSet) -> Iterator[tuple[CapturedFeatures, list[PipelineJob]]]:
+def groups_of(source: PipelineSet) -> Iterator[tuple[CapturedFeatures, list[PipelineJob]]]:
+    """The pipelines of a set by the features that they were recorded with."""
     for group in source.groups:
         yield captured_features(group), [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
 
