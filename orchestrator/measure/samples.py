@@ -282,14 +282,9 @@ def _rate(count: int, nanoseconds: int) -> float:
 class FailedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="failed"):
     """A sample whose process did not give one, such as a driver that crashed. Tried again when a run is resumed.
 
+    Its other fields are those of `Sample`.
+
     Attributes:
-        device: As in `Sample`.
-        temperature: As in `Sample`.
-        duplicates: As in `Sample`.
-        workers: As in `Sample`.
-        mode: As in `Sample`.
-        round: As in `Sample`.
-        control: As in `Sample`.
         reason: What the process said last, or how it ended.
     """
 
@@ -363,12 +358,7 @@ class RowWriter:
         """
         try:
             self._file = path.open("ab")
-            size = path.stat().st_size
-            if size:
-                content = path.read_bytes()
-                whole = content.rfind(b"\n") + 1
-                if whole != len(content):
-                    self._file.truncate(whole)
+            self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
             raise SamplesError(f"{path}: cannot be written: {error.strerror}") from error
 
