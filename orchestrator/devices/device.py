@@ -215,8 +215,8 @@ class PipelineCacheData:
 class CreationBatch:
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
-    Arrays may be read-only, and feedback may be a view of memory of the prepared pipelines: it holds until they are
-    created once more.
+    Arrays may be read-only. Of a batch of hits they may be views of the device's own memory, so that a warm run needs no new
+    memory for each call: feedback holds until the pipelines are created once more, handles until the thread's next call.
 
     Attributes:
         results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed.

@@ -100,7 +100,8 @@ class OutcomeTable:
         self.status = np.full(count, _CODE[OutcomeStatus.NOT_RUN], np.uint8)
         self.driver_ns = np.zeros(count, np.uint64)
         self.worker = np.full(count, -1, np.int32)
-        self.handles = np.zeros(count, np.uint64) if keep else None
+        # Not np.zeros, whose memory is found page by page, during the run.
+        self.handles = np.full(count, 0, np.uint64) if keep else None
         self._status_bytes = self.status.data
         self._handle_bytes = self.handles.data.cast("B") if self.handles is not None and count else None
         self.reasons: dict[int, str] = {}
@@ -136,7 +137,7 @@ class OutcomeTable:
             # Bytes: numpy would give the interpreter away for more than 500 elements.
             self._status_bytes[span] = _CACHE_HIT.tobytes() * len(indices)
             if self._handle_bytes is not None:
-                self._handle_bytes[span.start * 8 : span.stop * 8] = batch.handles.tobytes()
+                self._handle_bytes[span.start * 8 : span.stop * 8] = batch.handles.data.cast("B")
             return _NO_REASONS, len(indices)
         where = indices if span is None else span  # a slice costs a tenth of an index array
         if self.handles is not None:

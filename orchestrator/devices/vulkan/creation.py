@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineCache
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, clear, pointer_to
 from orchestrator.errors import OrchestratorError
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ _COMMANDS: Final = {
         ffi.typeof("VkRayTracingPipelineCreateInfoKHR[]"),
     ),
 }
-_SUCCESSES: Final = np.zeros(4096, np.int32)
+_USUAL: Final = 4096
+_SUCCESSES: Final = np.zeros(_USUAL, np.int32)
 _SUCCESSES.flags.writeable = False
 _HANDLES: Final = ffi.typeof("uint64_t[]")
 
@@ -52,6 +54,7 @@ class PipelineCreation:
 
     def __init__(self, device: VulkanDevice) -> None:
         self._device = device
+        self._local = threading.local()
 
     def create(
         self,
@@ -141,7 +144,7 @@ class PipelineCreation:
         infos = bound.create_infos(
             kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
         )
-        handles = np.zeros(len(indices), np.uint64)
+        handles = self._scratch(len(indices)) if span is not None else np.zeros(len(indices), np.uint64)
         result = self.call(kind, infos, handles, cache)
         if result == SUCCESS and len(indices) <= len(_SUCCESSES):
             results = _SUCCESSES[: len(indices)]
@@ -154,7 +157,18 @@ class PipelineCreation:
                 for each in missing.tolist():
                     results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
         flags, durations, all_hits = bound.take_feedback(indices, span)
+        if span is not None and not (all_hits and result == SUCCESS):
+            handles = handles.copy()
         return CreationBatch(results, flags, durations, handles, result == SUCCESS, all_hits, span)
+
+    def _scratch(self, count: int) -> npt.NDArray[np.uint64]:
+        """Zeros for the handles of one call, in memory of this thread that it always uses."""
+        mine: npt.NDArray[np.uint64] | None = getattr(self._local, "handles", None)
+        if mine is None or len(mine) < count:
+            mine = self._local.handles = np.full(max(count, _USUAL), 0, np.uint64)
+        handles = mine[:count]
+        clear(handles.data.cast("B"))
+        return handles
 
 
 def _empty(count: int) -> CreationBatch:

@@ -193,7 +193,7 @@ class VulkanDevice:
         finally:
             bound.release_modules(acquired)
         if not keep:
-            bound.discard(batch.handles)
+            bound.discard(batch.handles.copy() if batch.all_hits else batch.handles)
             batch = CreationBatch(
                 batch.results,
                 batch.feedback_flags,

@@ -9,6 +9,7 @@
 #
 # Where a batch is a span, its feedback is cleared and taken as bytes: numpy gives the interpreter away for more than 500
 # elements, and where 16 workers want it, getting it back costs more than the rest of what is done between two calls.
+# Nor is memory asked for there: while 15 other threads grow the heap in the driver, a page fault waits for them.
 """An image bound to a Vulkan device."""
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext,
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 _FEEDBACK_BYTES: Final = 16
+_LOOKED_AT: Final = 448  # so many bytes are small memory to the interpreter, which has it at hand
 _ZEROS: Final = memoryview(bytes(65_536))
 _HIT: Final = bytes(
     [FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT]
@@ -95,7 +97,7 @@ class VulkanPreparedPipelines:
         self.has_libraries = bool(image.library_slots.size)
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
-        self._ramp = np.arange(len(image), dtype=np.int32)
+        self._ramp = np.arange(len(image), dtype=np.int32).data
         self.library_handles = np.zeros(len(image), np.uint64)
         self._discarded: list[npt.NDArray[np.uint64]] = []
         self._discarded_count = 0
@@ -137,9 +139,10 @@ class VulkanPreparedPipelines:
         Batches of a set that is taken in its order are such slices; finding out costs half a microsecond.
         """
         first, count = int(indices[0]), len(indices)
-        span = slice(first, first + count)
-        # Comparing bytes: no array of booleans, and the interpreter is not given away, as it is in larger operations.
-        return span if self._ramp[span].tobytes() == indices.tobytes() else None
+        if int(indices[-1]) - first != count - 1:
+            return None
+        # Comparing memory: no array of booleans, and the interpreter is not given away, as it is in larger operations.
+        return slice(first, first + count) if self._ramp[first : first + count] == indices.data else None
 
     def create_infos(
         self,
@@ -181,7 +184,7 @@ class VulkanPreparedPipelines:
             self._feedback[indices] = 0
         else:
             start, stop = span.start * _FEEDBACK_BYTES, span.stop * _FEEDBACK_BYTES
-            self._feedback_bytes[start:stop] = _cleared(stop - start)
+            clear(self._feedback_bytes[start:stop])
         return infos
 
     def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
@@ -199,12 +202,21 @@ class VulkanPreparedPipelines:
         Where all are, the arrays are read-only views of where the driver wrote: a warm run touches no new memory for
         them, and page faults are dear while others wait for the interpreter.
         """
-        if span is not None:
-            start, stop = span.start * _FEEDBACK_BYTES, span.stop * _FEEDBACK_BYTES
-            if bytes(self._feedback_bytes[start:stop:_FEEDBACK_BYTES]).count(_HIT) == len(indices):
-                return self._feedback_flags[span], self._feedback_durations[span], True
+        if span is not None and self._are_hits(span):
+            return self._feedback_flags[span], self._feedback_durations[span], True
         entries = self._feedback[indices]
         return entries.view(np.uint32)[:, 0], entries[:, 1], False
+
+    def _are_hits(self, span: slice) -> bool:
+        """Whether the feedback of each says that it was found."""
+        for first in range(span.start, span.stop, _LOOKED_AT):
+            last = min(first + _LOOKED_AT, span.stop)
+            flags = bytes(
+                self._feedback_bytes[first * _FEEDBACK_BYTES : last * _FEEDBACK_BYTES : _FEEDBACK_BYTES]
+            )
+            if flags.count(_HIT) != last - first:
+                return False
+        return True
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
@@ -349,8 +361,10 @@ class ModuleRefusedError(OrchestratorError):
         super().__init__(f"shader module {key:016x}: {error}")
 
 
-def _cleared(size: int) -> bytes | memoryview:
-    return _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+def clear(memory: memoryview) -> None:
+    """Fill bytes with zeros, without giving the interpreter away."""
+    size = len(memory)
+    memory[:] = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
 
 
 def pointer_to(array: npt.NDArray[Any], ctype: Any) -> Any:
