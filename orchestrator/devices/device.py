@@ -16,17 +16,16 @@
 from __future__ import annotations
 
 import enum
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen
+from attrs import define, frozen
 
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import ExternalSynchronizationError
+from orchestrator.devices.pipeline_cache import PipelineCache as PipelineCache
+from orchestrator.devices.pipeline_cache import PipelineCacheData as PipelineCacheData
 
 SUCCESS = 0
 INCOMPLETE = 5
@@ -125,90 +124,6 @@ class DeviceCapabilities(Protocol):
 
     def format_features(self, format_number: int) -> tuple[int, int, int]:
         """VkFormatProperties of a VkFormat: (linearTiling, optimalTiling, buffer) feature flags."""
-
-
-@define(eq=False, init=False)
-class PipelineCache:
-    """A pipeline cache of one device. Made by `Device.create_pipeline_cache`, ended by its destroy.
-
-    Attributes:
-        handle: The device's own handle.
-        externally_synchronized: Whether one call at a time may use it.
-        name: For messages and reports, such as "worker 3".
-        internally_synchronized_merge: Whether it can be merged into while other calls use it.
-    """
-
-    handle: int
-    externally_synchronized: bool
-    name: str
-    internally_synchronized_merge: bool
-    destroyed: bool
-    _lock: threading.Lock = field(repr=False)
-
-    def __init__(
-        self,
-        handle: int,
-        *,
-        externally_synchronized: bool,
-        name: str,
-        internally_synchronized_merge: bool = False,
-    ) -> None:
-        """Wrap a handle; only a device does this."""
-        self.handle = handle
-        self.externally_synchronized = externally_synchronized
-        self.name = name
-        self.internally_synchronized_merge = internally_synchronized_merge
-        self.destroyed = False
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def exclusive(self, what: str) -> Iterator[None]:
-        """Hold the cache for one driver call; every use by a device goes through here.
-
-        Args:
-            what: The operation, for the error text.
-
-        Raises:
-            ExternalSynchronizationError: It is externally synchronized and another call is using it, or it
-                was destroyed before.
-        """
-        self.begin_use(what)
-        try:
-            yield
-        finally:
-            self.end_use()
-
-    def begin_use(self, what: str) -> None:
-        """What `exclusive` does on entering, for the path where a context manager's time counts.
-
-        Raises:
-            ExternalSynchronizationError: As `exclusive`; then there is no use to end.
-        """
-        if self.destroyed:
-            raise ExternalSynchronizationError(f"{what}: pipeline cache {self.name!r} was destroyed before")
-        if self.externally_synchronized and not self._lock.acquire(blocking=False):
-            raise ExternalSynchronizationError(
-                f"{what}: pipeline cache {self.name!r} is externally synchronized and in use by another "
-                "thread; give each worker its own cache, and merge only after the barrier"
-            )
-
-    def end_use(self) -> None:
-        """What `exclusive` does on leaving; once for each `begin_use` that returned."""
-        if self.externally_synchronized:
-            self._lock.release()
-
-
-@frozen
-class PipelineCacheData:
-    """What a read of a cache gave.
-
-    Attributes:
-        data: Exactly the bytes that the driver wrote, valid as initial data.
-        complete: False where the driver returned VK_INCOMPLETE: the limit was smaller than the cache.
-    """
-
-    data: bytes
-    complete: bool
 
 
 @define(eq=False)  # not frozen: that would take four times as long to make, once a call
@@ -392,7 +307,7 @@ class Device(Protocol):
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """vkGetPipelineKeyKHR of each pipeline, None where the driver gives none.
+        """vkGetPipelineKeyKHR of each pipeline, None where the driver gives none, and for one that links libraries.
 
         Raises:
             DeviceError: The device has no pipeline binaries.

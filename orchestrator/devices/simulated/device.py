@@ -271,7 +271,7 @@ class SimulatedDevice:
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """Key of each pipeline, 32 bytes that follow from its key in the set; None for an unusable one.
+        """Key of each pipeline, 32 bytes that follow from its key in the set; None for an unusable one, or a link.
 
         Raises:
             DeviceError: The device has no pipeline binaries.
@@ -282,7 +282,9 @@ class SimulatedDevice:
                 raise DeviceError(f"{what}: the device has no pipeline binaries")
             ours = self._ours(prepared, what)
             return [
-                self._driver.binary_key(ours.key_of(index)) if index not in ours.unusable else None
+                None
+                if index in ours.unusable or ours.image.libraries_of(index)
+                else self._driver.binary_key(ours.key_of(index))
                 for index in ours.check(indices, what)
             ]
 
