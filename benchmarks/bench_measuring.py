@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from benchmarks.warm import fill, make_set, no_garbage_collection, opened, run_warm
+from benchmarks.warm import fill, make_set, opened, run_warm
+from orchestrator.bench.sampling import no_garbage_collection
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import RunReport, available_workers, run_pipelines, worker
 from orchestrator.run.accounting import Reading, ThreadMeter

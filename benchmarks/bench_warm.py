@@ -29,7 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of
-from benchmarks.warm import fill, make_set, no_garbage_collection, opened, run_warm
+from benchmarks.warm import fill, make_set, opened, run_warm
+from orchestrator.bench.sampling import no_garbage_collection
 from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trio
 
-from orchestrator.bench.sampling import run_order
+from orchestrator.bench.sampling import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
@@ -131,17 +130,6 @@ def run_warm(
     if report.cache_hits != len(report):
         raise SystemExit(f"only {report.cache_hits} of {len(report)} were hits")
     return report
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Nothing is collected meanwhile."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def main() -> None:

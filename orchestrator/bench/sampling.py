@@ -154,7 +154,7 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
             )
 
         before = peak_memory()
-        with _no_garbage_collection():
+        with no_garbage_collection():
             report = trio.run(run)
         if report.handles is not None:
             device.destroy_pipelines(report.handles)
@@ -174,7 +174,8 @@ def _warm_data(job: SampleJob, device: Device) -> bytes:
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
+def no_garbage_collection() -> Iterator[None]:
+    """Python's garbage collector rests meanwhile, after it has collected once."""
     gc.collect()
     gc.disable()
     try:
