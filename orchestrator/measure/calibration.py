@@ -267,8 +267,11 @@ def choose(
         best = min(better, key=lambda each: better[each].ratio.median)
         mode = best.mode
         why = f"{mode}: x{better[best].ratio.median:.3f} the time of one shared cache"
-    elif tried and not all(found.higher or is_same(found) for found in compared.values()):
-        mode, why = PER_WORKER, "undecided, so a cache for each worker, as without a calibration"
+    elif undecided := [each.mode for each, found in compared.items() if not (found.higher or is_same(found))]:
+        if PER_WORKER in undecided or shared._replace(mode=PER_WORKER) not in compared:
+            mode, why = PER_WORKER, "undecided, so a cache for each worker, as without a calibration"
+        else:
+            why = f"{why}; whether {', '.join(undecided)} would be faster is undecided"
     count, workers_why = _fewest(samples, Contender(temperature, mode, most, batch), worker_counts)
     return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
 

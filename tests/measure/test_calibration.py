@@ -128,6 +128,15 @@ def test_choices(times: Times, noise: Sequence[float], mode: str, workers: int) 
     assert (choice.mode, choice.workers) == (mode, workers), choice.words
 
 
+def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() -> None:
+    quiet = rows({A: 1.0, B: 2.0, ONE: 1.0, (PER_WORKER, 1): 1.0})
+    shaken = [each for each in rows({A: 1.0, (TWO_LEVEL, 2): 1.05}, NOISY) if each.mode == TWO_LEVEL]
+    choice = choose(Samples([*quiet, *shaken]), COLD, (1, 2), 64, merge_works=True)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (SHARED, 1)
+    assert "whether two-level would be faster is undecided" in choice.words
+
+
 def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
     found = Samples(rows({A: 2.0, B: 1.0, ONE: 4.0, (PER_WORKER, 1): 4.0}))
     choice = choose(found, COLD, (1, 2), 64, merge_works=False)
