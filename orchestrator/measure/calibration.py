@@ -259,7 +259,6 @@ def choose(
     enough = [found for found in compared.values() if found_enough(found)]
     if not samples.of(shared) or (tried and not enough):
         return None
-    better = {each: found for each, found in compared.items() if found.lower}
     mode, why = SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
     if merge_works is False:
         why = "one shared cache: this driver does not merge caches"
