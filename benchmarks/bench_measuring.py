@@ -3,6 +3,9 @@
 #   warm   everything is a hit, in calls of the given sizes: the shortest calls that there are, so the worst case
 #   cold   the sample set, compiled
 #
+# Pairs of whole runs say nothing below a busy machine's noise, so the share is also taken directly: how long the two readings
+# around a call take, times the calls of the run, over the time of all its workers.
+#
 # Without: the clocks' readings are zeros that nobody computes. All else is the same, what is made of the readings after the
 # barrier included (it is not in the time, with or without).
 #
@@ -11,8 +14,10 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 from unittest import mock
 
@@ -48,7 +53,31 @@ def measure(job: Job) -> Figures:
     meter = ThreadMeter if job["clocks"] else NoClocks
     with mock.patch.object(worker, "ThreadMeter", meter):
         report = run(job)
-    return {"seconds": report.timing.wall_ns / 1e9, "created": report.compiled + report.cache_hits}
+    seconds = report.timing.wall_ns / 1e9
+    around_s = reading_s()
+    return {
+        "seconds": seconds,
+        "created": report.compiled + report.cache_hits,
+        "calls": len(report.calls),
+        "reading_us": around_s * 1e6,
+        "share": around_s * len(report.calls) / (seconds * job["workers"]),
+    }
+
+
+def reading_s() -> float:
+    """What the two readings around a call take, where the thread has to be asked for its run delay each time."""
+    count = 20_000
+    with ThreadMeter() as meter:
+        began = time.perf_counter()
+        for _ in range(count):
+            meter.begin()
+            meter.end()
+        plain = (time.perf_counter() - began) / count
+        began = time.perf_counter()
+        for _ in range(count):
+            meter.run_delay_ns()
+        asked = (time.perf_counter() - began) / count
+    return plain + 2 * asked
 
 
 def run(job: Job) -> RunReport:
@@ -88,7 +117,13 @@ def main() -> None:
                 f"{name}, {'measured' if clocks else 'not measured'}": {**job, "clocks": clocks}
                 for clocks in (False, True)
             }
-            compare(__file__, jobs, options, figure="seconds")
+            rows = compare(__file__, jobs, options, figure="seconds")
+            shares = [row["share"] for row in rows if row["round"] >= 0 and row["clocks"]]
+            print(
+                f"{name}: readings take {statistics.median(row['reading_us'] for row in rows):.2f} us a call at most, "
+                f"{statistics.median(shares):.2%} of the workers' time [{min(shares):.2%}, {max(shares):.2%}]",
+                file=sys.stderr,
+            )
 
 
 if __name__ == "__main__":

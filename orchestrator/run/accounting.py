@@ -106,7 +106,8 @@ class ThreadMeter:
         """Whether the run delay is known."""
         return self._fd >= 0
 
-    def _run_delay_ns(self) -> int:
+    def run_delay_ns(self) -> int:
+        """Ask how long this thread was runnable and not scheduled so far; 0 where that is not known."""
         if self._fd < 0 or _pread is None:
             return 0
         read = _pread(self._fd, self._text, _STATISTICS_BYTES, 0)
@@ -144,7 +145,7 @@ class ThreadMeter:
         self._wall_ns, self._cpu_ns = wall_ns, cpu_ns
         if off_ns <= _NOTICED_NS:
             return False
-        self._delay_ns = self._run_delay_ns()
+        self._delay_ns = self.run_delay_ns()
         return True
 
 

@@ -80,7 +80,7 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
     with ThreadMeter() as meter:
         monkeypatch.setattr("orchestrator.run.accounting.time.thread_time_ns", lambda: now[1])
         monkeypatch.setattr("orchestrator.run.accounting.time.perf_counter_ns", lambda: now[0])
-        monkeypatch.setattr(meter, "_run_delay_ns", statistics)
+        monkeypatch.setattr(meter, "run_delay_ns", statistics)
         tick()
         assert meter.begin() == Reading(10_000, 4_000, 7)
         tick()
