@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from pathlib import Path
 
@@ -24,6 +23,7 @@ import numpy as np
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.bench.sampling import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import RunReport, run_pipelines
@@ -60,9 +60,8 @@ def measure(job: Job) -> Figures:
                 device, prepared, mode=CacheMode.PER_WORKER, workers=job["workers"], scheduler=scheduler
             )
 
-        gc.collect()
-        gc.disable()
-        report = trio.run(run)
+        with no_garbage_collection():
+            report = trio.run(run)
         prepared.close()
     identity = device.identity
     device.close()

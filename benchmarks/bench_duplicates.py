@@ -20,7 +20,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from pathlib import Path
@@ -31,7 +30,7 @@ import numpy as np
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.sampling import run_order
+from orchestrator.bench.sampling import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
@@ -53,16 +52,19 @@ def measure(job: Job) -> Figures:
         plain = build_image(source, source.pipelines, device.capabilities).image
         image = repeat_pipelines(plain, run_order(plain, duplicates=job["duplicates"]))
         prepared = device.prepare(image)
-        gc.collect()
-        gc.disable()
-        began, before = time.perf_counter(), time.process_time()
-        keys = (
-            device.pipeline_keys(prepared, np.arange(len(image), dtype=np.int32)) if job["ask_keys"] else None
-        )
-        asked = time.perf_counter() - began
-        scheduler = cost_first(image, options=OPTIONS, pipeline_keys=keys) if job["once"] else FifoScheduler
-        report = trio.run(run, device, prepared, CacheMode(job["mode"]), job["workers"], scheduler)
-        process_cpu = time.process_time() - before
+        with no_garbage_collection():
+            began, before = time.perf_counter(), time.process_time()
+            keys = (
+                device.pipeline_keys(prepared, np.arange(len(image), dtype=np.int32))
+                if job["ask_keys"]
+                else None
+            )
+            asked = time.perf_counter() - began
+            scheduler = (
+                cost_first(image, options=OPTIONS, pipeline_keys=keys) if job["once"] else FifoScheduler
+            )
+            report = trio.run(run, device, prepared, CacheMode(job["mode"]), job["workers"], scheduler)
+            process_cpu = time.process_time() - before
         prepared.close()
     identity = device.identity
     device.close()

@@ -17,7 +17,6 @@
 
 from __future__ import annotations
 
-import gc
 import heapq
 import json
 import os
@@ -33,6 +32,7 @@ import trio
 from attrs import evolve
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.bench.sampling import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import Progress, RunReport, run_pipelines
@@ -83,9 +83,8 @@ def measure(job: Job) -> dict[str, Any]:
                 on_progress=tell,
             )
 
-        gc.collect()
-        gc.disable()
-        report = trio.run(run)
+        with no_garbage_collection():
+            report = trio.run(run)
         if job["order"] == "fifo":
             record.learn(image.keys, schedule.compile_times(report))
         prepared.close()

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.bench.sampling import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
@@ -40,11 +40,10 @@ def measure(job: Job) -> Figures:
         if job["target_ms"]:
             options = ScheduleOptions(target_ns=round(job["target_ms"] * 1e6), expect_hits=job["expect_hits"])
             scheduler = cost_first(image, options=options)
-        gc.collect()
-        gc.disable()
-        before = time.process_time_ns()
-        report = trio.run(run, device, prepared, job["workers"], scheduler)
-        cpu_ns = time.process_time_ns() - before
+        with no_garbage_collection():
+            before = time.process_time_ns()
+            report = trio.run(run, device, prepared, job["workers"], scheduler)
+            cpu_ns = time.process_time_ns() - before
         prepared.close()
     identity = device.identity
     device.close()

@@ -37,7 +37,6 @@ SHARES_OF_HITS = 1
 LEAST_HITS = 128
 """No batch gets smaller for the sake of the tail while pipelines are found in a cache: 0.1 to 0.3 ms."""
 
-_HIT_NS = 20_000  # a pipeline that took less was found: the quickest compiles take ten times that
 _QUICK_NS = 1_000_000  # a batch that took less is followed by one of twice the size
 _SLOW_NS = 4_000_000  # one that took more by one of the usual size
 _WAIT = Wait()
@@ -167,14 +166,13 @@ class FifoScheduler:
         worker: int,
         assignment: Assignment,
         *,
-        hits: int = 0,  # noqa: ARG002 - it learns from the time alone
-        compiles: int = 0,  # noqa: ARG002
+        hits: int = 0,
+        compiles: int = 0,  # noqa: ARG002 - what is not a hit
         elapsed_ns: int = 0,
     ) -> None:
         """A worker's assignment ended and all its jobs were created; see `Scheduler.finished`."""
         self._end(worker, assignment)
-        if elapsed_ns:
-            self._hits = elapsed_ns < _HIT_NS * len(assignment.indices)
+        self._hits = hits == len(assignment.indices)
         if elapsed_ns > _SLOW_NS:
             self._size = self._limit
         elif 0 < elapsed_ns < _QUICK_NS and len(assignment.indices) >= self._size:
