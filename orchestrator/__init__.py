@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from orchestrator.devices import list_devices as list_devices
     from orchestrator.devices import open_device as open_device
     from orchestrator.devices.device import CacheMode as CacheMode
-    from orchestrator.devices.device import CapturedFeatures as CapturedFeatures
     from orchestrator.devices.device import CreationBatch as CreationBatch
     from orchestrator.devices.device import Device as Device
     from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
     from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
     from orchestrator.devices.image import PipelineKind as PipelineKind
+    from orchestrator.devices.request import ApplicationInfo as ApplicationInfo
+    from orchestrator.devices.request import DeviceRequest as DeviceRequest
+    from orchestrator.devices.request import OtherFeatures as OtherFeatures
     from orchestrator.errors import ArchiveError as ArchiveError
     from orchestrator.errors import DeviceError as DeviceError
     from orchestrator.errors import DriverError as DriverError
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
     from orchestrator.schedule import cost_first as cost_first
+    from orchestrator.sets.applications import FeatureGroup as FeatureGroup
     from orchestrator.sets.archive import Archive as Archive
     from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
@@ -67,6 +70,8 @@ if TYPE_CHECKING:
     from orchestrator.sets.image_builder import build_image as build_image
     from orchestrator.sets.jobs import PipelineJob as PipelineJob
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
+    from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
+    from orchestrator.sets.prepare import opened_groups as opened_groups
     from orchestrator.stores.cache_file import cache_path as cache_path
     from orchestrator.stores.cache_file import load_into_cache as load_into_cache
     from orchestrator.stores.cache_file import read_cache_file as read_cache_file
@@ -82,7 +87,6 @@ _HOMES = {
     ),
     "orchestrator.devices.device": (
         "CacheMode",
-        "CapturedFeatures",
         "CreationBatch",
         "Device",
         "DeviceFeatures",
@@ -94,6 +98,11 @@ _HOMES = {
     "orchestrator.devices.image": (
         "CreateInfoImage",
         "PipelineKind",
+    ),
+    "orchestrator.devices.request": (
+        "ApplicationInfo",
+        "DeviceRequest",
+        "OtherFeatures",
     ),
     "orchestrator.errors": (
         "ArchiveError",
@@ -134,6 +143,7 @@ _HOMES = {
         "ScheduleOptions",
         "cost_first",
     ),
+    "orchestrator.sets.applications": ("FeatureGroup",),
     "orchestrator.sets.archive": ("Archive",),
     "orchestrator.sets.archive_writer": ("ArchiveWriter",),
     "orchestrator.sets.builder": ("PipelineSetBuilder",),
@@ -143,6 +153,10 @@ _HOMES = {
     ),
     "orchestrator.sets.jobs": ("PipelineJob",),
     "orchestrator.sets.pipeline_set": ("PipelineSet",),
+    "orchestrator.sets.prepare": (
+        "OpenedGroup",
+        "opened_groups",
+    ),
     "orchestrator.stores.cache_file": (
         "cache_path",
         "load_into_cache",

@@ -26,6 +26,7 @@ ROOMS = {
     "orchestrator.devices": "devices",
     "orchestrator.devices.device": "seam",
     "orchestrator.devices.image": "seam",
+    "orchestrator.devices.request": "seam",
     "orchestrator.devices.pipeline_cache": "seam",
     "orchestrator.devices.simulated": "simulated",
     "orchestrator.devices.vulkan": "vulkan",

@@ -14,13 +14,11 @@ import trio
 from attrs import define
 
 from orchestrator.bench.jobs import Filled, FillJob
-from orchestrator.bench.sampling import groups_of, identity_text, open_paths, run_order
-from orchestrator.devices import open_device
+from orchestrator.bench.sampling import identity_text, open_paths, opened_on, run_order
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.sets.image_builder import build_image
 from orchestrator.sets.repeated_image import repeat_pipelines
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.load_status import LoadStatus
@@ -52,21 +50,17 @@ def fill(job: FillJob) -> Filled:
     """
     found, pipelines = _Found(), 0
     with open_paths(job.set_paths) as source:
-        groups = list(groups_of(source))
         identity, compiles = None, job.warm
-        for captured, jobs in groups if job.warm else groups[:1]:
-            device = open_device(job.device, captured=captured)
-            try:
-                identity = device.identity
-                built = build_image(source, jobs, device.capabilities)
-                pipelines += len(built.image)
-                if job.reuse and compiles:
-                    path = cache_path(Path(job.cache_directory), identity)
-                    compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
-                if compiles and len(built.image):
-                    _compile_and_find(device, built.image, job.workers, found)
-            finally:
-                device.close()
+        for opened in opened_on(source, job.device):
+            identity, image = opened.device.identity, opened.built.image
+            pipelines += len(image)
+            if job.reuse and compiles:
+                path = cache_path(Path(job.cache_directory), identity)
+                compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
+            if compiles and len(image):
+                _compile_and_find(opened.device, image, job.workers, found)
+            if not job.warm:
+                break
         if identity is None:
             raise DeviceError(f"{source.name}: holds no pipelines")
         if compiles:

@@ -9,21 +9,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import trio
 
 from orchestrator.bench.jobs import Probed, ProbeJob, ProbeStep
-from orchestrator.devices import open_device
+from orchestrator.bench.sampling import open_paths, opened_on
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PreparedPipelines
 from orchestrator.errors import DeviceError
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.run.compile import captured_features
-from orchestrator.sets.image_builder import build_image
-from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
-from orchestrator.sets.manifest import load_manifest
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 
@@ -34,27 +29,33 @@ def probe(job: ProbeJob) -> Probed:
     Raises:
         OrchestratorError: The set or the device is not to be had.
     """
-    with _open(job.set_paths) as source:
+    with open_paths(job.set_paths) as source:
         runs: list[RunReport] = []
         sizes: list[int] = []
         data: bytes | None = None
         identity: DeviceIdentity | None = None
-        for device, prepared in _prepared(job, source):
+        for opened in opened_on(source, job.device):
+            device = opened.device
+            if not len(opened.built.image):
+                continue
             if not device.features.creation_feedback and job.step is not ProbeStep.COMPILE:
                 raise DeviceError("the driver gives no creation feedback, so that hits are not known")
             identity = device.identity
             if data is None:
                 data = b"" if job.step is ProbeStep.COMPILE else _data(job, device)
-            if job.step is ProbeStep.GROW:
-                for _ in range(job.rounds):
-                    runs.append(_run(device, prepared, CacheMode.SHARED, 1, data))
-                    data = runs[-1].cache_data or b""
-                    sizes.append(len(data))
-                break  # one group of features shows it
-            mode, workers = (
-                (CacheMode(job.mode), job.workers) if job.step is ProbeStep.COMPILE else (CacheMode.SHARED, 1)
-            )
-            runs.append(_run(device, prepared, mode, workers, data))
+            with closing(device.prepare(opened.built.image)) as prepared:
+                if job.step is ProbeStep.GROW:
+                    for _ in range(job.rounds):
+                        runs.append(_run(device, prepared, CacheMode.SHARED, 1, data))
+                        data = runs[-1].cache_data or b""
+                        sizes.append(len(data))
+                    break  # one group of features shows it
+                mode, workers = (
+                    (CacheMode(job.mode), job.workers)
+                    if job.step is ProbeStep.COMPILE
+                    else (CacheMode.SHARED, 1)
+                )
+                runs.append(_run(device, prepared, mode, workers, data))
             if job.step is ProbeStep.COMPILE:
                 data = runs[-1].cache_data or b""
         if identity is None:
@@ -78,33 +79,6 @@ def _answer(source: PipelineSet, identity: DeviceIdentity, runs: list[RunReport]
         sizes=tuple(sizes),
         warnings=tuple(dict.fromkeys(warning for merge in merges for warning in merge.warnings)),
     )
-
-
-@contextmanager
-def _open(paths: tuple[str, ...]) -> Iterator[PipelineSet]:
-    if len(paths) == 1 and Path(paths[0]).suffix.lower() == ".toml":
-        source = PipelineSet.from_records(load_manifest(Path(paths[0])).records)
-    else:
-        source = PipelineSet.open(paths)
-    with source:
-        yield source
-
-
-def _prepared(job: ProbeJob, source: PipelineSet) -> Iterator[tuple[Device, PreparedPipelines]]:
-    """Each group's pipelines on a device with its features, one after the other."""
-    for group in source.groups:
-        device = open_device(job.device, captured=captured_features(group))
-        try:
-            jobs = [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
-            image = build_image(source, jobs, device.capabilities).image
-            if len(image):
-                prepared = device.prepare(image)
-                try:
-                    yield device, prepared
-                finally:
-                    prepared.close()
-        finally:
-            device.close()
 
 
 def _data(job: ProbeJob, device: Device) -> bytes:

@@ -33,19 +33,18 @@ from orchestrator.bench.jobs import WARM, SampleJob
 from orchestrator.bench.plan import leg_of
 from orchestrator.bench.spans import run_spans
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, CapturedFeatures, Device, DeviceIdentity
+from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.measure.samples import Environment, Latencies, Sample
 from orchestrator.measure.trace import Span, encode_trace
 from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
-from orchestrator.run.compile import captured_features
 from orchestrator.run.outcomes import status_code
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
-from orchestrator.sets.image_builder import BuiltImage, build_image
-from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+from orchestrator.sets.image_builder import BuiltImage
 from orchestrator.sets.manifest import load_manifest
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import OpenedGroup, opened_groups
 from orchestrator.sets.repeated_image import repeat_pipelines
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.load_status import LoadStatus
@@ -99,16 +98,13 @@ def take_sample(job: SampleJob) -> Sample:
     load = os.getloadavg()[0]
     with open_paths(job.set_paths) as source:
         totals = _Totals()
-        for captured, jobs in groups_of(source):
-            device = open_device(job.device, captured=captured)
-            try:
-                totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
-                built = build_image(source, jobs, device.capabilities)
-                totals.skipped += len(built.problems)
-                if len(built.image):
-                    totals.take(_run(job, device, built), job)
-            finally:
-                device.close()
+        for opened in opened_on(source, job.device):
+            device, built = opened.device, opened.built
+            totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
+            totals.skipped += len(built.problems)
+            if len(built.image):
+                totals.opened_as.append(opened.group.request.text)
+                totals.take(_run(job, device, built), job)
         return totals.row(
             job, source, started_at=started_at, load=load, process_s=time.perf_counter() - began
         )
@@ -123,10 +119,9 @@ def identity_text(identity: DeviceIdentity) -> str:
     )
 
 
-def groups_of(source: PipelineSet) -> Iterator[tuple[CapturedFeatures, list[PipelineJob]]]:
-    """The pipelines of a set by the features that they were recorded with."""
-    for group in source.groups:
-        yield captured_features(group), [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]
+def opened_on(source: PipelineSet, selector: str) -> Iterator[OpenedGroup]:
+    """Each group of a set on the device of a selector; see `opened_groups`."""
+    return opened_groups(source, lambda request: open_device(selector, request=request))
 
 
 def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, int]:
@@ -202,6 +197,7 @@ class _Totals:
     compiled_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     notes: list[str] = field(factory=list)
+    opened_as: list[str] = field(factory=list)
     spans: list[Span] = field(factory=list)
 
     def take(self, run: tuple[RunReport, int], job: SampleJob) -> None:
@@ -266,7 +262,7 @@ class _Totals:
             set_name=", ".join(Path(each).name for each in job.set_paths),
             set_hash=f"{source.content_hash():016x}",
             set_pipelines=len(source),
-            environment=environment(self.identity, self.driver_caches, load),
+            environment=environment(self.identity, self.driver_caches, load, tuple(self.opened_as)),
             started_at=started_at,
             process_s=process_s,
             memory_before_bytes=self.memory_before,
@@ -285,7 +281,9 @@ def repeated_work(keys: npt.NDArray[np.uint64], driver_ns: npt.NDArray[np.uint64
     return int((counts > 1).sum()), total
 
 
-def environment(identity: DeviceIdentity, driver_caches: str, load: float) -> Environment:
+def environment(
+    identity: DeviceIdentity, driver_caches: str, load: float, opened_as: tuple[str, ...]
+) -> Environment:
     """Where this process takes samples."""
     return Environment(
         driver_name=identity.driver_name,
@@ -297,6 +295,7 @@ def environment(identity: DeviceIdentity, driver_caches: str, load: float) -> En
         device_id=identity.device_id,
         pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
         driver_caches=driver_caches,
+        opened_as=opened_as,
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         processor=_processor(),
         load_average=load,

@@ -140,6 +140,8 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
             f"Python {where.python}, orchestrator {where.orchestrator}"
         )
         output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
+        for each in where.opened_as:
+            output.line(styled(f"device opened as: {each}", DIM))
 
 
 def _show_group(output: Output, report: ContentionReport, group: GroupReport) -> None:

@@ -11,7 +11,13 @@ from typing import Any
 
 from attrs import asdict
 
-from orchestrator.cli.documents import damage_document, device_document, kinds_document, seconds
+from orchestrator.cli.documents import (
+    damage_document,
+    device_document,
+    kinds_document,
+    request_document,
+    seconds,
+)
 from orchestrator.cli.text import key_text, path_text
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import registry
@@ -38,7 +44,15 @@ def compile_document(report: CompileReport) -> dict[str, Any]:
             "pipelines": kinds_document(report.set.counts),
             "unique": report.set.unique,
             "applications": list(report.set.applications),
-            "groups": report.set.groups,
+            "groups": [
+                {
+                    "opened_as": request_document(each.group.request),
+                    "added": list(each.group.added),
+                    "applications": [key_text(key) for key in each.group.applications],
+                    "pipelines": each.pipelines,
+                }
+                for each in report.set.groups
+            ],
             "damage": [damage_document(each) for each in report.set.damage],
         },
         "mode": report.mode.value,

@@ -14,6 +14,7 @@ from attrs import asdict
 from orchestrator.cli.text import key_text, version_text
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.sets.records import Damage, RecordTag
 
 
@@ -27,6 +28,21 @@ def device_document(identity: DeviceIdentity, features: DeviceFeatures | None = 
     if features is not None:
         document["features"] = asdict(features)
     return document
+
+
+def request_document(request: DeviceRequest) -> dict[str, Any]:
+    """What a device is opened as."""
+    told = request.application
+    return {
+        "application": told.application_name,
+        "application_version": told.application_version,
+        "engine": told.engine_name,
+        "engine_version": told.engine_version,
+        "api_version": version_text(told.api_version) if told.api_version else None,
+        "features": sorted(f"{struct}::{member}" for struct, member in request.features),
+        "extensions": sorted(request.extensions),
+        "others": request.others.value,
+    }
 
 
 def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:

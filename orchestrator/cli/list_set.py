@@ -13,7 +13,7 @@ from orchestrator.cli.options import JsonFlag, SetNames
 
 if TYPE_CHECKING:
     from orchestrator.cli.output import Output
-    from orchestrator.sets.applications import Application, RobustnessGroup
+    from orchestrator.sets.applications import Application, FeatureGroup
     from orchestrator.sets.archive import Archive
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.records import RecordSource, RecordTag
@@ -94,7 +94,7 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
 
 
 def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
-    from orchestrator.cli.documents import damage_document, kinds_document, tag_name
+    from orchestrator.cli.documents import damage_document, kinds_document, request_document, tag_name
     from orchestrator.cli.text import key_text, path_text, version_text
     from orchestrator.devices.image import PipelineKind
 
@@ -131,7 +131,7 @@ def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> 
         ],
         "groups": [
             {
-                "robust_buffer_access": group.features.robust_buffer_access,
+                "opened_as": request_document(group.request),
                 "applications": [key_text(each) for each in group.applications],
                 "pipelines": len(group.pipelines),
             }
@@ -152,7 +152,7 @@ def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> 
 def _show(
     output: Output,
     opened: PipelineSet,
-    groups: tuple[RobustnessGroup, ...],
+    groups: tuple[FeatureGroup, ...],
     unusable: int | None,
     *,
     pipelines: bool,
@@ -194,13 +194,15 @@ def _show(
             output.line(f"{key_text(each.key)}  {each.kind.value}")
 
 
-def _show_applications(output: Output, opened: PipelineSet, groups: tuple[RobustnessGroup, ...]) -> None:
+def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
     from orchestrator.cli.output import HEAD, styled
     from orchestrator.cli.text import plural, version_text
 
     output.line("")
     if not opened.applications:
-        output.line("no application is recorded: pipelines are compiled without robustness")
+        output.line(
+            "no application is recorded: pipelines are compiled on a device with what they need, and nothing else"
+        )
         return
     for each in opened.applications:
         engine = f", engine {each.engine}" if each.engine else ""
@@ -219,7 +221,7 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Robust
         output.line("  features that change code: ", ", ".join(enabled) or "none")
     if len(groups) > 1:
         output.line(
-            f"{len(groups)} groups with features of their own, of "
+            f"{len(groups)} groups, each compiled on a device opened as its own, of "
             + ", ".join(plural(len(group.pipelines), "pipeline") for group in groups)
         )
 

@@ -93,25 +93,12 @@ class DeviceFeatures:
     driver_caches: str
 
 
-@frozen
-class CapturedFeatures:
-    """Device features that a capture recorded for its application and that change the code of its pipelines.
-
-    Attributes:
-        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
-        features: Features of recorded structures that were enabled, as (structure, member).
-    """
-
-    robust_buffer_access: bool = False
-    features: frozenset[tuple[str, str]] = frozenset()
-
-
 class DeviceCapabilities(Protocol):
     """Answers what a captured pipeline may need of a device. Names are the registry's own."""
 
     @property
     def api_version(self) -> int:
-        """VkPhysicalDeviceProperties::apiVersion."""
+        """The version to use: the smaller of the application's and VkPhysicalDeviceProperties::apiVersion."""
 
     def has_extension(self, name: str) -> bool:
         """Whether a device extension is enabled, or an instance extension is available."""
@@ -220,7 +207,11 @@ class Device(Protocol):
 
     @property
     def capabilities(self) -> DeviceCapabilities:
-        """What it offers to captured pipelines."""
+        """What is enabled of what captured pipelines may need."""
+
+    @property
+    def supported(self) -> DeviceCapabilities:
+        """What could be enabled of it, by another `DeviceRequest` for the same application."""
 
     def create_pipeline_cache(
         self,

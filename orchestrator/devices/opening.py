@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from orchestrator.devices.device import CapturedFeatures, Device, DeviceIdentity
+from orchestrator.devices.device import Device, DeviceIdentity
+from orchestrator.devices.request import DeviceRequest
 
 SIMULATED = "simulated"
 
@@ -12,7 +13,7 @@ SIMULATED = "simulated"
 def open_device(
     selector: str = "",
     *,
-    captured: CapturedFeatures | None = None,
+    request: DeviceRequest | None = None,
     driver_caches: bool = False,
     count_host_memory: bool = False,
 ) -> Device:
@@ -22,8 +23,8 @@ def open_device(
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
             index that `list_devices` shows, a part of a device's or driver's name, ``simulated``, or "" for
             the first device.
-        captured: Features that an archive recorded for its application; robustness and what else changes
-            code follow it. None: all of them off.
+        request: The application whose instance and device it is opened as. A set's groups have theirs
+            (`PipelineSet.groups`). None: no application's; what captures record is off, the rest on.
         driver_caches: Leave the driver's own caches on.
         count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
             costs a call into Python per allocation.
@@ -39,12 +40,12 @@ def open_device(
         from orchestrator.devices.simulated import CpuClock, SimulatedDevice, SimulatedOptions
 
         # It burns processor time, so that progress, workers and the reports behave as with a driver.
-        return SimulatedDevice(SimulatedOptions(clock=CpuClock()))
+        return SimulatedDevice(SimulatedOptions(clock=CpuClock(), request=request))
     from orchestrator.devices.vulkan.device import VulkanDevice
 
     return VulkanDevice.open(
         selector,
-        captured=captured or CapturedFeatures(),
+        request=request,
         driver_caches=driver_caches,
         count_host_memory=count_host_memory,
     )

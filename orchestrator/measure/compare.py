@@ -225,6 +225,7 @@ _TOLD_OF_ENVIRONMENT = {
     "device_name": "device",
     "pipeline_cache_uuid": "pipeline cache UUID",
     "driver_caches": "driver's caches",
+    "opened_as": "device opened as",
     "processor": "processor",
     "cores": "cores",
     "python": "Python",

@@ -169,8 +169,9 @@ def _environment_table(report: ContentionReport) -> str:
             f"{first.set_name} ({first.set_hash}), {first.set_pipelines:,} pipelines",
             f"Python {where.python}, orchestrator {where.orchestrator}",
             where.driver_caches,
+            "; ".join(where.opened_as),
         ]
-    names = ("selector", "device", "driver", "cores", "set", "versions", "driver's own caches")
+    names = ("selector", "device", "driver", "cores", "set", "versions", "driver's own caches", "opened as")
     turned = [[name, *(row[place] for row in rows.values())] for place, name in enumerate(names)]
     lines = (
         f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{html.escape(each)}</td>" for each in values)

@@ -109,6 +109,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         device_id: VkPhysicalDeviceProperties::deviceID.
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
         driver_caches: How the driver's own caches were turned off.
+        opened_as: What the device of each group was opened as, in words.
         cores: Processors that the process may use.
         processor: What the processor calls itself.
         load_average: Load of the machine over the minute before the sample.
@@ -130,6 +131,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float
     python: str
     orchestrator: str
+    opened_as: tuple[str, ...] = ()
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sample"):

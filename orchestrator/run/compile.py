@@ -13,17 +13,18 @@ from pathlib import Path
 import trio
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
+from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.run.compile_job import CompileJob
 from orchestrator.run.compile_report import CompileReport
 from orchestrator.run.compile_schedule import PipelineKeyUse
-from orchestrator.run.compile_settings import CompileSettings, DeviceOpener
-from orchestrator.run.compile_settings import captured_features as captured_features
+from orchestrator.run.compile_settings import CompileSettings
 from orchestrator.run.compile_tally import CompileProgress as CompileProgress
 from orchestrator.run.rolling import MergePolicy
 from orchestrator.run.trial import TrialLimits
 from orchestrator.run.vetting import ModulePolicy
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.stores.save_policy import SavePolicy
 
 
@@ -78,7 +79,7 @@ async def compile_set(
             the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
-        opener: Opens the device instead of `selector`, once for each group of recorded features.
+        opener: Opens the device instead of `selector`, as each group of the set asks for it.
 
     Returns:
         The report.
@@ -90,8 +91,8 @@ async def compile_set(
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """
 
-    def default_opener(captured: CapturedFeatures) -> Device:
-        return open_device(selector, captured=captured, driver_caches=driver_caches)
+    def default_opener(request: DeviceRequest) -> Device:
+        return open_device(selector, request=request, driver_caches=driver_caches)
 
     if time_budget_s is not None and time_budget_s < 0:
         raise ValueError(f"a time budget of {time_budget_s} s is negative")

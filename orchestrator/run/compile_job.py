@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.run.compile_cache import CompileCache
 from orchestrator.run.compile_report import (
     CompileReport,
+    GroupSummary,
     InspectedPipeline,
     Savings,
     SetSummary,
@@ -29,7 +31,7 @@ from orchestrator.run.compile_report import (
     timing_of_runs,
 )
 from orchestrator.run.compile_schedule import CompileSchedule
-from orchestrator.run.compile_settings import CompileSettings, captured_features
+from orchestrator.run.compile_settings import CompileSettings
 from orchestrator.run.compile_tally import Tally, problem_outcomes
 from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.orchestrator import run_pipelines
@@ -37,9 +39,10 @@ from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
 from orchestrator.run.recorded_costs import RecordedCosts
 from orchestrator.run.vetting import ModulePolicy, Vetter
-from orchestrator.sets.applications import RobustnessGroup
+from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
-from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.prepare import decode_group
 
 _T = TypeVar("_T")
 
@@ -55,6 +58,8 @@ class CompileJob:
     settings: CompileSettings
     _cache: CompileCache = field(init=False)
     _device: Device | None = field(default=None, init=False)
+    _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
+    _groups: list[GroupSummary] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
@@ -75,12 +80,12 @@ class CompileJob:
         self._tally.total = sum(len(group.pipelines) for group in groups)
         if len(groups) > 1:
             self._notes.append(
-                f"the set was recorded from applications with {len(groups)} different sets of features; "
-                "each is compiled on a device opened with its own"
+                f"the set was recorded from applications that tell the driver {len(groups)} different things; "
+                "each one's pipelines are compiled on a device opened as its own"
             )
-        for group in groups:
-            if self._device is None or not (settings.stopped or self._time_left_s == 0.0):
-                await self._run_group(group)
+        self._waiting = deque(groups)
+        while self._waiting and (self._device is None or not (settings.stopped or self._time_left_s == 0.0)):
+            await self._run_group(self._waiting.popleft())
 
     @property
     def _time_left_s(self) -> float | None:
@@ -90,17 +95,22 @@ class CompileJob:
             return None
         return max(0.0, budget - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
-    async def _run_group(self, group: RobustnessGroup) -> None:
+    async def _run_group(self, group: FeatureGroup) -> None:
         settings = self.settings
         settings.on_stage("opening the device")
-        device = self._device = await self._timed(
-            "open_ns", lambda: settings.opener(captured_features(group))
-        )
+        device = self._device = await self._timed("open_ns", lambda: settings.opener(group.request))
         try:
+            settings.on_stage("preparing")
+            decoded = await self._timed("prepare_ns", lambda: decode_group(settings.source, group, device))
+            if decoded.group.request != group.request:
+                await trio.to_thread.run_sync(device.close)
+                group = decoded.group
+                device = self._device = await self._timed("open_ns", lambda: settings.opener(group.request))
             if settings.inspect_executables:
                 require_inspector(device)
-            settings.on_stage("preparing")
-            built = await self._timed("prepare_ns", lambda: self._build(group, device))
+            self._waiting.extend(decoded.split)
+            built = decoded.built
+            self._take_group(group, built)
             self._tally.leave_out(problem_outcomes(built))
             if settings.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
@@ -196,10 +206,18 @@ class CompileJob:
             job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
             self._inspected.append(InspectedPipeline(job, found))
 
-    def _build(self, group: RobustnessGroup, device: Device) -> BuiltImage:
-        return build_image(self.settings.source, _jobs(group), device.capabilities)
+    def _take_group(self, group: FeatureGroup, built: BuiltImage) -> None:
+        """Keep for the report what a group's device was opened as."""
+        self._groups.append(GroupSummary(group, len(built.image)))
+        if group.added and len(built.image):
+            count = len(group.pipelines)
+            self._notes.append(
+                f"{count} pipeline{'s need' if count > 1 else ' needs'} what no application is recorded to have enabled "
+                f"({', '.join(group.added)}): compiled on a device with it; the application finds them in the cache "
+                "only if it enables the same, or if this driver's keys do not depend on it"
+            )
 
-    async def _vet(self, group: RobustnessGroup, device: Device, built: BuiltImage) -> BuiltImage:
+    async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
         settings = self.settings
         isolates = settings.spirv_val is ModulePolicy.ISOLATE
@@ -213,7 +231,7 @@ class CompileJob:
             settings.trial_limits,
         )
         started = time.perf_counter_ns()
-        vetted = await vetter.vet(built.image, captured_features(group), settings.stop)
+        vetted = await vetter.vet(built.image, group.request, settings.stop)
         self._stages.append(Stage("vet", started, time.perf_counter_ns() - started))
         self._notes += vetted.notes
         self._tally.leave_out(vetted.left_out)
@@ -221,7 +239,7 @@ class CompileJob:
         if not (vetted.left_out or vetted.untried):
             return built
         known = {each.job for each in built.problems}
-        rest = vetted.allowed([job for job in _jobs(group) if job not in known])
+        rest = vetted.allowed([job for job in group.pipelines if job not in known])
         return await self._timed(
             "prepare_ns", lambda: build_image(settings.source, rest, device.capabilities)
         )
@@ -230,7 +248,7 @@ class CompileJob:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
         source, runs = self.settings.source, self._tally.runs
-        stopped = self._untried > 0 or any(each.stopped for each in runs) or len(runs) < len(source.groups)
+        stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         return CompileReport(
             identity=self._device.identity,
             features=self._device.features,
@@ -239,7 +257,7 @@ class CompileJob:
                 counts=source.counts,
                 content_hash=source.content_hash(),
                 applications=tuple(each.name or "" for each in source.applications),
-                groups=len(source.groups),
+                groups=tuple(self._groups),
                 damage=source.damage,
             ),
             mode=self._cache.mode,
@@ -256,7 +274,3 @@ class CompileJob:
             savings=Savings.total(self._savings),
             out_of_time=stopped and self.settings.time_budget_s is not None and not self.settings.stopped,
         )
-
-
-def _jobs(group: RobustnessGroup) -> list[PipelineJob]:
-    return [PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in group.pipelines]

@@ -16,6 +16,7 @@ from attrs import astuple, field, frozen
 from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.outcomes import OutcomeStatus, RunReport
+from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.records import Damage
 from orchestrator.stores.cache_file import LoadResult
@@ -48,6 +49,19 @@ class Outcome:
 
 
 @frozen
+class GroupSummary:
+    """A group of pipelines and the device that it was compiled on.
+
+    Attributes:
+        group: The group, with what the device was opened as.
+        pipelines: How many of its pipelines went to the driver.
+    """
+
+    group: FeatureGroup
+    pipelines: int
+
+
+@frozen
 class SetSummary:
     """What was compiled.
 
@@ -56,7 +70,7 @@ class SetSummary:
         counts: Pipelines of each kind.
         content_hash: Hash over the names of all records.
         applications: Names of the applications it was recorded from, "" where one has none.
-        groups: Number of groups with features of their own; each is compiled on a device opened for it.
+        groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
     """
 
@@ -64,7 +78,7 @@ class SetSummary:
     counts: Mapping[PipelineKind, int]
     content_hash: int
     applications: tuple[str, ...]
-    groups: int
+    groups: tuple[GroupSummary, ...]
     damage: tuple[Damage, ...]
 
     @property

@@ -1,4 +1,4 @@
-# Purpose: what a compile was asked for, in one value, and how a group's recorded features are told to a device.
+# Purpose: what a compile was asked for, in one value.
 # Guarantees: a value; nothing here is decided.
 """Settings of a compile."""
 
@@ -10,18 +10,15 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
-from orchestrator.registry import structs_by_type
+from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile_schedule import PipelineKeyUse
 from orchestrator.run.compile_tally import CompileProgress
 from orchestrator.run.rolling import MergePolicy
 from orchestrator.run.trial import TrialLimits
 from orchestrator.run.vetting import ModulePolicy
-from orchestrator.sets.applications import RobustnessGroup
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.stores.save_policy import SavePolicy
-
-DeviceOpener = Callable[[CapturedFeatures], Device]
 
 
 @frozen(eq=False)
@@ -74,18 +71,3 @@ class CompileSettings:
     def stopped(self) -> bool:
         """Whether the job was asked to end."""
         return self.stop is not None and self.stop.is_set()
-
-
-def captured_features(group: RobustnessGroup) -> CapturedFeatures:
-    """What a group's applications had enabled, by the names of the registry."""
-    known = structs_by_type()
-    return CapturedFeatures(
-        robust_buffer_access=group.features.robust_buffer_access,
-        features=frozenset(
-            (known[s_type].name, member)
-            for s_type, members in group.features.chain
-            if s_type in known
-            for member, value in members.items()
-            if value
-        ),
-    )

@@ -43,7 +43,7 @@ class TrialLimits:
         pipeline_s: Seconds for one pipeline.
         memory_bytes: Address space of a child, 0 for no limit.
         opener: "package.module:function" that opens the device in a child, where the run's own opener is a function
-            that a child does not have; called with CapturedFeatures.
+            that a child does not have; called with a DeviceRequest.
     """
 
     pipeline_s: float = field(default=120.0, validator=validators.gt(0))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import msgspec
 
+from orchestrator.devices.request import DeviceRequest
+
 
 class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
     """To a trial process, first: what to open.
@@ -12,10 +14,9 @@ class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
     Attributes:
         archive: Path of the set.
         selector: The device, as `open_device` takes it.
-        opener: "package.module:function" to open the device with instead, called with CapturedFeatures; or "".
+        opener: "package.module:function" to open the device with instead, called with the request; or "".
         driver_caches: Leave the driver's own caches on.
-        robust_buffer_access: See `CapturedFeatures`.
-        features: See `CapturedFeatures`.
+        request: What the device is opened as.
         memory_bytes: Address space that the process may have, 0 for no limit.
     """
 
@@ -23,8 +24,7 @@ class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
     selector: str = ""
     opener: str = ""
     driver_caches: bool = False
-    robust_buffer_access: bool = False
-    features: list[tuple[str, str]] = []
+    request: DeviceRequest = DeviceRequest()
     memory_bytes: int = 0
 
 

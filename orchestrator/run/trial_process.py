@@ -19,7 +19,7 @@ from typing import BinaryIO
 import numpy as np
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CapturedFeatures, Device
+from orchestrator.devices.device import Device
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.frames import FrameReader, pack_frame
@@ -70,12 +70,11 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _open(setup: Setup) -> Device:
-    captured = CapturedFeatures(setup.robust_buffer_access, frozenset(setup.features))
     if setup.opener:
         module, _, name = setup.opener.partition(":")
-        device: Device = getattr(importlib.import_module(module), name)(captured)
+        device: Device = getattr(importlib.import_module(module), name)(setup.request)
         return device
-    return open_device(setup.selector, captured=captured, driver_caches=setup.driver_caches)
+    return open_device(setup.selector, request=setup.request, driver_caches=setup.driver_caches)
 
 
 def _serve(requests: SimpleQueue[Request], source: PipelineSet, device: Device, answers: BinaryIO) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 import trio
 from attrs import field, frozen
 
-from orchestrator.devices.device import CapturedFeatures
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run.compile_report import Outcome
 from orchestrator.run.outcomes import OutcomeStatus
@@ -86,13 +86,13 @@ class Vetter:
     limits: TrialLimits = field(factory=TrialLimits)
 
     async def vet(
-        self, image: CreateInfoImage, captured: CapturedFeatures, stop: trio.Event | None = None
+        self, image: CreateInfoImage, request: DeviceRequest, stop: trio.Event | None = None
     ) -> Vetted:
         """Vet the pipelines of an image.
 
         Args:
             image: The image.
-            captured: Features that its device was opened with.
+            request: What its device was opened as.
             stop: Ends trials early when set.
 
         Raises:
@@ -114,7 +114,7 @@ class Vetter:
                 if module in refused
             }
             return Vetted(_outcomes(image, OutcomeStatus.SKIPPED, reasons), notes=tuple(notes))
-        return await self._isolate(image, captured, refused, notes, stop)
+        return await self._isolate(image, request, refused, notes, stop)
 
     def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
         program = find_spirv_val()
@@ -147,7 +147,7 @@ class Vetter:
     async def _isolate(
         self,
         image: CreateInfoImage,
-        captured: CapturedFeatures,
+        request: DeviceRequest,
         refused: dict[int, Judgement],
         notes: list[str],
         stop: trio.Event | None,
@@ -164,8 +164,7 @@ class Vetter:
                     selector=self.selector,
                     opener=self.limits.opener,
                     driver_caches=self.driver_caches,
-                    robust_buffer_access=captured.robust_buffer_access,
-                    features=sorted(captured.features),
+                    request=request,
                     memory_bytes=self.limits.memory_bytes,
                 ),
                 limits=self.limits,

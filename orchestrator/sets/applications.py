@@ -1,23 +1,23 @@
-# Purpose: which applications a set was recorded from, and what that means for compiling it: robust buffer and
-# image access change the code that a driver makes, so a pipeline is compiled as its application would have it.
-#
-# A set's application infos (tag 0) hold the features that each application enabled, as far as they change
-# shader code; its links (tag 8) say "application A used the record (tag, hash)". From these, groups:
-# - Applications that enable the same features are one group. A structure or member that is recorded as 0
-#   enables nothing, and is equal to one that is not recorded. The order of the chain does not matter.
-# - A pipeline that applications of several groups used is in each of them.
-# - A pipeline without a link is in the group of the only application or, where there are several, of the first
-#   in the order of the set.
-# - A set without applications is one group without robustness.
-# - Groups are in the order of their first application; a group without pipelines is left out, unless the set
-#   has no pipelines at all.
-# Links may be half of all records. Where all applications enable the same, they are not looked at.
-#
-# Records that we write are encoded here too; their keys are those that the format's recorders compute, so a set
-# packed here merges with captures.
-#
-# Guarantees: a damaged application info or link is reported and left out, never raised. Thread-safe.
-"""Applications of a set, and its pipelines grouped by the features that were recorded."""
+"""Which applications a set was recorded from, and the pipelines of each: the groups in which a set is compiled.
+
+A set's application infos (tag 0) hold VkApplicationInfo and the features that an application enabled, as far as captures
+record them; its links (tag 8) say "application A used the record (tag, hash)". A driver may put all of it into its keys
+(orchestrator/devices/request.py). From these, groups:
+- Applications that tell a driver the same are one group: names, versions, features. A feature that is recorded as 0 is
+  equal to one that is not recorded, and the order of the chain does not matter.
+- A pipeline that applications of several groups used is in each of them.
+- A pipeline without a link is in the group of the only application or, where there are several, of the first in the order
+  of the set.
+- A set without applications is one group: the newest version, and the features that its pipelines need.
+- Groups are in the order of their first application; a group without pipelines is left out, unless the set has no
+  pipelines at all.
+Links may be half of all records. Where there is one group, they are not looked at.
+
+Records that we write are encoded here too; their keys are those that the format's recorders compute, so a set packed here
+merges with captures.
+
+Guarantees: a damaged application info or link is reported and left out, never raised. Thread-safe.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +27,18 @@ from typing import Annotated, TypeVar
 import msgspec
 from attrs import field, frozen
 
+from orchestrator.devices.request import (
+    BASE_FEATURES,
+    ApplicationInfo,
+    DeviceRequest,
+    Feature,
+    OtherFeatures,
+)
 from orchestrator.errors import ManifestError, RecordError
+from orchestrator.registry import structs_by_type
 from orchestrator.sets.combined_records import record_offset
 from orchestrator.sets.hashes import application_hash, link_hash
-from orchestrator.sets.jobs import PIPELINE_TAGS
+from orchestrator.sets.jobs import KIND_OF_TAG, PIPELINE_TAGS, PipelineJob
 from orchestrator.sets.modules import PAYLOAD_VERSIONS
 from orchestrator.sets.records import Damage, RecordSource, RecordTag
 from orchestrator.sets.structures import encode_chain, handle
@@ -41,6 +49,19 @@ FeatureChain = tuple[tuple[int, dict[str, int]], ...]
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Hash = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-fA-F]{16}\Z")]
 _T = TypeVar("_T")
+
+
+_API_VERSION_1_0 = 1 << 22
+_ROBUSTNESS_2 = "VkPhysicalDeviceRobustness2FeaturesKHR"
+_SHADING_RATE = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
+_SHADING_RATES = (
+    "pipelineFragmentShadingRate",
+    "primitiveFragmentShadingRate",
+    "attachmentFragmentShadingRate",
+)
+_MAINTENANCE_8 = "VkPhysicalDeviceMaintenance8FeaturesKHR"
+# Version of the engine, as VK_MAKE_VERSION, from which on it enables maintenance8.
+_MAINTENANCE_8_SINCE = {"vkd3d": 2 << 22 | 14 << 12 | 1, "DXVK": 3 << 22}
 
 
 class _ApplicationInfo(msgspec.Struct, rename="camel"):
@@ -102,6 +123,44 @@ class Application:
     features: FeatureChain = field(hash=False)
 
     @property
+    def request(self) -> DeviceRequest:
+        """What a device is opened as for it: what it told the driver, as far as captures record it."""
+        known = structs_by_type()
+        enabled = {
+            (known[s_type].name, member)
+            for s_type, members in self.features
+            if s_type in known
+            for member, value in members.items()
+            if value
+        }
+        if self.robust_buffer_access:
+            enabled.add((BASE_FEATURES, "robustBufferAccess"))
+        told = ApplicationInfo(
+            self.name,
+            self.application_version,
+            self.engine,
+            self.engine_version,
+            self.api_version or _API_VERSION_1_0,  # the specification takes 0 for 1.0
+        )
+        return DeviceRequest(told, frozenset(enabled) | self._known_of_engine())
+
+    def _known_of_engine(self) -> frozenset[Feature]:
+        """What translation layers enable and their captures lack, since recorders did not write it down yet."""
+        known = structs_by_type()
+        recorded = {known[s_type].name for s_type, _ in self.features if s_type in known}
+        found: set[Feature] = set()
+        if self.engine in ("DXVK", "vkd3d") and _ROBUSTNESS_2 not in recorded:
+            found.add((_ROBUSTNESS_2, "nullDescriptor"))
+            if self.robust_buffer_access:
+                found |= {(_ROBUSTNESS_2, "robustBufferAccess2"), (_ROBUSTNESS_2, "robustImageAccess2")}
+        if self.engine == "vkd3d" and _SHADING_RATE not in recorded:
+            found |= {(_SHADING_RATE, each) for each in _SHADING_RATES}
+        since = _MAINTENANCE_8_SINCE.get(self.engine or "")
+        if since is not None and self.engine_version >= since and _MAINTENANCE_8 not in recorded:
+            found.add((_MAINTENANCE_8, "maintenance8"))
+        return frozenset(found)
+
+    @property
     def hash(self) -> int:
         """The hash recomputed; other than `key` where the record is not what it is named, or a name is not UTF-8."""
         return application_hash(
@@ -131,31 +190,21 @@ class Link:
 
 
 @frozen
-class RecordedFeatures:
-    """Physical-device features that applications enabled, as far as they change shader code.
+class FeatureGroup:
+    """Pipelines to compile on one device.
 
     Attributes:
-        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
-        chain: The feature structures.
-    """
-
-    robust_buffer_access: bool = False
-    chain: FeatureChain = field(default=(), hash=False)
-
-
-@frozen
-class RobustnessGroup:
-    """Pipelines to compile with the same features.
-
-    Attributes:
-        features: What their applications enabled.
+        request: What the device is opened as.
         applications: Hashes of the applications, in the order of the set; none where the set has none.
-        pipelines: (tag, hash) of each, in the order of the set: graphics, compute, ray tracing.
+        pipelines: Which, in the order of the set: graphics, compute, ray tracing.
+        added: Features and extensions of the request that no application is known to have enabled, and that the
+            pipelines need; the driver's keys of these pipelines may not be those of the application.
     """
 
-    features: RecordedFeatures
+    request: DeviceRequest
     applications: tuple[int, ...]
-    pipelines: tuple[tuple[RecordTag, int], ...] = field(repr=False)
+    pipelines: tuple[PipelineJob, ...] = field(repr=False)
+    added: tuple[str, ...] = ()
 
 
 def decode_application(key: int, payload: bytes, offset: int | None = None) -> Application:
@@ -220,10 +269,10 @@ def read_applications(
     return tuple(_read_all(source, tag, decode_application, report))
 
 
-def robustness_groups(
+def feature_groups(
     source: RecordSource, report: Callable[[Damage], None] | None = None
-) -> tuple[RobustnessGroup, ...]:
-    """Group the pipelines of a set by the features that were recorded; the rules are at the top of the module.
+) -> tuple[FeatureGroup, ...]:
+    """Group the pipelines of a set by what their applications told the driver; the rules are at the top of the module.
 
     Args:
         source: The set.
@@ -232,23 +281,23 @@ def robustness_groups(
     Returns:
         At least one group.
     """
-    pipelines = tuple((tag, key) for tag in PIPELINE_TAGS for key in source.keys(tag))
+    pipelines = tuple(PipelineJob(key, kind) for tag, kind in KIND_OF_TAG.items() for key in source.keys(tag))
     applications = read_applications(source, report)
     if not applications:
-        return (RobustnessGroup(RecordedFeatures(), (), pipelines),)
-    members: dict[object, list[Application]] = {}
+        return (FeatureGroup(DeviceRequest(others=OtherFeatures.NONE), (), pipelines),)
+    members: dict[DeviceRequest, list[Application]] = {}
     for application in applications:
-        members.setdefault(_enabled(application), []).append(application)
-    if len(members) == 1:
-        return (_group(applications, pipelines),)
-    groups = list(members.values())
-    used = _pipelines_used(source, groups, report)
-    chosen: list[list[tuple[RecordTag, int]]] = [[] for _ in groups]
+        members.setdefault(application.request, []).append(application)
+    groups = list(members.items())
+    if len(groups) == 1:
+        return (_group(*groups[0], pipelines),)
+    used = _pipelines_used(source, [each for _, each in groups], report)
+    chosen: list[list[PipelineJob]] = [[] for _ in groups]
     for pipeline in pipelines:
         for index in sorted(used.get(pipeline, ())) or (0,):
             chosen[index].append(pipeline)
-    result = tuple(_group(group, each) for group, each in zip(groups, chosen, strict=True) if each)
-    return result or (_group(groups[0], ()),)
+    result = tuple(_group(*group, each) for group, each in zip(groups, chosen, strict=True) if each)
+    return result or (_group(*groups[0], ()),)
 
 
 def encode_application(
@@ -304,33 +353,21 @@ def encode_link(application: int, tag: int, key: int, format_version: int) -> tu
 
 def _pipelines_used(
     source: RecordSource, groups: list[list[Application]], report: Callable[[Damage], None] | None
-) -> dict[tuple[RecordTag, int], set[int]]:
+) -> dict[PipelineJob, set[int]]:
     """For each pipeline that has links, the groups whose applications used it."""
     group_of = {application.key: index for index, group in enumerate(groups) for application in group}
-    used: dict[tuple[RecordTag, int], set[int]] = {}
+    used: dict[PipelineJob, set[int]] = {}
     for link in _read_all(source, RecordTag.APPLICATION_BLOB_LINK, decode_link, report):
         if link.tag in PIPELINE_TAGS and link.application in group_of:
-            used.setdefault((RecordTag(link.tag), link.key), set()).add(group_of[link.application])
+            job = PipelineJob(link.key, KIND_OF_TAG[RecordTag(link.tag)])
+            used.setdefault(job, set()).add(group_of[link.application])
     return used
 
 
 def _group(
-    applications: Iterable[Application], pipelines: Iterable[tuple[RecordTag, int]]
-) -> RobustnessGroup:
-    members = tuple(applications)
-    features = RecordedFeatures(members[0].robust_buffer_access, members[0].features)
-    return RobustnessGroup(features, tuple(each.key for each in members), tuple(pipelines))
-
-
-def _enabled(application: Application) -> object:
-    """What an application enables, comparable: zeros are left out, order does not matter."""
-    enabled = {
-        (s_type, name, value)
-        for s_type, members in application.features
-        for name, value in members.items()
-        if value
-    }
-    return application.robust_buffer_access, frozenset(enabled)
+    request: DeviceRequest, applications: Iterable[Application], pipelines: Iterable[PipelineJob]
+) -> FeatureGroup:
+    return FeatureGroup(request, tuple(each.key for each in applications), tuple(pipelines))
 
 
 def _read_all(

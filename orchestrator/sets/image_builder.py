@@ -30,7 +30,7 @@ from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.requirements import Malformed, RequirementChecker
+from orchestrator.sets.requirements import Malformed, Needs, RequirementChecker
 from orchestrator.sets.spirv import SpirvError, SpirvModule, walk_spirv
 
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
@@ -82,10 +82,12 @@ class BuiltImage:
     Attributes:
         image: The create infos.
         problems: What is not in it, in the order met.
+        needs: What the device has of what the pipelines asked for need, those of the problems included.
     """
 
     image: CreateInfoImage
     problems: tuple[Problem, ...]
+    needs: Needs
 
 
 class _UnusableError(Exception):
@@ -180,7 +182,7 @@ class _ImageBuilder:
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
     def finish(self) -> BuiltImage:
-        return BuiltImage(self._layout.finish(), tuple(self._problems))
+        return BuiltImage(self._layout.finish(), tuple(self._problems), self._checker.needs)
 
     def _decode(self, job: PipelineJob) -> int:
         value = self._document(job.tag, job.key)

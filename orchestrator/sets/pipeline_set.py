@@ -15,9 +15,9 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError
 from orchestrator.sets.applications import (
     Application,
-    RobustnessGroup,
+    FeatureGroup,
+    feature_groups,
     read_applications,
-    robustness_groups,
 )
 from orchestrator.sets.archive import Archive, ArchiveLimits, copy_records
 from orchestrator.sets.archive_writer import ArchiveWriter
@@ -112,9 +112,9 @@ class PipelineSet:
         return read_applications(self._source, self._log.add)
 
     @cached_property
-    def groups(self) -> tuple[RobustnessGroup, ...]:
-        """The pipelines grouped by the features that their applications enabled; at least one group."""
-        return robustness_groups(self._source, self._log.add)
+    def groups(self) -> tuple[FeatureGroup, ...]:
+        """The pipelines grouped by what their applications told the driver; at least one group."""
+        return feature_groups(self._source, self._log.add)
 
     @property
     def damage(self) -> tuple[Damage, ...]:

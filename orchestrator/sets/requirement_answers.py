@@ -14,19 +14,11 @@ from functools import lru_cache
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import expressions, registry
+from orchestrator.registry.features import same_members
 from orchestrator.registry.tables import Enable, Enabled
 
 _VERSION = re.compile(r"VK_(?:[A-Z]+_)?VERSION_(\d+)_(\d+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_:]*")
-_COLLECTIONS = re.compile(r"VkPhysicalDeviceVulkan1\d(Features|Properties)")
-
-# A property that a collection renamed when it took it over (specification, VkPhysicalDeviceVulkan11Properties).
-_RENAMED = {
-    ("VkPhysicalDeviceVulkan11Properties", "subgroupSupportedOperations"): (
-        "VkPhysicalDeviceSubgroupProperties",
-        "supportedOperations",
-    ),
-}
 
 PropertyValue = int | float | tuple[int, ...] | None
 
@@ -45,6 +37,9 @@ class DeviceAnswers:
         self._properties: dict[tuple[str, str], PropertyValue] = {}
         self._expressions: dict[str, str | None] = {}
         self._formats: dict[int, tuple[int, int, int]] = {}
+        #: Features and extensions that were asked for and are there: what the pipelines so far need, and no more.
+        self.features_used: set[tuple[str, str]] = set()
+        self.extensions_used: set[str] = set()
 
     @property
     def api_version(self) -> int:
@@ -53,7 +48,10 @@ class DeviceAnswers:
 
     def extension(self, name: str) -> bool:
         """Whether an extension is enabled."""
-        return self._capabilities.has_extension(name)
+        enabled = self._capabilities.has_extension(name)
+        if enabled:
+            self.extensions_used.add(name)
+        return enabled
 
     def version(self, name: str) -> bool:
         """Whether the device has a core version, such as "VK_VERSION_1_2"."""
@@ -70,6 +68,8 @@ class DeviceAnswers:
         if known is None:
             known = any(self._capabilities.has_feature(*each) for each in same_members(struct, member))
             self._features[key] = known
+            if known:
+                self.features_used.add(key)
         return known
 
     def property(self, struct: str, member: str) -> PropertyValue:
@@ -179,32 +179,3 @@ def bit_number(name: str) -> int | None:
 def enum_numbers() -> dict[str, int]:
     """Number of every enum value and bit of the registry, by name."""
     return {value.name: number for each in registry().enums.values() for number, value in each.values.items()}
-
-
-@lru_cache(maxsize=1)
-def _holders() -> dict[str, tuple[str, ...]]:
-    """Structures of features and properties that hold a member, by the member's name."""
-    holders: dict[str, list[str]] = {}
-    for struct in registry().structs.values():
-        if "VkPhysicalDeviceFeatures2" in struct.extends or "VkPhysicalDeviceProperties2" in struct.extends:
-            for member in struct.members:
-                holders.setdefault(member.name, []).append(struct.name)
-    return {member: tuple(structs) for member, structs in holders.items()}
-
-
-@lru_cache(maxsize=4096)
-def same_members(struct: str, member: str) -> tuple[tuple[str, str], ...]:
-    """The structures under which a device may answer for a feature or property; the one asked for first.
-
-    A core version collects members of extensions' structures in VkPhysicalDeviceVulkanXYFeatures (and
-    Properties) under the same name, and a device may have enabled either form. Structures of two extensions
-    are different things even where a member has the same name (task and mesh shaders of NV and EXT).
-    """
-    name = registry().aliases.get(struct, struct)
-    same = [(name, member)]
-    if renamed := _RENAMED.get((name, member)):
-        same.append(renamed)
-    for other in _holders().get(member, ()):
-        if other != name and (_COLLECTIONS.fullmatch(name) or _COLLECTIONS.fullmatch(other)):
-            same.append((other, member))
-    return tuple(same)

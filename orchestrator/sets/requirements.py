@@ -10,9 +10,7 @@
 # - Nothing is skipped for what no compiler looks at: masks of stages in layouts, dependencies of subpasses,
 #   state that a dynamic state or another member makes the driver ignore.
 # - Pure and thread-safe: answers are remembered, and any thread would compute the same.
-# Assumptions: the device was opened with every feature and extension that a captured pipeline may need, so what
-# is not enabled is not there. Robustness is the exception, as it follows the archive; pipeline robustness
-# levels are therefore asked for by VkPipelineRobustnessCreateInfo's own feature only.
+# Whether the device could have what is not enabled is not asked here: see prepare.py.
 """What a device lacks of what a captured pipeline needs."""
 
 from __future__ import annotations
@@ -20,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from attrs import frozen
+
 from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.request import Feature
 from orchestrator.sets.documents import SHARED_STATES
 from orchestrator.sets.requirement_answers import DeviceAnswers
 from orchestrator.sets.requirement_context import DynamicStates, multiview
@@ -42,6 +43,19 @@ _MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
 
 
+@frozen
+class Needs:
+    """What pipelines need of a device that has it.
+
+    Attributes:
+        features: Features, by one of their names.
+        extensions: Device extensions.
+    """
+
+    features: frozenset[Feature] = frozenset()
+    extensions: frozenset[str] = frozenset()
+
+
 class RequirementChecker:
     """Finds what one device lacks. Thread-safe; keep one for as long as the device is open.
 
@@ -58,6 +72,11 @@ class RequirementChecker:
         self._shaders = ShaderRequirements(self._answers)
         self._plans: dict[type, Plan] = {}
         self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
+
+    @property
+    def needs(self) -> Needs:
+        """What the device has of what was asked for so far, in pipelines that it can take or cannot."""
+        return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What a module's version, capabilities and extensions lack."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import define, field
 
-from orchestrator.devices.device import CapturedFeatures
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_report import CompileReport
@@ -47,10 +47,12 @@ class Opener:
     options: dict[str, Any] = field(factory=dict)
     opened: list[SimulatedDevice] = field(factory=list)
 
-    def __call__(self, captured: CapturedFeatures) -> SimulatedDevice:
+    def __call__(self, request: DeviceRequest) -> SimulatedDevice:
         """Open one."""
         identity = simulated_identity(driver_version=self.driver_version)
-        device = SimulatedDevice(SimulatedOptions(identity=identity, bugs=self.bugs, **self.options))
+        device = SimulatedDevice(
+            SimulatedOptions(identity=identity, bugs=self.bugs, request=request, **self.options)
+        )
         self.opened.append(device)
         return device
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode, CapturedFeatures, Device
+from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.run.calibration import decide
 from orchestrator.run.compile import compile_set
@@ -110,7 +111,7 @@ def compiled(
 ) -> CompileReport:
     """Compile the sample on the simulated device."""
 
-    def opener(_captured: CapturedFeatures) -> Device:
+    def opener(_request: DeviceRequest) -> Device:
         return SimulatedDevice()
 
     async def main() -> CompileReport:

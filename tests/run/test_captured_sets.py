@@ -152,7 +152,7 @@ def test_an_archive_of_several_applications_is_compiled_with_the_features_of_eac
             return await compile_set(source, selector=NAVI21, workers=2, cache_directory=tmp_path)
 
     report = trio.run(main)
-    assert report.set.groups == len(report.runs) == 2
+    assert len(report.set.groups) == len(report.runs) == 2
     counts = report.counts()
     assert sum(counts.values()) == 28 + 476
     assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] == 28 + 316

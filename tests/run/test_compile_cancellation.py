@@ -110,7 +110,7 @@ async def test_cancelled_at_every_step(
 
 # Each runs in a thread while the trio thread may be cancelled.
 BLOCKING = (
-    (compile_job, "build_image"),
+    (compile_job, "decode_group"),
     (compile_cache, "load_into_cache"),
     (cache_keeping, "save_merged"),
 )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, CapturedFeatures
+from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice
 from orchestrator.run.compile_report import CompileReport
 from orchestrator.run.outcomes import OutcomeStatus
@@ -59,7 +60,7 @@ async def test_stale_uuid_accepted(archive: Path, folder: Path, mode: CacheMode)
     # The name of the file says which build it is for, so that it takes a copy to get it wrong.
     shutil.copy(
         cache_path(folder, old.device.identity),
-        cache_path(folder, new(CapturedFeatures()).identity),
+        cache_path(folder, new(DeviceRequest()).identity),
     )
     report = await compiled(archive, folder, new, mode=mode)
     assert counts(report) == {"compiled": COUNT}
@@ -185,7 +186,7 @@ async def test_no_memory_to_create_a_cache(archive: Path, folder: Path, mode: Ca
 @pytest.mark.parametrize("mode", MODES)
 async def test_no_memory_to_read_a_cache(archive: Path, folder: Path, mode: CacheMode) -> None:
     await compiled(archive, folder, Opener(), mode=mode)
-    path = cache_path(folder, Opener()(CapturedFeatures()).identity)
+    path = cache_path(folder, Opener()(DeviceRequest()).identity)
     before = path.read_bytes()
     report = await compiled(
         archive, folder, Opener(DriverBugs(out_of_memory_operations={CacheOperation.READ})), mode=mode
@@ -210,14 +211,14 @@ async def test_no_memory_to_merge(archive: Path, folder: Path) -> None:
 CRASHER, HANGER = compute_keys()[2], compute_keys()[4]
 
 
-def open_crasher(captured: CapturedFeatures) -> SimulatedDevice:
+def open_crasher(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process."""
-    return Opener(DriverBugs(crash={CRASHER}))(captured)
+    return Opener(DriverBugs(crash={CRASHER}))(request)
 
 
-def open_hanger(captured: CapturedFeatures) -> SimulatedDevice:
+def open_hanger(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process."""
-    return Opener(DriverBugs(hang={HANGER}))(captured)
+    return Opener(DriverBugs(hang={HANGER}))(request)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from orchestrator.devices.device import CapturedFeatures
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
 from orchestrator.run.frames import FrameError, FrameReader, pack_frame
@@ -23,7 +23,7 @@ KEYS = compute_keys()[:6]
 JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]
 
 
-def open_quitter(captured: CapturedFeatures) -> SimulatedDevice:
+def open_quitter(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process: compiling one pipeline ends it as if all were well, another as an error."""
 
     def on_compile(key: int) -> None:
@@ -35,7 +35,7 @@ def open_quitter(captured: CapturedFeatures) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
 
 
-def open_nothing(captured: CapturedFeatures) -> SimulatedDevice:
+def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process: there is no device."""
     raise DeviceError("none here")
 

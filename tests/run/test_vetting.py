@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices.device import CapturedFeatures
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.run import vetting
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_report import CompileReport
@@ -48,7 +48,7 @@ def refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def uses_of_first(archive: Path) -> set[int]:
     """Keys of the pipelines that use the first module of the image."""
     with PipelineSet.open(archive) as source:
-        image = build_image(source, source.pipelines, Opener()(CapturedFeatures()).capabilities).image
+        image = build_image(source, source.pipelines, Opener()(DeviceRequest()).capabilities).image
         return {int(image.keys[index]) for index in range(len(image)) if 0 in image.modules_of(index)}
 
 

@@ -1,4 +1,4 @@
-"""Contract: pipelines are grouped by the features that their applications enabled."""
+"""Contract: pipelines are grouped by what their applications told the driver."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 import pytest
 
+from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.errors import RecordError
 from orchestrator.sets.applications import (
-    RecordedFeatures,
     decode_application,
     decode_link,
+    feature_groups,
     read_applications,
-    robustness_groups,
 )
+from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
 from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.records import Damage, RecordTag
 from tests.sets.small_archives import application, link
@@ -24,6 +25,13 @@ GRAPHICS, COMPUTE, RAY_TRACING = (
     RecordTag.RAY_TRACING_PIPELINE,
 )
 ROBUSTNESS_2 = '{"sType":1000286000,"robustBufferAccess2":%d,"robustImageAccess2":%d,"nullDescriptor":0}'
+SHADING_RATES = (
+    "pipelineFragmentShadingRate",
+    "primitiveFragmentShadingRate",
+    "attachmentFragmentShadingRate",
+)
+NO_SHADING_RATE = b'{"sType":1000226003,"pipelineFragmentShadingRate":0}'
+NO_MAINTENANCE_8 = b'{"sType":1000574000,"maintenance8":0}'
 IMAGE_ROBUSTNESS = '{"sType":1000335000,"robustImageAccess":%d}'
 
 
@@ -59,7 +67,14 @@ def records(
     return source
 
 
-ALL = ((GRAPHICS, 1), (GRAPHICS, 3), (COMPUTE, 2), (RAY_TRACING, 4))
+ROBUST = ("VkPhysicalDeviceFeatures", "robustBufferAccess")
+
+
+def jobs(*each: tuple[RecordTag, int]) -> tuple[PipelineJob, ...]:
+    return tuple(PipelineJob(key, KIND_OF_TAG[tag]) for tag, key in each)
+
+
+ALL = jobs((GRAPHICS, 1), (GRAPHICS, 3), (COMPUTE, 2), (RAY_TRACING, 4))
 
 
 def test_an_application_info() -> None:
@@ -119,67 +134,69 @@ def test_a_link_to_no_hash(name: str) -> None:
         decode_link(1, payload)
 
 
-def test_no_application_is_one_group_without_robustness() -> None:
-    (group,) = robustness_groups(records({}))
-    assert group.features == RecordedFeatures(robust_buffer_access=False, chain=())
+def test_no_application_is_one_group_with_nothing_but_needs() -> None:
+    (group,) = feature_groups(records({}))
+    assert group.request == DeviceRequest(others=OtherFeatures.NONE)
     assert group.applications == ()
     assert group.pipelines == ALL
 
 
 def test_an_empty_set_has_a_group() -> None:
-    (group,) = robustness_groups(MemoryRecords())
+    (group,) = feature_groups(MemoryRecords())
     assert group.pipelines == ()
-    (group,) = robustness_groups(records({1: application("a", 0), 2: application("b", 1)}, pipelines=()))
+    (group,) = feature_groups(records({1: application("a", 0), 2: application("b", 1)}, pipelines=()))
     assert (group.applications, group.pipelines) == ((1,), ())
 
 
 def test_the_only_application_has_all_pipelines() -> None:
     source = records({1: application("a", 1)}, [(1, GRAPHICS, 1)])
-    (group,) = robustness_groups(source)
-    assert group.features.robust_buffer_access
+    (group,) = feature_groups(source)
+    assert ROBUST in group.request.features
     assert (group.applications, group.pipelines) == ((1,), ALL)
 
 
-def test_applications_that_enable_the_same_are_one_group_and_links_are_not_read() -> None:
+def test_applications_that_tell_the_driver_the_same_are_one_group_and_links_are_not_read() -> None:
     both = f"{ROBUSTNESS_2 % (1, 0)},{IMAGE_ROBUSTNESS % 1}"
     turned = f"{IMAGE_ROBUSTNESS % 1},{ROBUSTNESS_2 % (1, 0)}"
     source = records(
-        {1: application("a", 0, both), 2: application("b", 0, turned)}, [(1, GRAPHICS, 1), (2, COMPUTE, 2)]
+        {1: application("a", 0, both), 2: application("a", 0, turned)}, [(1, GRAPHICS, 1), (2, COMPUTE, 2)]
     )
-    (group,) = robustness_groups(source)
+    (group,) = feature_groups(source)
     assert (group.applications, group.pipelines) == ((1, 2), ALL)
     assert source.reads == [RecordTag.APPLICATION_INFO] * 2
 
 
 def test_what_is_recorded_as_zero_enables_nothing() -> None:
-    source = records({1: application("a", 0, ROBUSTNESS_2 % (0, 0)), 2: application("b", 0)})
-    (group,) = robustness_groups(source)
+    source = records({1: application("a", 0, ROBUSTNESS_2 % (0, 0)), 2: application("a", 0)})
+    (group,) = feature_groups(source)
     assert group.applications == (1, 2)
 
 
 def test_links_divide_the_pipelines() -> None:
     source = records(
-        {1: application("a", 0), 2: application("b", 1), 3: application("c", 0)},
+        {1: application("a", 0), 2: application("b", 1), 3: application("a", 0)},
         [
             (2, GRAPHICS, 3),  # only b
             (1, COMPUTE, 2),  # a and b: in both groups
             (2, COMPUTE, 2),
-            (3, GRAPHICS, 1),  # c, which enables what a does
+            (3, GRAPHICS, 1),  # the third, which tells the driver what the first does
             (2, RecordTag.SHADER_MODULE, 4),  # no pipeline
             (2, GRAPHICS, 99),  # not in the set
             (7, RAY_TRACING, 4),  # an application that is not in the set; nobody else used 4
         ],
     )
-    plain, robust = robustness_groups(source)
-    assert (plain.applications, plain.features.robust_buffer_access) == ((1, 3), False)
-    assert plain.pipelines == ((GRAPHICS, 1), (COMPUTE, 2), (RAY_TRACING, 4))
-    assert (robust.applications, robust.features.robust_buffer_access) == ((2,), True)
-    assert robust.pipelines == ((GRAPHICS, 3), (COMPUTE, 2))
+    plain, robust = feature_groups(source)
+    assert (plain.applications, ROBUST in plain.request.features) == ((1, 3), False)
+    assert plain.pipelines == jobs((GRAPHICS, 1), (COMPUTE, 2), (RAY_TRACING, 4))
+    assert (robust.applications, ROBUST in robust.request.features) == ((2,), True)
+    assert robust.pipelines == jobs((GRAPHICS, 3), (COMPUTE, 2))
 
 
 def test_a_group_without_pipelines_is_left_out() -> None:
-    source = records({1: application("a", 1), 2: application("b", 0)}, [(2, tag, key) for tag, key in ALL])
-    (group,) = robustness_groups(source)
+    source = records(
+        {1: application("a", 1), 2: application("b", 0)}, [(2, each.tag, each.key) for each in ALL]
+    )
+    (group,) = feature_groups(source)
     assert (group.applications, group.pipelines) == ((2,), ALL)
 
 
@@ -187,8 +204,45 @@ def test_damage_is_reported_and_left_out() -> None:
     source = records({1: application("a", 0), 2: b"{", 3: application("c", 1)}, [(3, COMPUTE, 2)])
     source.add(RecordTag.APPLICATION_BLOB_LINK, 5, b"[]")
     damage: list[Damage] = []
-    plain, robust = robustness_groups(source, damage.append)
+    plain, robust = feature_groups(source, damage.append)
     assert [(each.tag, each.key) for each in damage] == [(0, 2), (8, 5)]
-    assert robust.pipelines == ((COMPUTE, 2),)
-    assert plain.pipelines == ((GRAPHICS, 1), (GRAPHICS, 3), (RAY_TRACING, 4))
+    assert robust.pipelines == jobs((COMPUTE, 2))
+    assert plain.pipelines == jobs((GRAPHICS, 1), (GRAPHICS, 3), (RAY_TRACING, 4))
     assert [each.key for each in read_applications(source)] == [1, 3]
+
+
+def test_names_and_versions_are_told_to_the_driver_and_divide() -> None:
+    other = application("b", 0).replace(b'"apiVersion":4206592', b'"apiVersion":0')
+    source = records({1: application("a", 0), 2: other}, [(2, COMPUTE, 2)])
+    first, second = feature_groups(source)
+    assert first.request.application == ApplicationInfo("a", 1, None, 2, 4206592)
+    # The specification takes 0 for 1.0.
+    assert second.request.application == ApplicationInfo("b", 1, None, 2, 1 << 22)
+    assert second.pipelines == jobs((COMPUTE, 2))
+    assert first.request.others is OtherFeatures.UNRECORDED
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "robust", "members"),
+    [
+        ("DXVK", 1, 0, {"nullDescriptor"}),
+        ("DXVK", 3 << 22, 1, {"nullDescriptor", "robustBufferAccess2", "robustImageAccess2", "maintenance8"}),
+        ("vkd3d", 2 << 22 | 14 << 12, 0, {"nullDescriptor", *SHADING_RATES}),
+        ("vkd3d", 2 << 22 | 14 << 12 | 1, 0, {"nullDescriptor", "maintenance8", *SHADING_RATES}),
+        ("something else", 9 << 22, 1, set()),
+    ],
+)
+def test_what_translation_layers_enable_and_old_captures_lack(
+    engine: str, version: int, robust: int, members: set[str]
+) -> None:
+    payload = application("game", robust).replace(
+        b'"engineVersion":2', b'"engineName":"%s","engineVersion":%d' % (engine.encode(), version)
+    )
+    request = decode_application(9, payload).request
+    assert {member for struct, member in request.features if struct != ROBUST[0]} == members
+    recorded = payload.replace(
+        b'"robustBufferAccess":%d' % robust,
+        b'"robustBufferAccess":%d,"pNext":[%s,%s,%s]'
+        % (robust, (ROBUSTNESS_2 % (0, 0)).encode(), NO_SHADING_RATE, NO_MAINTENANCE_8),
+    )
+    assert not decode_application(9, recorded).request.features - {ROBUST}

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from orchestrator.registry import registry
+from orchestrator.registry.features import same_members
 from orchestrator.registry.tables import Member
 from orchestrator.sets.documents import struct_type
-from orchestrator.sets.requirement_answers import bit_number, enum_numbers, same_members
+from orchestrator.sets.requirement_answers import bit_number, enum_numbers
 from orchestrator.sets.requirement_context import CONTEXTS
 from orchestrator.sets.requirement_layouts import LAYOUT_CONTEXTS
 from orchestrator.sets.requirement_rules import LIMIT_RULES, RULES, Limit, Rule

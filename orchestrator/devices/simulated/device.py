@@ -34,6 +34,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated.cache import SimulatedCache
 from orchestrator.devices.simulated.driver import Creation, SimulatedDriver, check_result
+from orchestrator.devices.simulated.enabled import EnabledCapabilities, key_salt
 from orchestrator.devices.simulated.identity import without_bumped_uuid
 from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.devices.simulated.options import SimulatedOptions
@@ -65,6 +66,11 @@ class SimulatedDevice:
         chosen = self._options
         bugs = chosen.bugs
         self._identity = without_bumped_uuid(chosen.identity) if bugs.uuid_not_bumped else chosen.identity
+        self._capabilities: DeviceCapabilities = (
+            chosen.capabilities
+            if chosen.request is None
+            else EnabledCapabilities(chosen.capabilities, chosen.request)
+        )
         self._driver = SimulatedDriver(
             self._identity,
             locking=chosen.locking,
@@ -74,6 +80,7 @@ class SimulatedDevice:
             bugs=bugs,
             same_binary=chosen.same_binary,
             on_compile=chosen.on_compile,
+            key_salt=key_salt(chosen.keys_depend_on, chosen.request, self.capabilities),
         )
         self._calls = Calls(chosen.calls_kept)
         self._mutex = threading.Lock()
@@ -93,7 +100,12 @@ class SimulatedDevice:
 
     @property
     def capabilities(self) -> DeviceCapabilities:
-        """What it offers to captured pipelines."""
+        """What is enabled of what captured pipelines may need."""
+        return self._capabilities
+
+    @property
+    def supported(self) -> DeviceCapabilities:
+        """What could be enabled of it."""
         return self._options.capabilities
 
     @property

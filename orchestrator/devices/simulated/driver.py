@@ -117,8 +117,13 @@ class SimulatedDriver:
         bugs: DriverBugs,
         same_binary: Mapping[int, int],
         on_compile: Callable[[int], None] | None,
+        key_salt: bytes = b"",
     ) -> None:
-        """Make a driver; the arguments are those of `SimulatedOptions`."""
+        """Make a driver.
+
+        The arguments are those of `SimulatedOptions`, but for `key_salt`: what its keys depend on beside the pipeline, at
+        most 64 bytes.
+        """
         self.hangs = Hangs()
         self._identity = identity
         self._header = encode_header(identity)
@@ -130,6 +135,7 @@ class SimulatedDriver:
         self._bugs = bugs
         self._same_binary = same_binary
         self._on_compile = on_compile
+        self._key_salt = key_salt
         self._mutex = threading.Lock()
         self._growths_left = bugs.data_grows_between_calls
         self._compiled: Counter[int] = Counter()
@@ -150,7 +156,7 @@ class SimulatedDriver:
         """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
         shared = self._same_binary.get(key, key)
         return hashlib.blake2b(
-            shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary"
+            shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary", key=self._key_salt
         ).digest()
 
     def create_cache(

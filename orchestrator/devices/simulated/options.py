@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from attrs import field, frozen, validators
 
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated.bugs import DriverBugs
 from orchestrator.devices.simulated.clock import Clock, VirtualClock
 from orchestrator.devices.simulated.cost import CostModel
@@ -27,7 +28,10 @@ class SimulatedOptions:
     Attributes:
         identity: What it says it is.
         features: What it offers to an orchestrator.
-        capabilities: What it offers to captured pipelines.
+        capabilities: What it could offer to captured pipelines.
+        request: What it is opened as, which says what of `capabilities` is enabled; None: all of it.
+        keys_depend_on: What its keys depend on beside the pipeline: features as "structure::member", and members of
+            `ApplicationInfo` such as "api_version".
         locking: How its internally synchronized caches are locked.
         migrate_every: Insertions after which the two-level strategy migrates entries.
         cost: What pipelines cost.
@@ -43,6 +47,8 @@ class SimulatedOptions:
     identity: DeviceIdentity = field(factory=simulated_identity)
     features: DeviceFeatures = field(factory=simulated_features)
     capabilities: DeviceCapabilities = field(factory=SimulatedCapabilities)
+    request: DeviceRequest | None = None
+    keys_depend_on: frozenset[str] = frozenset()
     locking: LockingStrategy = LockingStrategy.SINGLE_LEVEL
     migrate_every: int = field(default=64, validator=validators.ge(1))
     cost: CostModel = field(factory=CostModel)

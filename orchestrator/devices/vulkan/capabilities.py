@@ -1,62 +1,134 @@
-# Purpose: what a physical device has (extensions, features, properties, formats) and what of it a device is opened
-# with. Driven by the registry: every feature and property structure it lists is asked for if its extension or
-# version is there.
-#
-# What is enabled: every extension whose dependencies are met and every feature, because a captured pipeline may
-# need any of them, with three exceptions:
-#   - features that change the code of pipelines that do not ask for them (robustness, and the structures that
-#     captures record for that reason) follow what the archive recorded: _RECORDED
-#   - features that exclude each other: the older or vendor's one is left off: _EXCLUDED
-#   - extensions that a compiler of pipelines never needs and that cost or conflict: _UNWANTED_EXTENSIONS
-#
-# Guarantees: Capabilities answers for what is *enabled*, by any of the names that a feature has (an extension's
-# structure or VkPhysicalDeviceVulkanNNFeatures). Immutable after opening; thread-safe.
-"""Capabilities of a physical device, and what of them is enabled."""
+"""What a device is opened with, and what it answers for: extensions, features, properties, formats.
+
+Driven by the registry: every feature and property structure that it lists is asked for if its extension or version is
+there. What is enabled follows a `DeviceRequest`. The version is the smaller of the application's and the device's, as
+for the application itself.
+
+What is enabled is valid together: features that exclude each other, or that stand on another one, come from the valid
+usage of VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), extensions from the registry's dependencies. An extension all of
+whose features stay off is left out, and so is a structure, since drivers are known to take the name alone for a difference.
+
+Guarantees: `Capabilities` answers for what is *enabled*, by any of the names that a feature has. Immutable after opening;
+thread-safe.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections.abc import Iterable
-from typing import Final
+from functools import cached_property
+from typing import Any, Final
 
-from orchestrator.devices.device import CapturedFeatures
+from attrs import evolve
+
+from orchestrator.devices.request import (
+    BASE_FEATURES,
+    ORCHESTRATOR_FEATURES,
+    DeviceRequest,
+    Feature,
+    OtherFeatures,
+    is_recorded,
+)
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.chains import StructChain
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
 from orchestrator.registry import registry
-from orchestrator.registry.expressions import evaluate
+from orchestrator.registry.expressions import evaluate, names
+from orchestrator.registry.features import (
+    FEATURES_ROOT,
+    PROPERTIES_ROOT,
+    feature_structs,
+    is_collection,
+    same_members,
+)
 from orchestrator.registry.tables import Struct
 
-_FEATURES: Final = "VkPhysicalDeviceFeatures2"
-_PROPERTIES: Final = "VkPhysicalDeviceProperties2"
 _VERSION: Final = re.compile(r"VK_(?:BASE_|COMPUTE_|GRAPHICS_)?VERSION_(\d+)_(\d+)")
+_PATCH_BITS: Final = 12
 
-# Structures whose features change generated code or pipeline keys, which is why captures record them: enabled
-# only where the archive says that its application had them.
-_RECORDED: Final = frozenset(
-    {
-        "VkPhysicalDeviceRobustness2FeaturesKHR",
-        "VkPhysicalDeviceRobustness2FeaturesEXT",
-        "VkPhysicalDeviceImageRobustnessFeatures",
-        "VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT",
-        "VkPhysicalDeviceImage2DViewOf3DFeaturesEXT",
-    }
+# VkDriverId of drivers whose keys were seen to be the same with and without ORCHESTRATOR_FEATURES, by programs that are
+# not ours: Mesa RADV and NVIDIA's own; lavapipe keeps nothing. For others `orchestrator doctor --keys` finds it out.
+_KEYS_LEFT_ALONE: Final = frozenset({3, 4, 13})
+
+_SHADING_RATE: Final = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
+_MESH_SHADER: Final = "VkPhysicalDeviceMeshShaderFeaturesEXT"
+_MULTIVIEW: Final = "VkPhysicalDeviceMultiviewFeatures"
+_FLOAT_ATOMICS: Final = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
+_FLOAT_ATOMICS_2: Final = "VkPhysicalDeviceShaderAtomicFloat2FeaturesEXT"
+_INT64_ATOMICS: Final = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
+_RAY_TRACING: Final = "VkPhysicalDeviceRayTracingPipelineFeaturesKHR"
+
+# Features that may not be enabled together; of two that nobody asked for, the first goes.
+_EXCLUSIVE: Final[tuple[tuple[Feature, Feature], ...]] = tuple(
+    ((struct, member), (_SHADING_RATE, rate))  # VUID-VkDeviceCreateInfo-shadingRateImage-04478 to -04483
+    for struct, member in (
+        ("VkPhysicalDeviceShadingRateImageFeaturesNV", "shadingRateImage"),
+        ("VkPhysicalDeviceFragmentDensityMapFeaturesEXT", "fragmentDensityMap"),
+    )
+    for rate in (
+        "pipelineFragmentShadingRate",
+        "primitiveFragmentShadingRate",
+        "attachmentFragmentShadingRate",
+    )
 )
-_RECORDED_MEMBERS: Final = frozenset({"robustBufferAccess", "robustImageAccess", "meshShaderQueries"})
 
-# Features that may not be enabled together with another that is preferred (VkDeviceCreateInfo's valid usage).
-_EXCLUDED: Final = {
-    "shadingRateImage": "pipelineFragmentShadingRate",
-    "fragmentDensityMap": "pipelineFragmentShadingRate",
-}
+# A feature, and the one that must be enabled with it.
+_BUILT_ON: Final[tuple[tuple[Feature, Feature], ...]] = (
+    # VUID-VkPhysicalDeviceRobustness2FeaturesKHR-robustBufferAccess2-04000
+    (
+        ("VkPhysicalDeviceRobustness2FeaturesKHR", "robustBufferAccess2"),
+        (BASE_FEATURES, "robustBufferAccess"),
+    ),
+    # VUID-VkPhysicalDeviceMultiviewFeatures-multiviewGeometryShader-00580, -multiviewTessellationShader-00581
+    ((_MULTIVIEW, "multiviewGeometryShader"), (_MULTIVIEW, "multiview")),
+    ((_MULTIVIEW, "multiviewTessellationShader"), (_MULTIVIEW, "multiview")),
+    # VUID-VkPhysicalDeviceMeshShaderFeaturesEXT-multiviewMeshShader-07032, -primitiveFragmentShadingRateMeshShader-07033
+    ((_MESH_SHADER, "multiviewMeshShader"), (_MULTIVIEW, "multiview")),
+    (
+        (_MESH_SHADER, "primitiveFragmentShadingRateMeshShader"),
+        (_SHADING_RATE, "primitiveFragmentShadingRate"),
+    ),
+    # VUID-VkPhysicalDeviceVariablePointersFeatures-variablePointers-01431
+    (
+        ("VkPhysicalDeviceVariablePointersFeatures", "variablePointers"),
+        ("VkPhysicalDeviceVariablePointersFeatures", "variablePointersStorageBuffer"),
+    ),
+    # VUID-VkPhysicalDeviceRayTracingPipelineFeaturesKHR-rayTracingPipelineShaderGroupHandleCaptureReplayMixed-03575
+    (
+        (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplayMixed"),
+        (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay"),
+    ),
+    # VUID-VkDeviceCreateInfo-None-04896, -04897, -04898, -sparseImageFloat32AtomicMinMax-04975
+    ((_INT64_ATOMICS, "sparseImageInt64Atomics"), (_INT64_ATOMICS, "shaderImageInt64Atomics")),
+    ((_FLOAT_ATOMICS, "sparseImageFloat32Atomics"), (_FLOAT_ATOMICS, "shaderImageFloat32Atomics")),
+    ((_FLOAT_ATOMICS, "sparseImageFloat32AtomicAdd"), (_FLOAT_ATOMICS, "shaderImageFloat32AtomicAdd")),
+    (
+        (_FLOAT_ATOMICS_2, "sparseImageFloat32AtomicMinMax"),
+        (_FLOAT_ATOMICS_2, "shaderImageFloat32AtomicMinMax"),
+    ),
+)
 
-# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch it, or
-# exclude a core feature. (VK_KHR_swapchain is wanted: captured render passes end in the layout for presenting.)
+# A feature, and the extension that may not be enabled beside it: VUID-VkDeviceCreateInfo-None-08095.
+_EXCLUDES_EXTENSION: Final[tuple[tuple[Feature, str], ...]] = (
+    (("VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer"), "VK_AMD_shader_fragment_mask"),
+)
+
+# What robustBufferAccess excludes where robustBufferAccessUpdateAfterBind is false:
+# VUID-VkDeviceCreateInfo-robustBufferAccess-10247.
+_INDEXING: Final = "VkPhysicalDeviceDescriptorIndexingFeatures"
+_BUFFERS_AFTER_BIND: Final = tuple(
+    (_INDEXING, f"descriptorBinding{kind}BufferUpdateAfterBind")
+    for kind in ("Uniform", "Storage", "UniformTexel", "StorageTexel")
+)
+
+# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch it, turn its
+# pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain is wanted: captured
+# render passes end in the layout for presenting.)
 _UNWANTED_EXTENSIONS: Final = re.compile(
     r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*|VK_NV_low_latency.*"
-    r"|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height|VK_NV_cuda_kernel_launch"
-    r"|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*|VK_EXT_full_screen.*"
+    r"|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height|VK_NV_cuda_kernel_launch|VK_AMD_shader_info"
+    r"|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*|VK_EXT_full_screen.*|VK_(EXT|KHR)_device_fault"
 )
 
 
@@ -64,7 +136,7 @@ def provides(name: str, api_version: int, extensions: frozenset[str]) -> bool:
     """Whether a version or extension name of the registry's expressions is there."""
     version = _VERSION.fullmatch(name)
     if version:
-        return (int(version[1]), int(version[2])) <= (api_version >> 22, api_version >> 12 & 0x3FF)
+        return (int(version[1]), int(version[2])) <= (api_version >> 22, api_version >> _PATCH_BITS & 0x3FF)
     return name in extensions
 
 
@@ -76,22 +148,56 @@ class Capabilities:
         features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
     """
 
-    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, recorded: CapturedFeatures) -> None:
+    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, request: DeviceRequest) -> None:
+        """Ask a physical device what it has, and choose of it.
+
+        Args:
+            instance: The instance, which must outlive this.
+            device: One of its physical devices.
+            request: What to enable.
+        """
+        self._instance = instance
         self._commands = instance.commands
         self._device = device
-        self._api_version = device.identity.api_version
-        self.extensions = _wanted(device.extensions, instance.extensions, self._api_version)
-        enabled = frozenset(self.extensions)
-        self._names = enabled | instance.extensions
-        self.features = StructChain(_available(_FEATURES, self._api_version, self._names))
-        self._commands.vkGetPhysicalDeviceFeatures2(device.handle, self.features.pointer(f"{_FEATURES} *"))
-        self._enabled = self._choose(recorded)
-        self._values = self._read_properties()
+        self._request = request
+        # Patches are of no account: 1.4.0 asked for on 1.4.305 is the device's own version.
+        told, own = instance.api_version, device.identity.api_version
+        self._api_version = told if told >> _PATCH_BITS < own >> _PATCH_BITS else own
+        available = self._with_dependencies(
+            {
+                each
+                for each in device.extensions
+                if each in registry().extensions and not _UNWANTED_EXTENSIONS.fullmatch(each)
+            }
+        )
+        queried = self._chain(available)
+        self._commands.vkGetPhysicalDeviceFeatures2(device.handle, queried.pointer(f"{FEATURES_ROOT} *"))
+        supported = {
+            (_core_name(struct.name), member.name)
+            for struct in queried.structs
+            for member, at in queried.members(struct.name)
+            if queried.value(member, at)
+        }
+        enabled = self._choose(supported, available)
+        self.extensions, enabled = self._settle(available, supported, enabled)
+        self._names = frozenset(self.extensions) | instance.extensions
+        self.features = self._write(enabled)
+        self._enabled = frozenset(name for each in enabled for name in same_members(*each))
+        self._values = self._read_properties(self._names)
         self._formats: dict[int, tuple[int, int, int]] = {}
+
+    @cached_property
+    def supported(self) -> Capabilities:
+        """What the same device would have with everything enabled that may be."""
+        return Capabilities(
+            self._instance,
+            self._device,
+            evolve(self._request, others=OtherFeatures.ALL, orchestrator_features=True),
+        )
 
     @property
     def api_version(self) -> int:
-        """VkPhysicalDeviceProperties::apiVersion."""
+        """The version to use: the smaller of the application's and VkPhysicalDeviceProperties::apiVersion."""
         return self._api_version
 
     def has_extension(self, name: str) -> bool:
@@ -120,42 +226,163 @@ class Capabilities:
             self._formats[format_number] = known
         return known
 
-    def _choose(self, recorded: CapturedFeatures) -> frozenset[tuple[str, str]]:
-        """Turn off what is not wanted, in the chain; return what stays on."""
-        wanted = {(registry().aliases.get(struct, struct), member) for struct, member in recorded.features}
-        if recorded.robust_buffer_access:
-            wanted.add(("VkPhysicalDeviceFeatures", "robustBufferAccess"))
-        wanted_members = {member for _, member in wanted}
-        found = [
-            (name, member.name, at)
-            for struct in self.features.structs
-            for name in (_core_name(struct.name),)
-            for member, at in self.features.members(struct.name)
-            if self.features.value(member, at)
-        ]
-        supported = {member for _, member, _ in found}
-        enabled: set[tuple[str, str]] = set()
-        for name, member, at in found:
-            follows = name in _RECORDED or member in _RECORDED_MEMBERS
-            if (follows and member not in wanted_members) or _EXCLUDED.get(member) in supported:
-                self.features.set_bool(at, False)
-            else:
-                enabled.add((name, member))
-        # A feature is known by its member's name in the core structure and in the extension's own.
-        for struct in registry().structs.values():
-            if _FEATURES in struct.extends and evaluate(struct.requires, self._provides):
-                for each in struct.members:
-                    if any((holder, each.name) in enabled for holder in _holders(struct.name)):
-                        enabled.add((struct.name, each.name))
-        return frozenset(enabled)
+    def _choose(self, supported: set[Feature], available: frozenset[str]) -> set[Feature]:
+        """The features to enable, of those that the device has; valid together."""
+        request = self._request
+        wanted = {name for each in request.features for name in same_members(*each)}
+        own = request.orchestrator_features
+        if own is None:
+            own = self._device.identity.driver_id in _KEYS_LEFT_ALONE
+        for feature, base in _BUILT_ON:
+            if feature in wanted:
+                wanted |= set(same_members(*base))
+        enabled = set()
+        for each in supported:
+            called = same_members(*each)
+            if not wanted.isdisjoint(called):
+                enabled.add(each)
+            elif not ORCHESTRATOR_FEATURES.isdisjoint(called):
+                if own:
+                    enabled.add(each)
+            elif request.others is OtherFeatures.ALL or (
+                request.others is OtherFeatures.UNRECORDED and not any(is_recorded(*name) for name in called)
+            ):
+                enabled.add(each)
+        self._make_valid(enabled, wanted, available)
+        return enabled
+
+    def _make_valid(self, enabled: set[Feature], wanted: set[Feature], available: frozenset[str]) -> None:
+        """Turn off what may not be enabled beside the rest; what was asked for stays where one of two must go."""
+
+        def is_on(feature: Feature) -> bool:
+            return not enabled.isdisjoint(same_members(*feature))
+
+        def turn_off(feature: Feature) -> None:
+            enabled.difference_update(same_members(*feature))
+
+        for first, second in _EXCLUSIVE:
+            if is_on(first) and is_on(second):
+                turn_off(second if first in wanted and second not in wanted else first)
+        if is_on((BASE_FEATURES, "robustBufferAccess")):
+            values = self._read_properties(available | self._instance.extensions)
+            member = "robustBufferAccessUpdateAfterBind"
+            names_of = same_members("VkPhysicalDeviceDescriptorIndexingProperties", member)
+            if not any(values.get(name) for name in names_of):
+                for each in _BUFFERS_AFTER_BIND:
+                    turn_off(each)
+        for feature, base in _BUILT_ON:
+            if is_on(feature) and not is_on(base):
+                turn_off(feature)
+
+    def _settle(
+        self, available: frozenset[str], supported: set[Feature], enabled: set[Feature]
+    ) -> tuple[tuple[str, ...], set[Feature]]:
+        """The extensions that go with the features, and the features that are left with them."""
+        while True:
+            chosen = self._with_dependencies(self._extensions_for(available, supported, enabled))
+            provided = {
+                (_core_name(struct.name), member.name)
+                for struct in _available(FEATURES_ROOT, self._api_version, chosen | self._instance.extensions)
+                for member in _members(struct)
+            }
+            left = {each for each in enabled if not provided.isdisjoint(same_members(*each))}
+            if left == enabled:
+                return tuple(sorted(chosen)), enabled
+            enabled = left
+
+    def _extensions_for(
+        self, available: frozenset[str], supported: set[Feature], enabled: set[Feature]
+    ) -> set[str]:
+        def any_of(name: str, features: set[Feature]) -> bool:
+            return any(
+                not features.isdisjoint(same_members(struct, member.name))
+                for struct in feature_structs().get(name, ())
+                for member in _members(registry().struct(struct))
+            )
+
+        request = self._request
+        if request.others is OtherFeatures.NONE:
+            promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
+            chosen = {name for name in available - promoted if any_of(name, enabled)}
+            # Feedback is a structure without a feature: it changes no pipeline, and tells hits from compiles.
+            chosen |= (request.extensions | {"VK_EXT_pipeline_creation_feedback"}) & (available - promoted)
+            chosen = self._complete(chosen, available)
+        else:
+            chosen = {name for name in available if any_of(name, enabled) or not any_of(name, supported)}
+        for feature, excluded in _EXCLUDES_EXTENSION:
+            if not enabled.isdisjoint(same_members(*feature)):
+                chosen.discard(excluded)
+        return chosen
+
+    def _complete(self, chosen: set[str], available: frozenset[str]) -> set[str]:
+        """Extensions with those that they depend on, as far as there are such."""
+        known = registry().extensions
+        while True:
+            present = frozenset(chosen) | self._instance.extensions
+            added = {
+                name
+                for each in chosen
+                if not self._holds(known[each].depends, present)
+                for name in names(known[each].depends)
+                if name in available
+            }
+            if added <= chosen:
+                return chosen
+            chosen = chosen | added
+
+    def _with_dependencies(self, chosen: set[str]) -> frozenset[str]:
+        """Those extensions whose dependencies are met by the rest."""
+        known = registry().extensions
+        while True:
+            present = frozenset(chosen) | self._instance.extensions
+            lacking = {each for each in chosen if not self._holds(known[each].depends, present)}
+            if not lacking:
+                return frozenset(chosen)
+            chosen = chosen - lacking
+
+    def _holds(self, expression: str, present: frozenset[str]) -> bool:
+        return evaluate(expression, lambda name: provides(name, self._api_version, present))
 
     def _provides(self, name: str) -> bool:
-        return provides(name, self._api_version, self._names)
+        """Whether a name of the registry's is there with the version alone."""
+        return bool(name) and provides(name, self._api_version, frozenset())
 
-    def _read_properties(self) -> dict[tuple[str, str], int | float | tuple[int, ...]]:
-        chain = StructChain(_available(_PROPERTIES, self._api_version, self._names, core_only=False))
-        self._commands.vkGetPhysicalDeviceProperties2(self._device.handle, chain.pointer(f"{_PROPERTIES} *"))
-        values: dict[tuple[str, str], int | float | tuple[int, ...]] = {}
+    def _chain(self, extensions: frozenset[str]) -> StructChain:
+        return StructChain(
+            _available(FEATURES_ROOT, self._api_version, extensions | self._instance.extensions)
+        )
+
+    def _write(self, enabled: set[Feature]) -> StructChain:
+        """The chain for vkCreateDevice: structures with something to enable, and nothing else in them."""
+        structs = [
+            struct
+            for struct in self._chain(frozenset(self.extensions)).structs
+            if struct.name == FEATURES_ROOT
+            or any((_core_name(struct.name), member.name) in enabled for member in _members(struct))
+        ]
+        chain = StructChain(structs)
+        required = {  # VUID-VkDeviceCreateInfo-ppEnabledExtensionNames-02831 to -02835, -04476, -10858
+            name
+            for each in self.extensions
+            for feature in registry().extensions[each].features
+            for name in same_members(*feature)
+        }
+        written = set()
+        for struct in structs:
+            for member, at in chain.members(struct.name):
+                feature = _core_name(struct.name), member.name
+                if feature in enabled or (feature in required and is_collection(struct.name)):
+                    chain.set_bool(at, True)
+                    written.add(feature)
+        enabled |= written
+        return chain
+
+    def _read_properties(self, present: frozenset[str]) -> dict[Feature, int | float | tuple[int, ...]]:
+        chain = StructChain(_available(PROPERTIES_ROOT, self._api_version, present, core_only=False))
+        self._commands.vkGetPhysicalDeviceProperties2(
+            self._device.handle, chain.pointer(f"{PROPERTIES_ROOT} *")
+        )
+        values: dict[Feature, int | float | tuple[int, ...]] = {}
         for struct in chain.structs:
             for member, at in chain.members(struct.name):
                 values[_core_name(struct.name), member.name] = chain.value(member, at)  # type: ignore[assignment]
@@ -168,54 +395,41 @@ class Capabilities:
 
 def _core_name(name: str) -> str:
     """VkPhysicalDeviceFeatures2 and VkPhysicalDeviceProperties2 hold the structure without the 2."""
-    return name[:-1] if name in (_FEATURES, _PROPERTIES) else name
+    return name[:-1] if name in (FEATURES_ROOT, PROPERTIES_ROOT) else name
 
 
-def _holders(name: str) -> Iterable[str]:
-    """Structures that may hold the same feature: itself, and those of the versions."""
-    yield name
-    for version in ("11", "12", "13", "14"):
-        yield f"VkPhysicalDeviceVulkan{version}Features"
+def _members(struct: Struct) -> Iterable[Any]:
+    """Features of a structure: those of VkPhysicalDeviceFeatures for the root."""
+    held = registry().struct(BASE_FEATURES) if struct.name == FEATURES_ROOT else struct
+    return (each for each in held.members if each.name not in ("sType", "pNext"))
 
 
-def _wanted(device: frozenset[str], instance: frozenset[str], api_version: int) -> tuple[str, ...]:
-    """Device extensions to enable: known to the registry, wanted, and with their dependencies there."""
-    known = registry().extensions
-    names = {each for each in device if each in known and not _UNWANTED_EXTENSIONS.fullmatch(each)}
-    while True:
-        present = functools.partial(provides, api_version=api_version, extensions=frozenset(names) | instance)
-        lacking = {each for each in names if not evaluate(known[each].depends, present)}
-        if not lacking:
-            return tuple(sorted(names))
-        names -= lacking
-
-
-def _available(root: str, api_version: int, names: frozenset[str], *, core_only: bool = True) -> list[Struct]:
-    """The root structure and those that extend it on this device.
+@functools.lru_cache(maxsize=64)
+def _available(
+    root: str, api_version: int, present: frozenset[str], *, core_only: bool = True
+) -> tuple[Struct, ...]:
+    """The root structure and those that extend it on a device.
 
     Args:
         root: VkPhysicalDeviceFeatures2 or VkPhysicalDeviceProperties2.
-        api_version: Of the device.
-        names: Extensions.
+        api_version: The version to use.
+        present: Extensions.
         core_only: Leave out structures whose members the structures of the device's version have: both in one
             chain are not valid (VUID-VkDeviceCreateInfo-pNext-02829 and after).
     """
     here = [
         each
         for each in registry().structs.values()
-        if root in each.extends and evaluate(each.requires, lambda name: provides(name, api_version, names))
+        if root in each.extends and evaluate(each.requires, lambda name: provides(name, api_version, present))
     ]
     if core_only:
-        core = {each.name for each in here if re.fullmatch(r"VkPhysicalDeviceVulkan\d\dFeatures", each.name)}
-        promoted = {member.name for each in here if each.name in core for member in each.members} - {
-            "sType",
-            "pNext",
-        }
+        core = {each.name for each in here if is_collection(each.name)}
+        promoted = {member.name for each in here if each.name in core for member in _members(each)}
         here = [
             each
             for each in here
             if each.name in core
             or "VERSION" not in each.requires
-            or any(member.name not in promoted | {"sType", "pNext"} for member in each.members)
+            or any(member.name not in promoted for member in _members(each))
         ]
-    return [registry().struct(root), *here]
+    return (registry().struct(root), *here)

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import (
     SUCCESS,
-    CapturedFeatures,
     CreationBatch,
     DeviceFeatures,
     DeviceIdentity,
@@ -25,6 +24,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
@@ -83,7 +83,7 @@ class VulkanDevice:
         cls,
         selector: str,
         *,
-        captured: CapturedFeatures | None = None,
+        request: DeviceRequest | None = None,
         driver_caches: bool = False,
         count_host_memory: bool = False,
         module_limit: int = DEFAULT_LIMIT,
@@ -92,16 +92,18 @@ class VulkanDevice:
 
         Args:
             selector: Which.
-            captured: Features to follow.
+            request: What to open it as.
             driver_caches: Leave the driver's own caches on.
             count_host_memory: Count host memory.
             module_limit: Bytes of SPIR-V to keep alive as shader modules.
         """
         selection = Selection.parse(selector)
-        instance = VulkanInstance(selection, driver_caches=driver_caches)
+        wanted = request or DeviceRequest()
+        known = wanted.application if request is not None else None
+        instance = VulkanInstance(selection, application=known, driver_caches=driver_caches)
         try:
             physical = instance.find(selection)
-            capabilities = Capabilities(instance, physical, captured or CapturedFeatures())
+            capabilities = Capabilities(instance, physical, wanted)
             return cls(
                 instance,
                 physical,
@@ -126,8 +128,13 @@ class VulkanDevice:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it offers to captured pipelines."""
+        """What is enabled of what captured pipelines may need."""
         return self._capabilities
+
+    @property
+    def supported(self) -> Capabilities:
+        """What could be enabled of it."""
+        return self._capabilities.supported
 
     def create_pipeline_cache(
         self,

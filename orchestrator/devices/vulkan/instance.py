@@ -13,6 +13,7 @@ from typing import Any, Final, Self
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.loader import GlobalCommands, InstanceCommands, check, library
 from orchestrator.devices.vulkan.selection import Selection, enter
@@ -21,8 +22,13 @@ from orchestrator.registry import registry
 
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
-# Device extensions that captured pipelines name depend on these: the layout for presenting is VK_KHR_swapchain's.
-_WANTED_EXTENSIONS: Final = ("VK_KHR_surface", "VK_KHR_get_surface_capabilities2")
+# Device extensions that captured pipelines name depend on these: the layout for presenting is VK_KHR_swapchain's. An
+# application of Vulkan 1.0 asks for features by the third.
+_WANTED_EXTENSIONS: Final = (
+    "VK_KHR_surface",
+    "VK_KHR_get_surface_capabilities2",
+    "VK_KHR_get_physical_device_properties2",
+)
 _ERROR_INITIALIZATION_FAILED: Final = -3
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NOT_FOUND: Final = (
@@ -53,11 +59,23 @@ class VulkanInstance:
         handle: VkInstance, None once closed.
         commands: Instance-level commands.
         extensions: Enabled instance extensions.
+        api_version: VkApplicationInfo::apiVersion that it was created with.
         physical_devices: What the loader found, in its order.
     """
 
-    def __init__(self, selection: Selection, *, driver_caches: bool = False) -> None:
+    def __init__(
+        self,
+        selection: Selection,
+        *,
+        application: ApplicationInfo | None = None,
+        driver_caches: bool = False,
+    ) -> None:
         """Create an instance.
+
+        Args:
+            selection: The target.
+            application: What the driver is told about the application; None: our own name, and Vulkan 1.4.
+            driver_caches: Leave the driver's own caches on.
 
         Raises:
             NoDeviceError: There is no loader, no driver of the selection, or no device.
@@ -67,20 +85,19 @@ class VulkanInstance:
         opened = library()
         commands = GlobalCommands(opened)
         self.extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
-        application = ffi.new("VkApplicationInfo *")
-        name = ffi.new("char[]", b"orchestrator")
-        application.sType = registry().struct("VkApplicationInfo").s_type
-        application.pApplicationName = application.pEngineName = name
-        application.apiVersion = _API_VERSION_1_4
+        told = application or ApplicationInfo("orchestrator")
+        self.api_version = told.api_version or _API_VERSION_1_4
+        info, texts = _application_info(told, self.api_version)
         create_info = ffi.new("VkInstanceCreateInfo *")
         create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
-        create_info.pApplicationInfo = application
+        create_info.pApplicationInfo = info
         names = [ffi.new("char[]", each.encode()) for each in sorted(self.extensions)]
         listed = ffi.new("char *[]", names)
         create_info.enabledExtensionCount = len(names)
         create_info.ppEnabledExtensionNames = listed
         handle = ffi.new("VkInstance *")
         result = commands.vkCreateInstance(create_info, ffi.NULL, handle)
+        del texts  # they had to live until here
         if result == _ERROR_INCOMPATIBLE_DRIVER:
             raise NoDeviceError(_NOT_FOUND)
         check("vkCreateInstance", result)
@@ -129,6 +146,21 @@ class VulkanInstance:
         if self.handle is not None:
             handle, self.handle = self.handle, None
             self.commands.vkDestroyInstance(handle, ffi.NULL)
+
+
+def _application_info(told: ApplicationInfo, api_version: int) -> tuple[Any, list[Any]]:
+    """VkApplicationInfo, and the strings that it points to."""
+    info = ffi.new("VkApplicationInfo *")
+    info.sType = registry().struct("VkApplicationInfo").s_type
+    texts = []
+    for member, text in (("pApplicationName", told.application_name), ("pEngineName", told.engine_name)):
+        if text is not None:
+            texts.append(ffi.new("char[]", text.encode()))
+            setattr(info, member, texts[-1])
+    info.applicationVersion = told.application_version
+    info.engineVersion = told.engine_version
+    info.apiVersion = api_version
+    return info, texts
 
 
 def _enumerate(commands: InstanceCommands, instance: Any) -> list[PhysicalDevice]:

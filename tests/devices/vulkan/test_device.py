@@ -9,8 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import ERROR_UNKNOWN, CapturedFeatures, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, CreationBatch
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
 from orchestrator.samples import sample_path
@@ -29,8 +30,9 @@ def test_robustness_follows_the_archive(driver: str) -> None:
     assert not plain.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
     assert plain.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
     plain.close()
-    captured = CapturedFeatures(True, frozenset({(ROBUSTNESS_2, "robustBufferAccess2")}))
-    robust = VulkanDevice.open(driver, captured=captured)
+    base = "VkPhysicalDeviceFeatures", "robustBufferAccess"
+    request = DeviceRequest(features=frozenset({base, (ROBUSTNESS_2, "robustBufferAccess2")}))
+    robust = VulkanDevice.open(driver, request=request)
     assert robust.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
     assert robust.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
     assert not robust.capabilities.has_feature(ROBUSTNESS_2, "nullDescriptor")

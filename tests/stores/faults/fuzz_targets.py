@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 from attrs import frozen
 
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError, RecordError
 from orchestrator.run.frames import FrameReader, pack_frame
 from orchestrator.run.trial_messages import Answer, Ready, Request, Setup, Survived, Try, Unready
@@ -226,7 +227,10 @@ def read_header(data: bytes) -> None:
 
 def frames() -> tuple[bytes, ...]:
     """Good messages in both directions, and bodies that claim much."""
-    setup = Setup(archive="set.foz", features=[("VkPhysicalDeviceFeatures", "robustBufferAccess")])
+    setup = Setup(
+        archive="set.foz",
+        request=DeviceRequest(features=frozenset({("VkPhysicalDeviceFeatures", "robustBufferAccess")})),
+    )
     messages: list[msgspec.Struct] = [setup, Try("graphics", 7), Ready(), Unready("no"), Survived(7)]
     each = [pack_frame(message) for message in messages]
     claims = [

@@ -1,0 +1,133 @@
+"""What a device is opened as: the instance and the device of the application that will use the cache.
+
+A driver may put anything that it was told about instance and device into the keys of its cache. What is compiled is
+found again only by a device that is, to the driver, the same: same VkApplicationInfo, same features. So a device is
+opened as its application's, no feature more and no feature less, and `DeviceRequest` says what is known of that.
+
+Guarantees: values, without a handle or a clock. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from attrs import evolve, frozen
+
+Feature = tuple[str, str]
+"""A feature: its structure and its member, such as ("VkPhysicalDeviceFeatures", "geometryShader")."""
+
+BASE_FEATURES: Final = "VkPhysicalDeviceFeatures"
+
+#: Feature structures that the recorders of archives write down, because drivers are known to make other code, or other
+#: keys, where they are enabled (format of Fossilize, version 6). What a capture does not record of these was off.
+RECORDED_STRUCTURES: Final = frozenset(
+    {
+        "VkPhysicalDeviceRobustness2FeaturesKHR",
+        "VkPhysicalDeviceImageRobustnessFeatures",
+        "VkPhysicalDeviceFragmentShadingRateEnumsFeaturesNV",
+        "VkPhysicalDeviceFragmentShadingRateFeaturesKHR",
+        "VkPhysicalDeviceMeshShaderFeaturesEXT",
+        "VkPhysicalDeviceMeshShaderFeaturesNV",
+        "VkPhysicalDeviceDescriptorBufferFeaturesEXT",
+        "VkPhysicalDeviceShaderObjectFeaturesEXT",
+        "VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT",
+        "VkPhysicalDeviceImage2DViewOf3DFeaturesEXT",
+        "VkPhysicalDevicePipelineRobustnessFeatures",
+        "VkPhysicalDeviceMaintenance8FeaturesKHR",
+    }
+)
+
+#: Features that the orchestrator uses itself, whatever is compiled: externally synchronized caches and failing where a
+#: compile would be required, pipeline keys, statistics, identifiers.
+ORCHESTRATOR_FEATURES: Final = frozenset(
+    {
+        ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"),
+        ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries"),
+        ("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"),
+        ("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"),
+    }
+)
+
+
+@frozen
+class ApplicationInfo:
+    """VkApplicationInfo, as a driver is told it.
+
+    Attributes:
+        application_name: pApplicationName, None for null.
+        application_version: applicationVersion.
+        engine_name: pEngineName, None for null.
+        engine_version: engineVersion.
+        api_version: apiVersion; 0 where it is not known, which opens the newest that loader and device have.
+    """
+
+    application_name: str | None = None
+    application_version: int = 0
+    engine_name: str | None = None
+    engine_version: int = 0
+    api_version: int = 0
+
+
+class OtherFeatures(enum.Enum):
+    """What becomes of the features that a request does not name.
+
+    NONE: off.
+    UNRECORDED: on where the device has them, if captures cannot record them, since the application may have had them; off
+        if they can.
+    ALL: on where the device has them, for finding out what it could take.
+    """
+
+    NONE = "none"
+    UNRECORDED = "unrecorded"
+    ALL = "all"
+
+
+@frozen
+class DeviceRequest:
+    """What a device is opened as.
+
+    Attributes:
+        application: What the instance is told.
+        features: Features to enable, where the device has them.
+        extensions: Device extensions to enable beside those that the features belong to, where the device has them.
+        others: What becomes of all other features.
+        orchestrator_features: Whether `ORCHESTRATOR_FEATURES` are added. None: where the driver is known to leave its
+            keys alone then.
+    """
+
+    application: ApplicationInfo = ApplicationInfo()
+    features: frozenset[Feature] = frozenset()
+    extensions: frozenset[str] = frozenset()
+    others: OtherFeatures = OtherFeatures.UNRECORDED
+    orchestrator_features: bool | None = None
+
+    @property
+    def text(self) -> str:
+        """It in words, for reports: the version, the features asked for, and what becomes of the others."""
+        version = self.application.api_version
+        parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
+        parts += sorted(
+            f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in self.features
+        )
+        if self.others is not OtherFeatures.NONE:
+            parts.append(
+                "what captures cannot record" if self.others is OtherFeatures.UNRECORDED else "everything"
+            )
+        return ", ".join(parts)
+
+    def plus(
+        self, features: frozenset[Feature] = frozenset(), extensions: frozenset[str] = frozenset()
+    ) -> DeviceRequest:
+        """The same with more features and extensions."""
+        return evolve(self, features=self.features | features, extensions=self.extensions | extensions)
+
+
+def is_recorded(struct: str, member: str) -> bool:
+    """Whether a feature follows what was recorded: captures can record it, or it is robustness of any kind.
+
+    Args:
+        struct: Its structure, by the registry's own name and not an alias.
+        member: Its member.
+    """
+    return struct in RECORDED_STRUCTURES or "obust" in member
