@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.devices.simulated import SimulatedCapabilities
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.samples import sample_path
 from orchestrator.sets.image_builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -28,7 +28,7 @@ def measure(job: Job) -> Figures:
     with PipelineSet.open(job["set"]) as source:
         jobs = source.pipelines
         opened = time.perf_counter()
-        image = build_image(source, jobs, SimulatedCapabilities()).image
+        image = build_image(source, jobs, AnyDevice()).image
         built = time.perf_counter()
         if job["copies"] > 1:
             from orchestrator.bench.sampling import run_order

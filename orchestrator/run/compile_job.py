@@ -210,11 +210,11 @@ class CompileJob:
         """Keep for the report what a group's device was opened as."""
         self._groups.append(GroupSummary(group, len(built.image)))
         if group.added and len(built.image):
-            count = len(group.pipelines)
+            several = len(group.pipelines) > 1
             self._notes.append(
-                f"{count} pipeline{'s need' if count > 1 else ' needs'} what no application is recorded to have enabled "
-                f"({', '.join(group.added)}): compiled on a device with it; the application finds them in the cache "
-                "only if it enables the same, or if this driver's keys do not depend on it"
+                f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is recorded to "
+                f"have enabled: {', '.join(group.added)}; compiled on a device that has it. The application finds "
+                f"{'them' if several else 'it'} only if it enables the same, or if this driver's keys do not depend on it"
             )
 
     async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:

@@ -29,13 +29,14 @@ from attrs import field, frozen
 
 from orchestrator.devices.request import (
     BASE_FEATURES,
+    RECORDED_STRUCTURES,
     ApplicationInfo,
     DeviceRequest,
     Feature,
     OtherFeatures,
 )
 from orchestrator.errors import ManifestError, RecordError
-from orchestrator.registry import structs_by_type
+from orchestrator.registry import registry, structs_by_type
 from orchestrator.sets.combined_records import record_offset
 from orchestrator.sets.hashes import application_hash, link_hash
 from orchestrator.sets.jobs import KIND_OF_TAG, PIPELINE_TAGS, PipelineJob
@@ -317,7 +318,15 @@ def encode_application(
     Raises:
         ManifestError: The version is not one, or a feature structure or member is unknown.
     """
-    version = _api_version(api_version, where)
+    version = api_version_number(api_version, where)
+    for each in features:
+        struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
+        if struct in registry().structs and struct not in RECORDED_STRUCTURES:
+            raise ManifestError(
+                f"{where}.features: captures cannot record {struct}: leave it out, since what they cannot record is "
+                f"enabled wherever the device has it. They record {', '.join(sorted(RECORDED_STRUCTURES))}, and "
+                "robust_buffer_access"
+            )
     chain = encode_chain("VkPhysicalDeviceFeatures2", features, f"{where}.features")
     info: dict[str, object] = {}
     if name:
@@ -423,7 +432,20 @@ def _hashed(structure: Mapping[str, object]) -> tuple[int, dict[str, int]]:
     return numbers.pop("sType"), numbers
 
 
-def _api_version(text: str, where: str) -> int:
+def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
+    """Features as `PipelineSetBuilder.application` takes them: a table a structure, in the order of their names."""
+    tables: dict[str, dict[str, object]] = {}
+    for struct, member in sorted(features):
+        tables.setdefault(struct, {"structure": struct})[member] = True
+    return list(tables.values())
+
+
+def api_version_number(text: str, where: str) -> int:
+    """VkApplicationInfo::apiVersion of a text such as "1.3".
+
+    Raises:
+        ManifestError: It is not a version; names where it stands.
+    """
     parts = text.split(".")
     if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
         raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')

@@ -12,12 +12,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+import msgspec
 from attrs import Factory, define, frozen
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
+from orchestrator.sets.applications import api_version_number, feature_tables
 from orchestrator.sets.archive import copy_records
 from orchestrator.sets.archive_writer import ArchiveWriter
 from orchestrator.sets.builder import PipelineSetBuilder
@@ -35,6 +37,8 @@ from orchestrator.sets.manifest_schema import (
 from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.names import unknown
 from orchestrator.sets.permutations import MAX_PIPELINES, Permutation, permutations_of
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import features_to_record
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.render_passes import Rendering
 from orchestrator.sets.shader_groups import SHADER_MEMBERS
@@ -107,9 +111,17 @@ def load_manifest(path: Path) -> PackedSet:
     Raises:
         ManifestError: It cannot be understood, or a shader cannot be read; names the file and the entry.
     """
-    records = MemoryRecords(str(path))
-    packer = _Packer(path, read_manifest(path), PipelineSetBuilder(records))
-    packer.pack()
+    manifest = read_manifest(path)
+    packer = _Packer.of(path, manifest)
+    application = manifest.application
+    if application is not None and application.features is None:
+        version = api_version_number(application.api_version, f"{path}: application")
+        with PipelineSet.from_records(packer.records) as source:
+            needed = features_to_record(source, version)
+        if needed:
+            told = msgspec.structs.replace(application, features=feature_tables(needed))
+            packer = _Packer.of(path, msgspec.structs.replace(manifest, application=told))
+    records = packer.records
     total = sum(len(records.keys(tag)) for tag in RecordTag)
     modules = len(records.keys(RecordTag.SHADER_MODULE))
     return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, total))
@@ -146,6 +158,7 @@ class _Packer:
 
     path: Path
     manifest: Manifest
+    records: MemoryRecords
     builder: PipelineSetBuilder
     pipelines: list[PackedPipeline] = Factory(list)
     shaders: dict[str, _Shader] = Factory(dict)
@@ -156,13 +169,22 @@ class _Packer:
     packed: dict[str, list[tuple[str, int]]] = Factory(dict)
     pending: list[str] = Factory(list)
 
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> Self:
+        """A packer that has packed a manifest."""
+        records = MemoryRecords(str(path))
+        packer = cls(path, manifest, records, PipelineSetBuilder(records))
+        packer.pack()
+        return packer
+
     def pack(self) -> None:
         """Pack everything, objects first."""
         manifest = self.manifest
         if manifest.application is not None:
             table = manifest.application
             self._at("application")
-            self.builder.application(**{name: getattr(table, name) for name in table.__struct_fields__})
+            members = {name: getattr(table, name) for name in table.__struct_fields__}
+            self.builder.application(**{**members, "features": table.features or []})
         for name in manifest.shaders:
             self._shader(name, f"shaders.{name}")
         for name, sampler in manifest.samplers.items():

@@ -41,7 +41,7 @@ class ApplicationTable(_Strict, frozen=True, kw_only=True):
     application_version: int = 0
     engine_version: int = 0
     api_version: str = "1.3"
-    features: list[Table] = []
+    features: list[Table] | None = None
 
 
 class ShaderTable(_Strict, frozen=True, kw_only=True):

@@ -19,8 +19,15 @@ from typing import Final
 from attrs import evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceCapabilities
-from orchestrator.devices.request import BASE_FEATURES, DeviceRequest, Feature, OtherFeatures
+from orchestrator.devices.request import (
+    BASE_FEATURES,
+    RECORDED_STRUCTURES,
+    DeviceRequest,
+    Feature,
+    OtherFeatures,
+)
 from orchestrator.registry import registry
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.registry.features import FEATURES_ROOT, feature_structs, same_members
 from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
@@ -112,6 +119,22 @@ def opened_groups(source: PipelineSet, opener: DeviceOpener) -> Iterator[OpenedG
             yield OpenedGroup(decoded.group, device, decoded.built)
         finally:
             device.close()
+
+
+def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Feature]:
+    """The features that a set's pipelines need and that its application's record must therefore hold.
+
+    What a pipeline needs and captures cannot record is not among them. Of several features any one of which is enough, one
+    is.
+
+    Args:
+        source: The set; what an application of it records does not count.
+        api_version: VkApplicationInfo::apiVersion of the application.
+    """
+    needs = build_image(source, source.pipelines, AnyDevice(api_version)).needs
+    return frozenset(
+        name for each in needs.features for name in same_members(*each) if name[0] in RECORDED_STRUCTURES
+    )
 
 
 def _decode_by_needs(source: PipelineSet, group: FeatureGroup, device: Device) -> DecodedGroup:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
-from orchestrator.devices.simulated import SimulatedCapabilities
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.sets.hashes import module_hash
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import PipelineJob
@@ -61,7 +61,7 @@ class Records(MemoryRecords):
 
     def built(self, **capabilities: Any) -> BuiltImage:
         source = PipelineSet.from_records(self)
-        return build_image(source, source.pipelines, SimulatedCapabilities(**capabilities))
+        return build_image(source, source.pipelines, AnyDevice(**capabilities))
 
 
 def reasons(built: BuiltImage) -> dict[int, tuple[bool, str]]:
@@ -197,7 +197,7 @@ def test_a_library_that_was_not_named_is_added_for_what_links_it() -> None:
     records.library(1, 2)
     records.library(2)
     source = PipelineSet.from_records(records)
-    built = build_image(source, [PipelineJob(1, PipelineKind.GRAPHICS)], SimulatedCapabilities())
+    built = build_image(source, [PipelineJob(1, PipelineKind.GRAPHICS)], AnyDevice())
     assert built.image.keys.tolist() == [2, 1]
 
 
@@ -279,7 +279,7 @@ def test_an_empty_image_is_an_image() -> None:
 @each_good_corpus
 def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: Corpus) -> None:
     with PipelineSet.open(corpus.path) as source:
-        built = build_image(source, source.pipelines, SimulatedCapabilities())
+        built = build_image(source, source.pipelines, AnyDevice())
         assert len(built.image) + len(built.problems) == corpus.pipelines
         assert all(each.reason for each in built.problems)
         assert_consistent(built.image)
@@ -293,6 +293,6 @@ def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> Non
     records.compute(1)
     records.compute(2, module=module_hash(other, 0))
     source = PipelineSet.from_records(records)
-    image = build_image(source, source.pipelines, SimulatedCapabilities(), module_bytes=limit).image
+    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=limit).image
     for _ in range(2):
         assert [each.load() for each in image.modules] == [compute_module(), other]

@@ -12,7 +12,8 @@ import pytest
 from orchestrator.bench.sampling import run_order
 from orchestrator.devices.device import Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.simulated import SimulatedCapabilities, SimulatedDevice, simulated_image
+from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.samples import sample_path
 from orchestrator.sets.image_builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -26,7 +27,7 @@ FEEDBACK_SIZE = 16
 @pytest.fixture(scope="module")
 def image() -> CreateInfoImage:
     with PipelineSet.open(Path(sample_path())) as source:
-        return build_image(source, source.pipelines, SimulatedCapabilities()).image
+        return build_image(source, source.pipelines, AnyDevice()).image
 
 
 def reached(image: CreateInfoImage, index: int) -> list[object]:

@@ -12,7 +12,6 @@ from orchestrator.devices.simulated.cost import CostModel as CostModel
 from orchestrator.devices.simulated.cost import lognormal_cost as lognormal_cost
 from orchestrator.devices.simulated.cost import mapped_cost as mapped_cost
 from orchestrator.devices.simulated.device import SimulatedDevice as SimulatedDevice
-from orchestrator.devices.simulated.identity import SimulatedCapabilities as SimulatedCapabilities
 from orchestrator.devices.simulated.identity import simulated_features as simulated_features
 from orchestrator.devices.simulated.identity import simulated_identity as simulated_identity
 from orchestrator.devices.simulated.image import simulated_image as simulated_image

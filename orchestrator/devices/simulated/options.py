@@ -14,11 +14,11 @@ from orchestrator.devices.simulated.bugs import DriverBugs
 from orchestrator.devices.simulated.clock import Clock, VirtualClock
 from orchestrator.devices.simulated.cost import CostModel
 from orchestrator.devices.simulated.identity import (
-    SimulatedCapabilities,
     simulated_features,
     simulated_identity,
 )
 from orchestrator.devices.simulated.locking import LockingStrategy
+from orchestrator.registry.any_device import AnyDevice
 
 
 @frozen
@@ -46,7 +46,7 @@ class SimulatedOptions:
 
     identity: DeviceIdentity = field(factory=simulated_identity)
     features: DeviceFeatures = field(factory=simulated_features)
-    capabilities: DeviceCapabilities = field(factory=SimulatedCapabilities)
+    capabilities: DeviceCapabilities = field(factory=AnyDevice)
     request: DeviceRequest | None = None
     keys_depend_on: frozenset[str] = frozenset()
     locking: LockingStrategy = LockingStrategy.SINGLE_LEVEL

@@ -16,7 +16,6 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     CostModel,
     DriverBugs,
-    SimulatedCapabilities,
     SimulatedDevice,
     SimulatedOptions,
     simulated_features,
@@ -24,6 +23,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
+from orchestrator.registry.any_device import AnyDevice
 
 
 def at(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -349,7 +349,7 @@ def test_identity_can_be_any() -> None:
 
 def test_capabilities_lack_only_what_they_are_told_to_lack() -> None:
     limits = "VkPhysicalDeviceLimits"
-    capabilities = SimulatedCapabilities(
+    capabilities = AnyDevice(
         missing_extensions=frozenset({"VK_KHR_a"}),
         missing_features=frozenset({("VkPhysicalDeviceFeatures", "geometryShader")}),
         properties={(limits, "maxImageDimension2D"): 4096},
