@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Final
 
 from attrs import evolve, frozen
@@ -30,7 +30,7 @@ from orchestrator.registry import registry
 from orchestrator.registry.any_device import AnyDevice
 from orchestrator.registry.features import FEATURES_ROOT, feature_structs, same_members
 from orchestrator.sets.applications import FeatureGroup
-from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.sets.image_builder import BuiltImage, Problem, build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.requirements import Needs
@@ -88,13 +88,13 @@ def decode_group(source: PipelineSet, group: FeatureGroup, device: Device) -> De
     built = build_image(source, group.pipelines, device.capabilities)
     if group.added:
         return DecodedGroup(group, built)
-    split = _split(source, group, device, built)
+    split, lacking = _split(source, group, device, built)
     moved = {job for each in split for job in each.pipelines}
-    kept = tuple(each for each in built.problems if each.job not in moved)
+    kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
     return DecodedGroup(group, evolve(built, problems=kept), split)
 
 
-def opened_groups(source: PipelineSet, opener: DeviceOpener) -> Iterator[OpenedGroup]:
+def opened_groups(source: PipelineSet, opener: DeviceOpener) -> Generator[OpenedGroup, None, None]:
     """Each group of a set with a device opened for it, one after the other.
 
     The device is closed when the next group is asked for, or the iterator is closed.
@@ -152,8 +152,12 @@ def _decode_by_needs(source: PipelineSet, group: FeatureGroup, device: Device) -
 
 def _split(
     source: PipelineSet, group: FeatureGroup, device: Device, built: BuiltImage
-) -> tuple[FeatureGroup, ...]:
-    """The groups of those pipelines that the device could take with more than the group's request."""
+) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:
+    """The groups of those pipelines that the device could take with more than the group's request.
+
+    And of those that it could not take so either, what is lacking then.
+    """
+    lacking: dict[PipelineJob, Problem] = {}
     found: dict[Needs, list[PipelineJob]] = {}
     waiting: dict[Needs, list[PipelineJob]] = {}
 
@@ -163,17 +167,19 @@ def _split(
             more = _missing(each.reason, enabled, device.supported, so_far) if each.unsupported else None
             if more is not None and len(more.features) + len(more.extensions) <= _MOST_ADDED:
                 waiting.setdefault(more, []).append(each.job)
+            else:
+                lacking[each.job] = each
 
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
         tried = build_image(source, jobs, _Extended(device, needs))
-        lacking = {each.job for each in tried.problems}
-        if fit := [job for job in jobs if job not in lacking]:
+        unfit = {each.job for each in tried.problems}
+        if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)
         sort(tried, needs)
     order = {job: index for index, job in enumerate(group.pipelines)}
-    return tuple(
+    groups = tuple(
         FeatureGroup(
             group.request.plus(needs.features, needs.extensions),
             group.applications,
@@ -185,6 +191,7 @@ def _split(
         )
         for needs, jobs in sorted(found.items(), key=lambda each: min(order[job] for job in each[1]))
     )
+    return groups, lacking
 
 
 def _missing(

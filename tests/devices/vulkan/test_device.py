@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.devices.device import ERROR_UNKNOWN, CreationBatch
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
 from orchestrator.samples import sample_path
@@ -21,6 +21,24 @@ from tests.drivers import each_driver
 
 NAVI21 = "radv:navi21"
 ROBUSTNESS_2 = "VkPhysicalDeviceRobustness2FeaturesKHR"
+RECORDED = (
+    ("VkPhysicalDeviceShaderObjectFeaturesEXT", "shaderObject", "VK_EXT_shader_object"),
+    ("VkPhysicalDevicePipelineRobustnessFeatures", "pipelineRobustness", "VK_EXT_pipeline_robustness"),
+    ("VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8", "VK_KHR_maintenance8"),
+    ("VkPhysicalDeviceMeshShaderFeaturesEXT", "meshShader", "VK_EXT_mesh_shader"),
+    ("VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer", "VK_EXT_descriptor_buffer"),
+    ("VkPhysicalDeviceImageRobustnessFeatures", "robustImageAccess", "VK_EXT_image_robustness"),
+    (
+        "VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT",
+        "primitivesGeneratedQuery",
+        "VK_EXT_primitives_generated_query",
+    ),
+    (
+        "VkPhysicalDeviceFragmentShadingRateFeaturesKHR",
+        "pipelineFragmentShadingRate",
+        "VK_KHR_fragment_shading_rate",
+    ),
+)
 
 
 @each_driver
@@ -37,6 +55,73 @@ def test_robustness_follows_the_archive(driver: str) -> None:
     assert robust.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
     assert not robust.capabilities.has_feature(ROBUSTNESS_2, "nullDescriptor")
     robust.close()
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize(("struct", "member", "extension"), RECORDED, ids=[each[1] for each in RECORDED])
+def test_what_captures_record_is_on_only_where_it_is_asked_for(
+    struct: str, member: str, extension: str
+) -> None:
+    """The extension goes with the feature: drivers are known to take its name alone for a difference."""
+    plain = VulkanDevice.open(NAVI21)
+    assert not plain.capabilities.has_feature(struct, member)
+    assert not plain.capabilities.has_extension(extension)
+    assert plain.supported.has_feature(struct, member)
+    plain.close()
+    asked = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({(struct, member)})))
+    assert asked.capabilities.has_feature(struct, member)
+    assert asked.capabilities.has_extension(extension)
+    asked.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_nothing_but_what_is_asked_for() -> None:
+    geometry = "VkPhysicalDeviceFeatures", "geometryShader"
+    request = DeviceRequest(
+        features=frozenset({geometry}), others=OtherFeatures.NONE, orchestrator_features=False
+    )
+    device = VulkanDevice.open(NAVI21, request=request)
+    assert device.capabilities.has_feature(*geometry)
+    chain = device.capabilities.features
+    assert [each.name for each in chain.structs] == ["VkPhysicalDeviceFeatures2"]
+    on = [member.name for member, at in chain.members("VkPhysicalDeviceFeatures2") if chain.value(member, at)]
+    assert on == ["geometryShader"]
+    assert device.capabilities.extensions == ()
+    assert not device.features.externally_synchronized_caches
+    device.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_the_version_is_the_applications() -> None:
+    told = ApplicationInfo("game", 3, "engine", 4, 1 << 22 | 2 << 12 | 7)
+    device = VulkanDevice.open(NAVI21, request=DeviceRequest(told))
+    assert device.capabilities.api_version == told.api_version
+    assert not any("Vulkan13" in each.name for each in device.capabilities.features.structs)
+    # What Vulkan 1.3 has is there as an extension.
+    assert device.capabilities.has_feature("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+    device.close()
+    oldest = VulkanDevice.open(NAVI21, request=DeviceRequest(ApplicationInfo(api_version=1 << 22)))
+    assert oldest.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
+    assert not any("Vulkan1" in each.name for each in oldest.capabilities.features.structs)
+    oldest.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_what_excludes_each_other_is_not_enabled_together() -> None:
+    """VUID-VkDeviceCreateInfo-None-08095, -shadingRateImage-04478, and what is built on another feature."""
+    buffer = "VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer"
+    device = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({buffer})))
+    assert device.capabilities.has_feature(*buffer)
+    assert not device.capabilities.has_extension("VK_AMD_shader_fragment_mask")
+    device.close()
+    plain = VulkanDevice.open(NAVI21)
+    assert plain.capabilities.has_extension("VK_AMD_shader_fragment_mask")
+    plain.close()
+    robust = ROBUSTNESS_2, "robustBufferAccess2"
+    device = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({robust})))
+    assert device.capabilities.has_feature(*robust)
+    assert device.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
+    device.close()
 
 
 @each_driver
