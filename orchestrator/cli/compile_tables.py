@@ -23,6 +23,7 @@ _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3
 _FAILED_SHOWN = 20
 _DAMAGE_SHOWN = 5
+_GROUPS_SHOWN = 4
 
 _COLUMNS = (
     (OutcomeStatus.COMPILED, "compiled", ""),
@@ -62,6 +63,11 @@ def _show_head(output: Output, report: CompileReport) -> None:
         styled(f"  {driver}", DIM),
     )
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
+    for each in report.set.groups[:_GROUPS_SHOWN]:
+        of = each.group.request.application.application_name
+        whose = f" of {of}" if of else ""
+        output.line(f"device{whose} opened as {each.group.request.text}")
+    _show_rest(output, len(report.set.groups) - _GROUPS_SHOWN, "group")
     output.line("")
 
 

@@ -195,15 +195,25 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, 
 
 
 def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
+    from orchestrator.cli.documents import request_document
     from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, styled
-    from orchestrator.cli.text import byte_text, path_text
+    from orchestrator.cli.text import byte_text, path_text, plural
+    from orchestrator.stores.feature_groups import read_feature_groups
     from orchestrator.stores.inspection import CacheFileKind
     from orchestrator.stores.load_status import LoadStatus
 
     bare = found.kind is CacheFileKind.DRIVER_DATA
     whole = bare or found.status is LoadStatus.LOADED
     verdict = None if identity is None else _verdict(found, identity)
-    output.document(_document(found, identity, verdict))
+    groups, problem = read_feature_groups(found.path)
+    output.document(
+        _document(found, identity, verdict)
+        | {
+            "made_for": [
+                {"opened_as": request_document(each.request), "pipelines": each.pipelines} for each in groups
+            ]
+        }
+    )
 
     output.line(styled(path_text(found.path), HEAD), f"  {found.kind.value}")
     state = (
@@ -240,6 +250,12 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
             else ("offered to", styled(f"{name}: refused, {verdict['status']}: {verdict['detail']}", BAD))
         )
     output.facts(rows)
+    for each in groups:
+        told = each.request.application
+        name = told.application_name or "an application without a name"
+        output.line(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
+    if not groups and prefix is not None:
+        output.line(styled(problem or "for which application it was made is not noted beside it", WARN))
     return ExitCode.OK if whole and (verdict is None or verdict["accepted"]) else ExitCode.BAD_INPUT
 
 

@@ -59,6 +59,7 @@ def merge_verb(
     from orchestrator.cli.output import Output
     from orchestrator.cli.text import path_text
     from orchestrator.devices import open_device
+    from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
     from orchestrator.stores.saving import save_cache_file
 
     out = Output(json=json)
@@ -72,6 +73,9 @@ def merge_verb(
         saved = save_cache_file(output.absolute(), identity, data) if taken else None
     finally:
         opened.close()
+    if saved is not None and saved.saved_bytes:
+        groups = [group for each in taken for group in read_feature_groups(each.path)[0]]
+        add_feature_groups(output.absolute(), groups, anew=True)
     skipped = "no file was merged" if saved is None else saved.skipped
     out.document(
         {

@@ -111,9 +111,8 @@ class DeviceRequest:
             f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in self.features
         )
         if self.others is not OtherFeatures.NONE:
-            parts.append(
-                "what captures cannot record" if self.others is OtherFeatures.UNRECORDED else "everything"
-            )
+            unrecorded = self.others is OtherFeatures.UNRECORDED
+            parts.append("and all that captures cannot record" if unrecorded else "and all others")
         return ", ".join(parts)
 
     def plus(

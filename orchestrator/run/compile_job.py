@@ -43,6 +43,9 @@ from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.prepare import decode_group
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
+from orchestrator.stores.load_status import LoadStatus
 
 _T = TypeVar("_T")
 
@@ -86,6 +89,19 @@ class CompileJob:
         self._waiting = deque(groups)
         while self._waiting and (self._device is None or not (settings.stopped or self._time_left_s == 0.0)):
             await self._run_group(self._waiting.popleft())
+        await trio.to_thread.run_sync(self._note_groups)
+
+    def _note_groups(self) -> None:
+        """Note beside the cache file what it was made for."""
+        file = self._cache.file
+        begun_again = file.loaded is not None and file.loaded.status is not LoadStatus.LOADED
+        if file.path is None or not (file.saved_bytes or not begun_again):
+            return  # there is no such file
+        groups = [MadeFor(each.group.request, each.pipelines) for each in self._groups if each.pipelines]
+        try:
+            add_feature_groups(file.path, groups, anew=begun_again)
+        except SaveError as error:
+            self._notes.append(f"what the cache file was made for was not noted: {error}")
 
     @property
     def _time_left_s(self) -> float | None:

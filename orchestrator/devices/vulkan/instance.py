@@ -20,6 +20,7 @@ from orchestrator.devices.vulkan.selection import Selection, enter
 from orchestrator.errors import NoDeviceError
 from orchestrator.registry import registry
 
+_API_VERSION_1_0: Final = 1 << 22
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
 # Device extensions that captured pipelines name depend on these: the layout for presenting is VK_KHR_swapchain's. An
@@ -74,7 +75,7 @@ class VulkanInstance:
 
         Args:
             selection: The target.
-            application: What the driver is told about the application; None: our own name, and Vulkan 1.4.
+            application: What the driver is told about the application; None: our own name, and the newest version.
             driver_caches: Leave the driver's own caches on.
 
         Raises:
@@ -86,7 +87,7 @@ class VulkanInstance:
         commands = GlobalCommands(opened)
         self.extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
         told = application or ApplicationInfo("orchestrator")
-        self.api_version = told.api_version or _API_VERSION_1_4
+        self.api_version = told.api_version or _newest_version(commands)
         info, texts = _application_info(told, self.api_version)
         create_info = ffi.new("VkInstanceCreateInfo *")
         create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
@@ -146,6 +147,15 @@ class VulkanInstance:
         if self.handle is not None:
             handle, self.handle = self.handle, None
             self.commands.vkDestroyInstance(handle, ffi.NULL)
+
+
+def _newest_version(commands: GlobalCommands) -> int:
+    """The newest version that the loader and these bindings know, without its patch."""
+    if not commands.has("vkEnumerateInstanceVersion"):
+        return _API_VERSION_1_0
+    version = ffi.new("uint32_t *")
+    check("vkEnumerateInstanceVersion", commands.vkEnumerateInstanceVersion(version))
+    return min(int(version[0]) >> 12 << 12, _API_VERSION_1_4)
 
 
 def _application_info(told: ApplicationInfo, api_version: int) -> tuple[Any, list[Any]]:
