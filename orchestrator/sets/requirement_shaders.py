@@ -1,5 +1,5 @@
-# Purpose: what a device lacks of what SPIR-V needs: the module's version, capabilities and extensions, and a
-# stage's entry point and limits. Capabilities and extensions come from the registry's SPIR-V tables.
+# Purpose: what a device lacks of what SPIR-V needs: the module's version, capabilities, extensions and atomic
+# operations, and a stage's entry point and limits. Capabilities and extensions come from the registry's SPIR-V tables.
 #
 # Guarantees: as in requirements.py. A capability or extension is looked up once a device.
 # Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUIDs VUID-VkShaderModuleCreateInfo-pCode-08739 to
@@ -14,9 +14,10 @@ from typing import Any
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
 from orchestrator.sets.requirement_answers import DeviceAnswers, name_text
-from orchestrator.sets.requirement_context import Malformed, chained, limit
+from orchestrator.sets.requirement_atomics import atomic_features
+from orchestrator.sets.requirement_context import Malformed, chained, feature, limit
 from orchestrator.sets.requirement_rules import LIMITS
-from orchestrator.sets.spirv import EntryPoint, SpirvModule
+from orchestrator.sets.spirv import Atomic, EntryPoint, SpirvModule
 
 # Execution models that a stage may use (VUID-VkPipelineShaderStageCreateInfo-pName-00707 and the mapping in
 # "Execution Model" of the SPIR-V appendix); task and mesh stages have one of NV and one of EXT.
@@ -81,9 +82,10 @@ class ShaderRequirements:
         self._capabilities: dict[int, str | None] = {}
         self._extensions: dict[str, str | None] = {}
         self._versions: dict[tuple[int, int], str | None] = {}
+        self._atomics: dict[Atomic, str | None] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
-        """What the module's version, capabilities and extensions lack."""
+        """What the module's version, capabilities, extensions and atomic operations lack."""
         if spirv.version not in self._versions:
             self._versions[spirv.version] = self._version(*spirv.version)
         missing = self._versions[spirv.version]
@@ -98,6 +100,12 @@ class ShaderRequirements:
             if name not in self._extensions:
                 self._extensions[name] = self._extension(name)
             if (missing := self._extensions[name]) is not None:
+                return missing
+        for atomic in spirv.atomics:
+            if atomic not in self._atomics:
+                texts = (feature(self._answers, *each) for each in atomic_features(atomic))
+                self._atomics[atomic] = next((text for text in texts if text is not None), None)
+            if (missing := self._atomics[atomic]) is not None:
                 return missing
         return None
 
