@@ -30,6 +30,7 @@ from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.requirement_descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.requirements import Malformed, Needs, RequirementChecker
 from orchestrator.sets.spirv import SpirvError, SpirvModule, walk_spirv
 
@@ -166,6 +167,7 @@ class _ImageBuilder:
         self._modules: dict[int, tuple[int, SpirvModule] | _UnusableError] = {}
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
+        self._descriptors: dict[int, DescriptorCounts] = {}
         self._problems: list[Problem] = []
         self._depth = 0
 
@@ -302,8 +304,19 @@ class _ImageBuilder:
         self._require(self._checker.structure(value))
         if handle_type == "VkRenderPass":
             self._render_passes[key] = value
+        elif handle_type == "VkDescriptorSetLayout":
+            self._descriptors[key] = count_descriptors(value)
+        elif handle_type == "VkPipelineLayout":
+            self._count_sets(value)
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
         return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
+
+    def _count_sets(self, layout: Any) -> None:
+        """Compare the descriptors of a pipeline layout's sets with the device's limits, once for all its pipelines."""
+        keys = [each for each in layout.pSetLayouts or () if each]
+        for each in keys:
+            self._object("VkDescriptorSetLayout", each)
+        self._require(self._checker.pipeline_layout([self._descriptors[each] for each in keys]))
 
     def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
         """The conversion that the archive wrote into the sampler's chain, as an object of its own."""

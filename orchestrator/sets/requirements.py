@@ -1,7 +1,8 @@
 # Purpose: decide whether a device has what a captured pipeline needs, before the driver is asked to create it.
 # What is needed comes from three places: the registry (what provides each structure, enum value, flag bit,
-# SPIR-V capability and extension), a table of rules with their valid usage statements (requirement_rules),
-# and rules over several members (requirement_context, requirement_layouts).
+# SPIR-V capability and extension), tables of rules with their valid usage statements (requirement_rules,
+# requirement_atomics, requirement_descriptors), and rules over several members (requirement_context,
+# requirement_layouts).
 #
 # Guarantees:
 # - What is returned as missing is something that the device does not have, by its name in the registry, or a
@@ -15,7 +16,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -26,6 +27,7 @@ from orchestrator.sets.documents import SHARED_STATES
 from orchestrator.sets.requirement_answers import DeviceAnswers
 from orchestrator.sets.requirement_context import DynamicStates, multiview
 from orchestrator.sets.requirement_context import Malformed as Malformed
+from orchestrator.sets.requirement_descriptors import DescriptorCounts, DescriptorLimits
 from orchestrator.sets.requirement_layouts import render_pass as render_pass_formats
 from orchestrator.sets.requirement_layouts import rendering_formats
 from orchestrator.sets.requirement_plans import Missing, Plan, make_plan, remember
@@ -70,6 +72,7 @@ class RequirementChecker:
         """
         self._answers = DeviceAnswers(capabilities)
         self._shaders = ShaderRequirements(self._answers)
+        self._descriptors = DescriptorLimits(self._answers)
         self._plans: dict[type, Plan] = {}
         self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
 
@@ -79,7 +82,7 @@ class RequirementChecker:
         return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
 
     def module(self, spirv: SpirvModule) -> str | None:
-        """What a module's version, capabilities and extensions lack."""
+        """What a module's version, capabilities, extensions and atomic operations lack."""
         return self._shaders.module(spirv)
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
@@ -103,6 +106,14 @@ class RequirementChecker:
             KeyError: The registry does not know the structure.
         """
         return self._walk(value, _NO_STATES)
+
+    def pipeline_layout(self, sets: Sequence[DescriptorCounts]) -> str | None:
+        """The limit on descriptors that a pipeline layout exceeds, beside what `structure` says of it.
+
+        Args:
+            sets: `count_descriptors` of each of its set layouts that is not VK_NULL_HANDLE.
+        """
+        return self._descriptors.missing(sets)
 
     def render_pass(self, value: Any) -> str | None:
         """The format of an attachment that a VkRenderPassCreateInfo (or 2) uses and the device cannot.
