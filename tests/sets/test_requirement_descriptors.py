@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.devices.simulated import SimulatedCapabilities
 from orchestrator.registry import registry
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.sets.builder import PipelineSetBuilder
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.memory import MemoryRecords
@@ -268,7 +268,7 @@ def test_a_pipeline_is_skipped_for_its_layout() -> None:
         layouts.pipeline(((SAMPLER, 1_000_001, COMPUTE),)),
         layouts.pipeline(((SAMPLER, 1_000_000, COMPUTE),), ((COMBINED, 1, ALL),)),
     ]
-    built = layouts.built(SimulatedCapabilities(properties={name: 1_000_000}))
+    built = layouts.built(AnyDevice(properties={name: 1_000_000}))
     assert built.image.keys.tolist() == [kept]
     assert [(each.job.key, each.unsupported, each.reason) for each in built.problems] == [
         (key, True, text(name, 1_000_000, 1_000_001)) for key in over
@@ -287,7 +287,7 @@ def test_a_layout_is_compared_once_for_all_its_pipelines(monkeypatch: pytest.Mon
     layouts = Layouts()
     for number in range(5):
         layouts.pipeline(((SAMPLER, 2, ALL),), entry=f"main{number}")
-    built = layouts.built(SimulatedCapabilities(properties={(LIMITS, "maxPerStageDescriptorSamplers"): 1}))
+    built = layouts.built(AnyDevice(properties={(LIMITS, "maxPerStageDescriptorSamplers"): 1}))
     assert len(built.problems) == 5
     assert calls == [1]
 
