@@ -26,6 +26,7 @@ ROOMS = {
     "orchestrator.devices": "devices",
     "orchestrator.devices.device": "seam",
     "orchestrator.devices.image": "seam",
+    "orchestrator.devices.enabled": "seam",
     "orchestrator.devices.request": "seam",
     "orchestrator.devices.pipeline_cache": "seam",
     "orchestrator.devices.simulated": "simulated",
@@ -45,7 +46,8 @@ ROOMS = {
 ALLOWED = {
     "errors": set[str](),
     "registry": {"errors"},
-    "seam": {"errors"},
+    # What a request enables is said in the registry's names.
+    "seam": {"errors", "registry"},
     "simulated": {"errors", "registry", "seam"},
     "vulkan": {"errors", "registry", "seam"},
     "devices": {"errors", "seam", "simulated", "vulkan"},

@@ -9,6 +9,8 @@ record them; its links (tag 8) say "application A used the record (tag, hash)". 
 - A pipeline without a link is in the group of the only application or, where there are several, of the first in the order
   of the set.
 - A set without applications is one group: the newest version, and the features that its pipelines need.
+- Of the features that captures cannot record, a captured application may have had any; of a set that was packed here, it is
+  known that those are on that its pipelines need.
 - Groups are in the order of their first application; a group without pipelines is left out, unless the set has no
   pipelines at all.
 Links may be half of all records. Where there is one group, they are not looked at.
@@ -76,6 +78,8 @@ class _ApplicationInfo(msgspec.Struct, rename="camel"):
 class _Features(msgspec.Struct):
     robust_buffer_access: _UInt32 = msgspec.field(default=0, name="robustBufferAccess")
     chain: list[dict[str, _UInt32]] = msgspec.field(default_factory=list, name="pNext")
+    # Of our own sets; other readers pass over it.
+    others_needed: bool = msgspec.field(default=False, name="othersAsNeeded")
 
 
 class _ApplicationDocument(msgspec.Struct, rename="camel"):
@@ -112,6 +116,8 @@ class Application:
         api_version: VkApplicationInfo::apiVersion.
         robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
         features: The feature structures that it enabled, as far as they were recorded.
+        others_as_needed: Whether of all other features those are on that its pipelines need, and no more. So it is in sets
+            that we pack; a capture does not know.
     """
 
     key: int
@@ -122,6 +128,7 @@ class Application:
     api_version: int
     robust_buffer_access: bool
     features: FeatureChain = field(hash=False)
+    others_as_needed: bool = False
 
     @property
     def request(self) -> DeviceRequest:
@@ -143,7 +150,8 @@ class Application:
             self.engine_version,
             self.api_version or _API_VERSION_1_0,  # the specification takes 0 for 1.0
         )
-        return DeviceRequest(told, frozenset(enabled) | self._known_of_engine())
+        others = OtherFeatures.NONE if self.others_as_needed else OtherFeatures.UNRECORDED
+        return DeviceRequest(told, frozenset(enabled) | self._known_of_engine(), others=others)
 
     def _known_of_engine(self) -> frozenset[Feature]:
         """What translation layers enable and their captures lack, since recorders did not write it down yet."""
@@ -237,6 +245,7 @@ def decode_application(key: int, payload: bytes, offset: int | None = None) -> A
         api_version=info.api_version,
         robust_buffer_access=document.physical_device_features.robust_buffer_access != 0,
         features=tuple(chain),
+        others_as_needed=document.physical_device_features.others_needed,
     )
 
 
@@ -341,6 +350,7 @@ def encode_application(
     enabled: dict[str, object] = {"robustBufferAccess": int(robust_buffer_access)}
     if chain:
         enabled["pNext"] = chain
+    enabled["othersAsNeeded"] = True
     key = application_hash(
         application_version=application_version,
         engine_version=engine_version,

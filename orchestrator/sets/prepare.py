@@ -1,8 +1,9 @@
 """From a group of a set to a device opened for it and an image of create infos: the one way.
 
 A group's device has what its applications are known to have had. Some pipelines need more, and are then not skipped:
-where the device could have it, they are put into a group of their own, with the least that they need added. A set without
-applications is compiled on a device with what its pipelines need, and nothing else.
+where the device could have it, they are put into a group of their own, with the least that they need added. A group whose
+request is exact (a set without applications, or one that was packed and not captured) is compiled on a device with what its
+pipelines need, and nothing else.
 
 Guarantees: every pipeline of a group is in its image, among its problems, or in one of the groups that it is split into.
 Assumptions: opening a device twice for the same application gives the same answers. Not thread-safe; whoever calls it
@@ -19,6 +20,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceCapabilities
+from orchestrator.devices.enabled import EnabledCapabilities
 from orchestrator.devices.request import (
     BASE_FEATURES,
     RECORDED_STRUCTURES,
@@ -28,7 +30,7 @@ from orchestrator.devices.request import (
 )
 from orchestrator.registry import registry
 from orchestrator.registry.any_device import AnyDevice
-from orchestrator.registry.features import FEATURES_ROOT, feature_structs, same_members
+from orchestrator.registry.features import FEATURES_ROOT, same_members
 from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.image_builder import BuiltImage, Problem, build_image
 from orchestrator.sets.jobs import PipelineJob
@@ -83,15 +85,37 @@ def decode_group(source: PipelineSet, group: FeatureGroup, device: Device) -> De
         group: One of its groups.
         device: A device, opened as the group's request says.
     """
-    if group.request.others is OtherFeatures.NONE and not group.added:
-        return _decode_by_needs(source, group, device)
-    built = build_image(source, group.pipelines, device.capabilities)
-    if group.added:
-        return DecodedGroup(group, built)
-    split, lacking = _split(source, group, device, built)
-    moved = {job for each in split for job in each.pipelines}
-    kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
-    return DecodedGroup(group, evolve(built, problems=kept), split)
+    exact = group.request.others is OtherFeatures.NONE
+    built = build_image(source, group.pipelines, _could_have(group, device))
+    if group.added or not group.applications:
+        split: tuple[FeatureGroup, ...] = ()
+    else:
+        split, lacking = _split(source, group, device, built)
+        moved = {job for each in split for job in each.pipelines}
+        kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
+        group = evolve(group, pipelines=tuple(job for job in group.pipelines if job not in moved))
+        built = evolve(built, problems=kept)
+    if exact:
+        if built.problems or split:
+            # What these need does not count: they are not compiled here.
+            problems = {each.job for each in built.problems}
+            fit = [job for job in group.pipelines if job not in problems]
+            again = build_image(source, fit, _could_have(group, device))
+            built = evolve(again, problems=(*built.problems, *again.problems))
+        group = evolve(group, request=group.request.plus(built.needs.features, built.needs.extensions))
+    return DecodedGroup(group, built, split)
+
+
+def _could_have(group: FeatureGroup, device: Device) -> DeviceCapabilities:
+    """What a group's device has; of an exact one, what it could have for what the pipelines turn out to need.
+
+    That is everything where no application is known, and else what its record says nothing of.
+    """
+    if group.request.others is not OtherFeatures.NONE:
+        return device.capabilities
+    if not group.applications:
+        return device.supported
+    return EnabledCapabilities(device.supported, evolve(group.request, others=OtherFeatures.UNRECORDED))
 
 
 def opened_groups(source: PipelineSet, opener: DeviceOpener) -> Generator[OpenedGroup, None, None]:
@@ -137,19 +161,6 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
     )
 
 
-def _decode_by_needs(source: PipelineSet, group: FeatureGroup, device: Device) -> DecodedGroup:
-    """Decode against all that the device could have, and ask for what was needed of it."""
-    built = build_image(source, group.pipelines, device.supported)
-    needs = built.needs
-    if built.problems:
-        # What these need does not count: they are not compiled.
-        problems = {each.job for each in built.problems}
-        fit = [job for job in group.pipelines if job not in problems]
-        again = build_image(source, fit, device.supported)
-        built, needs = evolve(again, problems=(*built.problems, *again.problems)), again.needs
-    return DecodedGroup(evolve(group, request=group.request.plus(needs.features, needs.extensions)), built)
-
-
 def _split(
     source: PipelineSet, group: FeatureGroup, device: Device, built: BuiltImage
 ) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:
@@ -160,10 +171,14 @@ def _split(
     lacking: dict[PipelineJob, Problem] = {}
     found: dict[Needs, list[PipelineJob]] = {}
     waiting: dict[Needs, list[PipelineJob]] = {}
+    request = evolve(group.request, others=OtherFeatures.UNRECORDED)
+
+    def with_more(needs: Needs) -> DeviceCapabilities:
+        return EnabledCapabilities(device.supported, request.plus(needs.features, needs.extensions))
 
     def sort(problems: BuiltImage, so_far: Needs) -> None:
         for each in problems.problems:
-            enabled = _Extended(device, so_far)
+            enabled = with_more(so_far)
             more = _missing(each.reason, enabled, device.supported, so_far) if each.unsupported else None
             if more is not None and len(more.features) + len(more.extensions) <= _MOST_ADDED:
                 waiting.setdefault(more, []).append(each.job)
@@ -173,7 +188,7 @@ def _split(
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
-        tried = build_image(source, jobs, _Extended(device, needs))
+        tried = build_image(source, jobs, with_more(needs))
         unfit = {each.job for each in tried.problems}
         if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)
@@ -217,37 +232,3 @@ def _missing(
         ):
             return evolve(so_far, extensions=so_far.extensions | {name})
     return None
-
-
-@frozen
-class _Extended:
-    """What a device would have with more than it was opened with."""
-
-    device: Device
-    more: Needs
-
-    @property
-    def api_version(self) -> int:
-        return self.device.capabilities.api_version
-
-    def has_extension(self, name: str) -> bool:
-        if self.device.capabilities.has_extension(name) or name in self.more.extensions:
-            return True
-        return self.device.supported.has_extension(name) and any(
-            struct in feature_structs().get(name, ())
-            for feature in self.more.features
-            for struct, _ in same_members(*feature)
-        )
-
-    def has_feature(self, struct: str, member: str) -> bool:
-        if self.device.capabilities.has_feature(struct, member):
-            return True
-        added: set[Feature] = {name for each in self.more.features for name in same_members(*each)}
-        return (registry().aliases.get(struct, struct), member) in added
-
-    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
-        value = self.device.capabilities.property_value(struct, member)
-        return self.device.supported.property_value(struct, member) if value is None else value
-
-    def format_features(self, format_number: int) -> tuple[int, int, int]:
-        return self.device.capabilities.format_features(format_number)

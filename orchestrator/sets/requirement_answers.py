@@ -61,15 +61,21 @@ class DeviceAnswers:
         have = self._capabilities.api_version
         return (have >> 22 & 0x7F, have >> 12 & 0x3FF) >= (int(match[1]), int(match[2]))
 
-    def feature(self, struct: str, member: str) -> bool:
-        """Whether a feature is enabled, by this structure or by one that a core version merged it with."""
+    def feature(self, struct: str, member: str, *, needed: bool = True) -> bool:
+        """Whether a feature is enabled, by this structure or by one that a core version merged it with.
+
+        Args:
+            struct: Its structure.
+            member: Its member.
+            needed: Whether whoever asks needs it; False where it only changes what else is asked.
+        """
         key = (struct, member)
         known = self._features.get(key)
         if known is None:
             known = any(self._capabilities.has_feature(*each) for each in same_members(struct, member))
             self._features[key] = known
-            if known:
-                self.features_used.add(key)
+        if known and needed:
+            self.features_used.add(key)
         return known
 
     def property(self, struct: str, member: str) -> PropertyValue:

@@ -234,7 +234,7 @@ class DescriptorLimits:
             answers: The device.
         """
         self._answers = answers
-        maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE)
+        maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
         rows = [each for each in DESCRIPTOR_LIMITS if each.maintenance_7 in (None, maintenance_7)]
         self._bounds = [bound for each in rows if (bound := self._bound(each)) is not None]
         # The least limit on each type: a layout whose total is not above it is within all of them.

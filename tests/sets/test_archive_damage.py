@@ -121,8 +121,10 @@ def test_one_flipped_bit_in_a_header_of_an_unchecked_archive_costs_its_record(
     damaged[bit // 8] ^= 1 << bit % 8
     path.write_bytes(damaged)
     loaded = use_everything(path)
+    # As above: nothing but the check of the name says that it is another record's.
+    in_a_name = begin <= bit // 8 < begin + 40
     for name in RECORDS:
-        assert name == hit or loaded[name] == RECORDS[name]
+        assert name == hit or loaded[name] == RECORDS[name] or (in_a_name and loaded[name] == RECORDS[hit])
 
 
 @FUZZ

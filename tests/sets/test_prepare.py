@@ -16,6 +16,7 @@ from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import OpenedGroup, features_to_record, opened_groups
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.render_passes import Rendering
 from orchestrator.sets.stages import ShaderStage
 
@@ -32,11 +33,18 @@ ROBUST = {
 }
 
 
+class Captured(MemoryRecords):
+    """Records of an application as a capture has them: it does not know of features that captures cannot record."""
+
+    def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
+        return super().add(tag, key, payload.replace(b',"othersAsNeeded":true', b""))
+
+
 class Set:
     """A set under construction: a plain pipeline, one with robustness levels of its own, one with a geometry shader."""
 
-    def __init__(self, **application: Any) -> None:
-        self.records = MemoryRecords("test")
+    def __init__(self, *, captured: bool = True, **application: Any) -> None:
+        self.records = Captured("test") if captured else MemoryRecords("test")
         self.builder = PipelineSetBuilder(self.records)
         if application:
             self.builder.application(**application)
@@ -97,6 +105,21 @@ def test_what_was_not_recorded_and_is_needed_makes_a_group_of_its_own() -> None:
     assert "::".join(PIPELINE_ROBUSTNESS) in more.group.added
     assert more.group.applications == recorded.group.applications
     assert more.group.request.application.application_name == "game"
+
+
+def test_a_packed_set_has_what_its_pipelines_need_and_nothing_else() -> None:
+    """What was packed says all of it: so the pipeline that needs more than its application said is apart here too."""
+    given = Set(name="game", captured=False)
+    recorded, more = groups_of(given, Opener())
+    assert keys(recorded) == {given.plain, given.geometry}
+    assert keys(more) == {given.robust}
+    for each in (recorded, more):
+        assert each.group.request.others is OtherFeatures.NONE
+        assert not each.device.capabilities.has_feature("VkPhysicalDeviceFeatures", "tessellationShader")
+    assert ("VkPhysicalDeviceFeatures", "geometryShader") in recorded.group.request.features
+    assert ("VkPhysicalDeviceFeatures", "geometryShader") not in more.group.request.features
+    assert PIPELINE_ROBUSTNESS not in recorded.group.request.features
+    assert PIPELINE_ROBUSTNESS in more.group.request.features
 
 
 def test_what_was_recorded_needs_no_group() -> None:

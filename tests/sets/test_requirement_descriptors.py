@@ -9,11 +9,12 @@ import pytest
 
 from orchestrator.registry import registry
 from orchestrator.registry.any_device import AnyDevice
+from orchestrator.registry.features import same_members
 from orchestrator.sets.builder import PipelineSetBuilder
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.requirement_answers import DeviceAnswers, enum_numbers, same_members
+from orchestrator.sets.requirement_answers import DeviceAnswers, enum_numbers
 from orchestrator.sets.requirement_descriptors import (
     DESCRIPTOR_LIMITS,
     DescriptorCounts,

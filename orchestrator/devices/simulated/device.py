@@ -31,11 +31,12 @@ from orchestrator.devices.device import (
     PipelineCacheData,
     PreparedPipelines,
 )
+from orchestrator.devices.enabled import EnabledCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated.cache import SimulatedCache
 from orchestrator.devices.simulated.driver import Creation, SimulatedDriver, check_result
-from orchestrator.devices.simulated.enabled import EnabledCapabilities, key_salt
 from orchestrator.devices.simulated.identity import without_bumped_uuid
+from orchestrator.devices.simulated.key_salt import key_salt
 from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.devices.simulated.options import SimulatedOptions
 from orchestrator.devices.simulated.prepared import SimulatedPipelines

@@ -1,11 +1,11 @@
-"""What a `DeviceRequest` enables of a simulated device, and what that does to its keys.
+"""What a `DeviceRequest` enables of all that a device could have: the same rule for any device, without opening one.
 
-Guarantees: pure functions of their arguments; the rules are those of a real device (orchestrator/devices/request.py).
+What may not be enabled together is not looked at here; a driver's binding knows that when it opens a device.
+
+Guarantees: pure; thread-safe.
 """
 
 from __future__ import annotations
-
-import hashlib
 
 from attrs import frozen
 
@@ -66,24 +66,3 @@ class EnabledCapabilities:
     def format_features(self, format_number: int) -> tuple[int, int, int]:
         """Feature flags of a VkFormat."""
         return self.supported.format_features(format_number)
-
-
-def key_salt(
-    depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
-) -> bytes:
-    """What goes into every key of a driver beside the pipeline; empty where its keys depend on nothing.
-
-    Args:
-        depends_on: See `SimulatedOptions.keys_depend_on`.
-        request: What the device was opened as.
-        capabilities: What is enabled.
-    """
-    if not depends_on:
-        return b""
-    told = (request or DeviceRequest()).application
-    parts = []
-    for each in sorted(depends_on):
-        struct, _, member = each.rpartition("::")
-        value = capabilities.has_feature(struct, member) if struct else getattr(told, member)
-        parts.append(f"{each}={value}")
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=32).digest()
