@@ -1,5 +1,5 @@
-# Purpose: the 64-bit hash that archives name their records by. Recomputing the hash of a shader module proves
-# its bytes; the records that we make ourselves (packs) are named with it too.
+# Purpose: the 64-bit hash that archives name their records by, and the names of modules, applications and links;
+# `state_hashes` has those of the other records. Recomputing a name proves the content.
 #
 # The hash, per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit
 # value is its low word, then its high word; a string is 0xff and then its bytes; an absent string is one 0.
@@ -56,11 +56,11 @@ def hash_u64(value: int, h: int = OFFSET) -> int:
     return (h * PRIME & _MASK) ^ (value >> 32)
 
 
-def hash_string(text: str | None, h: int = OFFSET) -> int:
-    """Hash a string, or its absence."""
+def hash_string(text: str | bytes | None, h: int = OFFSET) -> int:
+    """Hash a string, or its absence; bytes for one that is not UTF-8."""
     if text is None:
         return hash_values((0,), h)
-    return hash_values(text.encode(), hash_values((0xFF,), h))
+    return hash_values(text.encode() if isinstance(text, str) else text, hash_values((0xFF,), h))
 
 
 def hash_words(code: bytes, h: int = OFFSET) -> int:
@@ -126,29 +126,45 @@ def application_hash(
         robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
         features: The recorded pNext chain: sType and members of each structure, as written in the record.
     """
+    info = application_info_hash(
+        application_version=application_version,
+        engine_version=engine_version,
+        api_version=api_version,
+        application_name=application_name,
+        engine_name=engine_name,
+    )
+    return hash_u64(features_hash(robust_buffer_access, features), hash_u64(info))
+
+
+def application_info_hash(
+    *,
+    application_version: int,
+    engine_version: int,
+    api_version: int,
+    application_name: str | bytes | None,
+    engine_name: str | bytes | None,
+) -> int:
+    """The half of an application's hash that is over VkApplicationInfo; arguments as for `application_hash`.
+
+    A recorder that was given none takes 0 for it, and for the half of the features likewise.
+    """
     info = hash_values((application_version, api_version, engine_version))
-    info = hash_string(engine_name, hash_string(application_name, info))
+    return hash_string(engine_name, hash_string(application_name, info))
+
+
+def features_hash(robust_buffer_access: int, features: Sequence[tuple[int, Mapping[str, int]]]) -> int:
+    """The half of an application's hash that is over the features; arguments as for `application_hash`."""
     device = hash_values((robust_buffer_access,))
     for s_type, members in features:
         device = hash_values((s_type,), device)
         order = _HASHED_ORDER.get(s_type, tuple(members))
         device = hash_values((members.get(name, 0) for name in order), device)
-    return hash_u64(device, hash_u64(info))
+    return device
 
 
 def link_hash(application: int, tag: int, key: int) -> int:
     """Hash that names the record "application used the record (tag, key)"."""
     return hash_u64(key, hash_values((tag,), hash_u64(application)))
-
-
-def record_hash(canonical: bytes) -> int:
-    """Hash that names a record that we make ourselves.
-
-    Recorders hash the create info member by member; what matters to readers is only that equal records have
-    equal names and others do not. So ours is over the canonical bytes of the record without its name: their
-    length as a 64-bit value, then the bytes as little-endian words, the last one filled with zeros.
-    """
-    return hash_words(canonical + bytes(-len(canonical) % 4), hash_u64(len(canonical)))
 
 
 def _hash_lanes(codes: Sequence[bytes]) -> list[int]:

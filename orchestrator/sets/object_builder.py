@@ -1,9 +1,10 @@
 # Purpose: the objects that pipelines refer to (modules, samplers, layouts, render passes) and the application,
 # as records; the lower half of `PipelineSetBuilder`, which adds the pipelines.
 #
-# Every method returns the key of its record, a 64-bit hash of the record's content, so equal things are one
-# record and keys are stable across runs and machines. Modules are keyed by the archive's own module hash, which
-# readers recompute; all other keys are `record_hash` of the JSON, because readers use them as names only.
+# Every method returns the key of its record. Keys are those that the format's recorders compute (`hashes`,
+# `state_hashes`), so that a set packed here and a capture of the same things hold the same records, and keys are
+# stable across runs and machines. Things that differ only in what does not reach the compiled code have one key;
+# the first of them is the record.
 #
 # Guarantees: a record is written whole or not at all, with everything that it refers to before it.
 # Assumptions: one thread builds.
@@ -18,13 +19,15 @@ import msgspec
 import numpy as np
 from attrs import define, field
 
-from orchestrator.errors import ManifestError
+from orchestrator.errors import ManifestError, RecordError
 from orchestrator.sets.applications import encode_application, encode_link
-from orchestrator.sets.hashes import module_hash, record_hash
+from orchestrator.sets.documents import decode_document
+from orchestrator.sets.hashes import module_hash
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.render_passes import encode_render_pass
 from orchestrator.sets.shader_interface import ShaderInterface, shader_interface
 from orchestrator.sets.stages import ShaderStage, automatic_bindings, stage_bit
+from orchestrator.sets.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.structures import encode_structure, handle
 from orchestrator.sets.varint import encode_varint
 
@@ -60,9 +63,10 @@ class ObjectBuilder:
 
     records: RecordSink
     where: str = "set"
-    _keys: dict[RecordTag, dict[int, bytes]] = field(init=False, factory=dict)
+    _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
     _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
     _render_passes: dict[int, dict[str, object]] = field(init=False, factory=dict)
+    _subpasses: dict[int, tuple[SubpassUse, ...]] = field(init=False, factory=dict)
     _application: int | None = field(init=False, default=None)
 
     def application(
@@ -235,12 +239,12 @@ class ObjectBuilder:
         encoded = encode_render_pass(document, self.where, version=version)
         table = "renderPasses2" if version == 2 else "renderPasses"
         key = self._add(RecordTag.RENDER_PASS, encoded, table)
-        self._render_passes[key] = encoded
+        self._render_passes.setdefault(key, encoded)
         return key
 
     def _require(self, tag: RecordTag, keys: object, what: str) -> None:
         """Check that keys were added."""
-        known = self._keys.get(tag, {})
+        known = self._keys.get(tag, set())
         if isinstance(keys, str) or not isinstance(keys, Sequence):
             raise ManifestError(f"{self.where}: a list of {what} keys is expected, not {keys!r}")
         for each in keys:
@@ -249,20 +253,23 @@ class ObjectBuilder:
                 raise ManifestError(f"{self.where}: {what} {shown} was not added to this set")
 
     def _add(self, tag: RecordTag, document: Members, table: str = "") -> int:
-        key = record_hash(msgspec.json.encode(document))
-        wrapped = {"version": FORMAT_VERSION, table or _TABLES[tag]: {handle(key): document}}
-        self._put(tag, key, msgspec.json.encode(wrapped))
+        """Add a record under the key that it has in the format; see the top of the module for equal keys."""
+        table = table or _TABLES[tag]
+        unnamed = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(None): document}})
+        try:
+            value = decode_document(tag, 0, unnamed)
+        except RecordError as error:
+            raise ManifestError(f"{self.where}: {error.reason}") from error
+        key = state_hash(value, self._subpasses.__getitem__)
+        if tag is RecordTag.RENDER_PASS:
+            self._subpasses[key] = subpass_uses(value)
+        if key not in self._keys.get(tag, ()):
+            named = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(key): document}})
+            self._put(tag, key, named)
         return key
 
     def _put(self, tag: RecordTag, key: int, payload: bytes) -> None:
-        known = self._keys.setdefault(tag, {})
-        if key in known:
-            if known[key] != payload:
-                raise ManifestError(
-                    f"{self.where}: two different {tag.name} records share the hash {key:016x}"
-                )
-            return
-        known[key] = payload
+        self._keys.setdefault(tag, set()).add(key)
         self.records.add(tag, key, payload)
         if self._application is not None:
             link, text = encode_link(self._application, int(tag), key, FORMAT_VERSION)

@@ -18,6 +18,7 @@ from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.render_passes import Rendering
 from orchestrator.sets.stages import ShaderStage
+from orchestrator.sets.state_hashes import state_hash
 from orchestrator.sets.varint import decode_varint
 
 SHADERS = sample_manifest_path().parent / "shaders"
@@ -428,3 +429,33 @@ def test_all_documents_are_of_the_formats_tables(builder: PipelineSetBuilder) ->
             found = text(builder, tag, key)
             assert found.pop("version") == 6
             assert set(found) <= {name for name, _ in tables}
+
+
+def test_keys_are_those_of_the_format(builder: PipelineSetBuilder) -> None:
+    render_pass = builder.render_pass(
+        {"attachments": ["r8g8b8a8_unorm"], "subpasses": [{"color_attachments": [0]}]}
+    )
+    key = builder.graphics_pipeline(ui_stages(builder), render_pass=render_pass, line_width=2.0)
+    uses = {render_pass: ((True, False),)}
+    assert state_hash(graphics(builder, key), uses.__getitem__) == key
+
+
+def test_what_differs_in_nothing_that_counts_is_one_record(builder: PipelineSetBuilder) -> None:
+    stages = ui_stages(builder)
+    dynamic = ["viewport", "scissor", "line_width"]
+    thin, thick = (
+        builder.graphics_pipeline(stages, rendering=COLOR, dynamic_state=dynamic, line_width=width)
+        for width in (1.0, 2.0)
+    )
+    assert thin == thick
+    assert records_of(builder).keys(RecordTag.GRAPHICS_PIPELINE) == (thin,)
+    assert graphics(builder, thin).pRasterizationState.lineWidth == 1.0
+    assert builder.graphics_pipeline(stages, rendering=COLOR, line_width=2.0) != thin
+
+
+def test_what_no_reader_would_take_is_refused_when_it_is_added(builder: PipelineSetBuilder) -> None:
+    module = builder.shader_module(spirv("path.rgen"))
+    builder.where = "test"
+    with pytest.raises(ManifestError, match=r"test: not a valid document.*maxPipelineRayRecursionDepth"):
+        builder.ray_tracing_pipeline([ShaderStage(module)], max_pipeline_ray_recursion_depth=-1)
+    assert records_of(builder).keys(RecordTag.RAY_TRACING_PIPELINE) == ()

@@ -21,7 +21,6 @@ from orchestrator.sets.hashes import (
     link_hash,
     module_hash,
     module_hashes,
-    record_hash,
 )
 from orchestrator.sets.records import RecordTag
 
@@ -72,11 +71,6 @@ def test_lanes_are_split_when_there_are_very_many(monkeypatch: pytest.MonkeyPatc
     random = np.random.default_rng(3)
     modules = [(random.bytes(4 * (200 + index % 7)), 0) for index in range(100)]
     assert module_hashes(modules) == [module_hash(code, flags) for code, flags in modules]
-
-
-def test_records_of_ours_differ_by_every_byte_and_by_length() -> None:
-    contents = [b"", b"\0", b"\0\0\0\0", b"abc", b"abcd", b"abcde", b"abce", b"abc\0"]
-    assert len({record_hash(each) for each in contents}) == len(contents)
 
 
 def test_two_structures_are_hashed_in_declaration_order() -> None:
