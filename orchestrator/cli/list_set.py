@@ -35,7 +35,7 @@ def list_verb(
         bool,
         Parameter(
             name="--verify",
-            help="Read every record and recompute every module's hash; with `--no-verify` only headers are read.",
+            help="Read every record and recompute its key; with `--no-verify` only headers are read.",
         ),
     ] = True,
     json: JsonFlag = False,
@@ -237,7 +237,7 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
         if unusable is None:
             output.line(styled("no damage in the headers; payloads were not read (--no-verify)", WARN))
         else:
-            output.line(styled("no damage: every record was read, every module's hash recomputed", GOOD))
+            output.line(styled("no damage: every record was read, every key recomputed", GOOD))
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", BAD))
     for each in damage[:_DAMAGE_SHOWN]:

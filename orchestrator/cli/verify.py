@@ -49,7 +49,7 @@ def verify_verb(
     """Prove cache files and archives whole.
 
     Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of an archive: every record
-    is read and the hash of every module recomputed. Of a directory: its permissions and all such files in it.
+    is read and its key recomputed. Of a directory: its permissions and all such files in it.
     The exit code is 0 where nothing is wrong, else 2.
 
     **EXAMPLES**

@@ -30,6 +30,7 @@ from orchestrator.sets.damage_log import DamageLog
 from orchestrator.sets.hashes import hash_u64, hash_values
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
 from orchestrator.sets.modules import ShaderModule, decode_module, misnamed_modules
+from orchestrator.sets.record_proof import RecordProof, is_module_of_format_5
 from orchestrator.sets.records import Damage, RecordSource, RecordTag
 
 _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
@@ -138,25 +139,19 @@ class PipelineSet:
             raise RecordError(int(tag), key, error.reason, damage.offset) from error
 
     def verify(self) -> int:
-        """Read every record; recompute the hash of every module. What is wrong is in `damage` afterwards.
+        """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
 
         Returns:
-            Number of records that cannot be used.
+            Number of records that cannot be used, or are not what they are named.
         """
-        bad = 0
-        for tag in RecordTag:
-            if tag is RecordTag.SHADER_MODULE:
-                continue
-            for key in self._source.keys(tag):
-                try:
-                    self._source.payload(tag, key)
-                except RecordError:
-                    bad += 1  # the source has it in its damage
+        bad = RecordProof(self._source).unusable(self._log.add)
         tag = RecordTag.SHADER_MODULE
         readable = 0
         for batch in self._module_batches():
             readable += len(batch)
             for module, actual in misnamed_modules(batch):
+                if is_module_of_format_5(module, self._source.payload(tag, module.key)):
+                    continue
                 reason = f"code and flags have the hash {actual:016x}: not the module that was recorded"
                 self._log.add(
                     Damage(record_offset(self._source, tag, module.key), int(tag), module.key, reason)
