@@ -58,6 +58,14 @@ def require_tool(name: str) -> str:
     return found
 
 
+def require_header(name: str, package: str) -> None:
+    """End the test where the C compiler does not find a header, such as "vulkan/vulkan.h", that a package has."""
+    command = [require_tool("gcc"), "-fsyntax-only", "-x", "c", "-"]
+    done = subprocess.run(command, input=f"#include <{name}>\n", capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        missing(f"the header {name}; `make setup` as root installs {package}")
+
+
 def is_driver(selector: str) -> bool:
     """Whether a selector names a real driver that the tests know how to reach."""
     return selector == "lavapipe" or selector.startswith("radv:")

@@ -1,0 +1,551 @@
+"""Proves cache files with the host in C (host.c), which shares nothing with this project but a file's payload.
+
+The tests import this module. It is also a program, for machines that have a driver to prove and no pytest:
+
+    python tests/hosts/run_host.py --device nvidia --out results.json [--host PROGRAM]
+
+It compiles the sample here, hands the driver's bytes to the host, opened as the sample's application opens its device,
+and counts hits; then the other way round; then with one thing about the device changed at a time, which says what the
+driver's keys depend on. Exit code 0 where every pipeline was found in both directions, else 1.
+
+What belongs to the proof needs the standard library only, and knows the file format from docs/cache-file.md. Three
+things use the package, each where there is nothing to prove: compiling, the name of a driver's manifest, and the
+header around a host's bytes.
+
+The driver's own caches are off in every process that this module starts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).resolve().parent
+REPOSITORY = FOLDER.parent.parent
+SOURCE = FOLDER / "host.c"
+MANIFEST = REPOSITORY / "orchestrator" / "samples" / "sample.toml"
+SHADERS = MANIFEST.parent / "shaders"
+
+COMPILER_FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror")
+CACHE_CONTROL = "VkPhysicalDevicePipelineCreationCacheControlFeatures::pipelineCreationCacheControl"
+SHADER_OBJECT = "VkPhysicalDeviceShaderObjectFeaturesEXT::shaderObject"
+
+# Of what the host's pipelines need, what an application's record tells: enabled only where it is recorded. The rest is
+# enabled because the pipelines need it; no capture could say that an application had it.
+_RECORDED_STRUCTURES = (
+    "VkPhysicalDeviceMeshShaderFeaturesEXT",
+    "VkPhysicalDevicePipelineRobustnessFeatures",
+)
+_DRIVER_CACHES_OFF = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
+_NO_DEVICE = 3
+_LINKS = "graphics.linked["  # links pipeline libraries, and has no stages of its own
+
+_PREFIX_HEADER_SIZE = 128
+_PREFIX_START = struct.Struct("<8sIIQ")  # magic, formatVersion, headerSize, dataSize
+_MAGIC = b"\x89OPCF\r\n\x1a"
+
+
+class HostError(Exception):
+    """The host, or what it is given, is not usable; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Application:
+    """What an application tells its instance and asks of its device.
+
+    Attributes:
+        api_version: VkApplicationInfo::apiVersion, such as "1.3".
+        name: pApplicationName, None for null.
+        engine: pEngineName, None for null.
+        application_version: applicationVersion.
+        engine_version: engineVersion.
+        features: Enabled features, each ``Structure::member``.
+    """
+
+    api_version: str = "1.3"
+    name: str | None = None
+    engine: str | None = None
+    application_version: int = 0
+    engine_version: int = 0
+    features: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """The application as arguments of the host."""
+        arguments = ["--api-version", self.api_version]
+        if self.name is not None:
+            arguments += ["--application-name", self.name]
+        if self.engine is not None:
+            arguments += ["--engine-name", self.engine]
+        arguments += ["--application-version", str(self.application_version)]
+        arguments += ["--engine-version", str(self.engine_version)]
+        for each in self.features:
+            arguments += ["--feature", each]
+        return arguments
+
+    def toggled(self, feature: str) -> Application:
+        """The same application with one feature turned on where it was off, and off where it was on."""
+        if feature in self.features:
+            return replace(self, features=tuple(each for each in self.features if each != feature))
+        return replace(self, features=(*self.features, feature))
+
+
+@dataclass(frozen=True)
+class HostRun:
+    """What the host printed.
+
+    Attributes:
+        exit_code: As host.c documents.
+        pipelines: One object a pipeline: name, kind, result, hit, feedback.
+        errors: What it, and the driver, wrote to stderr.
+    """
+
+    exit_code: int
+    pipelines: tuple[dict[str, Any], ...]
+    errors: str = field(repr=False)
+
+    @property
+    def tried(self) -> frozenset[str]:
+        """Names of the pipelines for which the application has all features."""
+        return frozenset(each["name"] for each in self.pipelines if each["result"] != "SKIPPED")
+
+    @property
+    def skipped(self) -> frozenset[str]:
+        """Names of the others."""
+        return frozenset(each["name"] for each in self.pipelines if each["result"] == "SKIPPED")
+
+    @property
+    def hits(self) -> frozenset[str]:
+        """Names of the pipelines that were found in the cache."""
+        return frozenset(each["name"] for each in self.pipelines if each["hit"])
+
+    @property
+    def misses(self) -> frozenset[str]:
+        """Names of the pipelines that were tried and not found."""
+        return self.tried - self.hits
+
+    @property
+    def compiled(self) -> frozenset[str]:
+        """Names of the pipelines that were compiled, those left out that only link libraries."""
+        return frozenset(each for each in self.misses if not each.startswith(_LINKS))
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, and the names of what was not found."""
+        return {
+            "tried": len(self.tried),
+            "hits": len(self.hits),
+            "skipped": sorted(self.skipped),
+            "missed": sorted(self.misses),
+        }
+
+
+class Host:
+    """The program built from host.c. Values only; every call starts a process of its own."""
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+        self.pipelines = self._listed("--list")
+        self.structures = self._listed("--list-features")
+
+    @classmethod
+    def build(cls, folder: Path, compiler: str = "gcc") -> Host:
+        """Compile host.c into a folder.
+
+        Raises:
+            HostError: It does not compile; the message is the compiler's.
+        """
+        program = folder / "host"
+        command = [compiler, *COMPILER_FLAGS, "-o", str(program), str(SOURCE), "-lvulkan"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise HostError(f"{' '.join(command)}:\n{done.stderr}")
+        return cls(program)
+
+    def _listed(self, option: str) -> tuple[dict[str, Any], ...]:
+        done = subprocess.run([self.program, option], capture_output=True, text=True, check=True)
+        return tuple(json.loads(line) for line in done.stdout.splitlines())
+
+    def feature(self, structure: str, member: str) -> str:
+        """A feature by the name that the host has for it.
+
+        Args:
+            structure: Name of the structure, with or without the suffix of its extension.
+            member: Name of the member.
+
+        Raises:
+            HostError: The host does not know it.
+        """
+        for each in self.structures:
+            if _stem(each["name"]) == _stem(structure) and member in each["members"]:
+                return f"{each['name']}::{member}"
+        raise HostError(f"{structure}::{member} is not in the table of {SOURCE.name}; add it there")
+
+    def application(self, record: Mapping[str, Any]) -> Application:
+        """An application, with what the host's pipelines need beside what a record can tell.
+
+        Args:
+            record: As `recorded_application` gives it.
+
+        Raises:
+            HostError: It names a feature that the host does not know.
+        """
+        recorded = [
+            self.feature(structure, member)
+            for structure, members in record["features"].items()
+            for member, value in members.items()
+            if value
+        ]
+        if record["robust_buffer_access"]:
+            recorded.append("VkPhysicalDeviceFeatures::robustBufferAccess")
+        needed = [
+            need
+            for each in self.pipelines
+            for need in each["needs"]
+            if need.partition("::")[0] not in _RECORDED_STRUCTURES
+        ]
+        return Application(
+            api_version=record["api_version"],
+            name=record["name"],
+            engine=record["engine"],
+            application_version=record["application_version"],
+            engine_version=record["engine_version"],
+            features=tuple(dict.fromkeys(recorded + needed)),
+        )
+
+    def run(
+        self,
+        application: Application,
+        environment: Mapping[str, str],
+        *,
+        device: str = "",
+        load: Path | None = None,
+        save: Path | None = None,
+        forbid: bool = False,
+    ) -> HostRun:
+        """Run the host once.
+
+        Args:
+            application: What it opens.
+            environment: Of its process: says which driver the loader asks.
+            device: Part of the name of a device or driver; the first device where empty.
+            load: File with the driver's bytes.
+            save: Where to write such a file.
+            forbid: Forbid the driver to compile; the feature that this needs is added to the application's.
+
+        Raises:
+            HostError: It could not do its work: bad usage, or the driver refused a pipeline.
+        """
+        if forbid and CACHE_CONTROL not in application.features:
+            application = application.toggled(CACHE_CONTROL)
+        command = [str(self.program), "--shaders", str(SHADERS), *application.arguments()]
+        command += ["--device", device] if device else []
+        command += ["--load", str(load)] if load else []
+        command += ["--save", str(save)] if save else []
+        command += ["--forbid"] if forbid else []
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, check=False, timeout=300
+        )
+        if done.returncode not in (0, 1, _NO_DEVICE):
+            raise HostError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+        return HostRun(
+            done.returncode, tuple(json.loads(line) for line in done.stdout.splitlines()), done.stderr
+        )
+
+
+def _stem(structure: str) -> str:
+    return structure.removesuffix("KHR").removesuffix("EXT")
+
+
+def recorded_application(archive: str) -> dict[str, Any]:
+    """What a set says of the one application that it was recorded from, or packed for.
+
+    Args:
+        archive: The set, as the command line takes it.
+
+    Raises:
+        HostError: It cannot be read, or has not one application.
+    """
+    command = [sys.executable, "-m", "orchestrator", "list", archive, "--json"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise HostError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    applications: list[dict[str, Any]] = json.loads(done.stdout)["applications"]
+    if len(applications) != 1:
+        raise HostError(f"{archive} has {len(applications)} applications")
+    return applications[0]
+
+
+def strip_prefix_header(content: bytes) -> bytes:
+    """The driver's bytes of a cache file, by the table in docs/cache-file.md and not by the package.
+
+    Raises:
+        HostError: It is no cache file of format version 1, or is cut off.
+    """
+    if len(content) < _PREFIX_HEADER_SIZE:
+        raise HostError(f"{len(content)} bytes are no cache file")
+    magic, version, header_size, data_size = _PREFIX_START.unpack_from(content)
+    if (magic, version, header_size) != (_MAGIC, 1, _PREFIX_HEADER_SIZE):
+        raise HostError(f"magic {magic!r}, format version {version}, header of {header_size} bytes")
+    payload = content[header_size:]
+    if len(payload) != data_size:
+        raise HostError(f"dataSize is {data_size}, and {len(payload)} bytes follow the header")
+    return payload
+
+
+def with_prefix_header(payload: bytes, like: bytes) -> bytes:
+    """A cache file of the driver's bytes, by the package's own header writer.
+
+    Args:
+        payload: The driver's bytes.
+        like: A cache file of the same device and driver, whose identity the new one takes.
+    """
+    from attrs import evolve
+
+    from orchestrator.stores.hashing import content_hash128
+    from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+
+    header = PipelineCachePrefixHeader.unpack(like)
+    return evolve(header, data_size=len(payload), data_hash=content_hash128(payload)).pack() + payload
+
+
+def compile_sets(
+    sets: Sequence[str], device: str, cache_directory: Path, environment: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run ``orchestrator compile`` and return its JSON.
+
+    Raises:
+        HostError: It failed, or some pipeline did.
+    """
+    command = [sys.executable, "-m", "orchestrator", "compile", *sets, "--json"]
+    command += ["--device", device, "--cache-dir", str(cache_directory)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=dict(environment), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise HostError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def cache_file(document: Mapping[str, Any]) -> Path:
+    """The cache file that a run of ``orchestrator compile`` wrote."""
+    return Path(document["cache_file"]["path"])
+
+
+def sample_statuses(device: str, cache_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Compile the sample in a fresh process with one worker and one cache: what became of each pipeline, by name.
+
+    With one worker and one cache, exactly one pipeline of those that are equal to the driver is compiled.
+
+    Raises:
+        HostError: The process failed.
+    """
+    command = [sys.executable, __file__, "--device", device, "--statuses", str(cache_directory)]
+    done = subprocess.run(
+        command, cwd=REPOSITORY, env=dict(environment), capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise HostError(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
+    statuses: dict[str, str] = json.loads(done.stdout)
+    return statuses
+
+
+def _print_statuses(device: str, cache_directory: Path) -> None:
+    """The child's part of `sample_statuses`."""
+    import trio
+
+    from orchestrator import CacheMode, PipelineSet, compile_set
+    from orchestrator.samples import sample_path
+    from orchestrator.sets.manifest import load_manifest
+
+    async def compile_sample() -> dict[tuple[str, int], str]:
+        with PipelineSet.open(sample_path()) as pipelines:
+            report = await compile_set(
+                pipelines,
+                selector=device,
+                workers=1,
+                mode=CacheMode.SHARED,
+                cache_directory=cache_directory,
+            )
+        return {(each.job.kind.value, each.job.key): each.status.value for each in report.outcomes}
+
+    statuses = trio.run(compile_sample)
+    packed = load_manifest(MANIFEST).report.pipelines
+    print(json.dumps({each.name: statuses[each.kind.value, each.key] for each in packed}))
+
+
+def device_name(selector: str) -> str:
+    """What the host looks for among devices and drivers, for a selector of the command line."""
+    driver = selector.partition(":")[0]
+    return {"lavapipe": "llvmpipe"}.get(driver, driver)
+
+
+def quiet_environment(base: Mapping[str, str]) -> dict[str, str]:
+    """An environment with the driver's own caches off."""
+    return {**base, **_DRIVER_CACHES_OFF}
+
+
+def variants(application: Application) -> dict[str, Application]:
+    """The application with one thing changed at a time, by the name of that thing."""
+    features = (
+        SHADER_OBJECT,
+        "VkPhysicalDevicePipelineRobustnessFeatures::pipelineRobustness",
+        "VkPhysicalDeviceMaintenance5Features::maintenance5",
+        "VkPhysicalDeviceMaintenance8FeaturesKHR::maintenance8",
+        "VkPhysicalDeviceDescriptorBufferFeaturesEXT::descriptorBuffer",
+        "VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT::primitivesGeneratedQuery",
+        "VkPhysicalDeviceLineRasterizationFeatures::smoothLines",
+        "VkPhysicalDeviceFeatures::robustBufferAccess",
+        "VkPhysicalDeviceImageRobustnessFeatures::robustImageAccess",
+        "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR::pipelineExecutableInfo",
+        CACHE_CONTROL,
+    )
+    other_version = "1.4" if application.api_version.startswith("1.3") else "1.3"
+    return {
+        f"apiVersion {other_version}": replace(application, api_version=other_version),
+        "names": replace(application, name="another application", engine="another engine"),
+        "engine DXVK": replace(application, engine="DXVK"),
+        **{f"{each} toggled": application.toggled(each) for each in features},
+    }
+
+
+def prove(host: Host, device: str, environment: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Both directions and all variants on one device; a document of counts.
+
+    Args:
+        host: The host.
+        device: Selector, as the command line takes it.
+        environment: In which the loader finds that device.
+        folder: For files.
+
+    Raises:
+        HostError: Something other than a miss went wrong.
+    """
+    name = device_name(device)
+    application = host.application(recorded_application("sample"))
+
+    def run(opened: Application, payload: Path, *, forbid: bool = False) -> dict[str, Any]:
+        ran = host.run(opened, environment, device=name, load=payload, forbid=forbid)
+        if ran.exit_code == _NO_DEVICE:
+            return {"unsupported": ran.errors.strip().rpartition("\n")[2]}
+        return ran.summary()
+
+    own = folder / "host.bin"
+    saved = host.run(application, environment, device=name, save=own)
+    if saved.exit_code == _NO_DEVICE:
+        raise HostError(saved.errors)
+    document = compile_sets(["sample"], device, folder / "ours", environment)
+    ours = folder / "ours.bin"
+    content = cache_file(document).read_bytes()
+    ours.write_bytes(strip_prefix_header(content))
+
+    empty = sample_statuses(device, folder / "empty", environment)
+    theirs = folder / "theirs"
+    theirs.mkdir(mode=0o700)
+    write_private(theirs / cache_file(document).name, with_prefix_header(own.read_bytes(), content))
+    found = sample_statuses(device, theirs, environment)
+    return {
+        "device": {key: document["device"][key] for key in ("device_name", "driver_name", "driver_info")},
+        "application": {"api_version": application.api_version, "features": list(application.features)},
+        "host_in_itself": {
+            "feedback": run(application, own),
+            "forbidden": run(application, own, forbid=True),
+        },
+        "ours_in_host": {
+            "feedback": run(application, ours),
+            "forbidden": run(application, ours, forbid=True),
+        },
+        "host_in_ours": {
+            "pipelines": len(saved.tried),
+            "hits": sum(found[each] == "cache_hit" for each in saved.tried),
+            "missed": sorted(each for each in saved.tried if found[each] != "cache_hit"),
+            "compiled_by_host": len(saved.compiled),
+            "compiled_from_empty": len(compiled(empty)),
+            "compiled_with_host": len(compiled(found)),
+        },
+        "ours_in_changed_host": {label: run(each, ours) for label, each in variants(application).items()},
+        "host_in_changed_host": {label: run(each, own) for label, each in variants(application).items()},
+    }
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only its owner may write, as the loader of cache files demands."""
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+
+
+def compiled(statuses: Mapping[str, str]) -> set[str]:
+    """Names of the pipelines that were compiled; what only links libraries is left out, since nothing is compiled for it."""
+    return {name for name, status in statuses.items() if status == "compiled" and not name.startswith(_LINKS)}
+
+
+def _lines(document: Mapping[str, Any]) -> Iterable[str]:
+    def counts(result: Mapping[str, Any]) -> str:
+        return result.get("unsupported") or f"{result['hits']} of {result['tried']} hit"
+
+    yield " ".join(document["device"].values())
+    for direction in ("host_in_itself", "ours_in_host"):
+        for how, result in document[direction].items():
+            yield f"{direction}, {how}: {counts(result)}"
+            yield from (f"    missed {each}" for each in result.get("missed", ()))
+    back = document["host_in_ours"]
+    yield f"host_in_ours: {back['hits']} of {back['pipelines']} hit"
+    yield (
+        f"    {back['compiled_from_empty']} pipelines are compiled from nothing, "
+        f"{back['compiled_with_host']} with the {back['compiled_by_host']} that the host compiled"
+    )
+    yield from (f"    missed {each}" for each in back["missed"])
+    for label, result in document["ours_in_changed_host"].items():
+        yield f"changed: {label}: {counts(result)}; the host's own: {counts(document['host_in_changed_host'][label])}"
+
+
+def _all_found(document: Mapping[str, Any]) -> bool:
+    there = document["ours_in_host"].values()
+    return not document["host_in_ours"]["missed"] and all(
+        each.get("tried") and not each["missed"] and not each["skipped"] for each in there
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the proof on one device; 0 all found, 1 not, 2 it could not be run."""
+    parser = argparse.ArgumentParser(description="prove cache files with a host in C")
+    parser.add_argument("--device", required=True, help="selector, such as nvidia or radv:navi21")
+    parser.add_argument("--out", type=Path, help="where the counts are written, as JSON")
+    parser.add_argument("--host", type=Path, help="the host, built already; else gcc builds it")
+    parser.add_argument("--statuses", type=Path, help=argparse.SUPPRESS)  # the child of sample_statuses
+    chosen = parser.parse_args(arguments)
+    if chosen.statuses:
+        _print_statuses(chosen.device, chosen.statuses)
+        return 0
+    from orchestrator.devices.vulkan.selection import environment_for
+
+    environment = quiet_environment(environment_for(chosen.device))
+    if chosen.host is None and shutil.which("gcc") is None:
+        print("no gcc here: build host.c elsewhere and name the program with --host", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        try:
+            host = Host(chosen.host.resolve()) if chosen.host else Host.build(folder)
+            document = prove(host, chosen.device, environment, folder)
+        except HostError as error:
+            print(error, file=sys.stderr)
+            return 2
+    print("\n".join(_lines(document)))
+    if chosen.out:
+        chosen.out.write_text(json.dumps(document, indent=2) + os.linesep, "utf-8")
+    return 0 if _all_found(document) else 1
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(REPOSITORY))
+    raise SystemExit(main())

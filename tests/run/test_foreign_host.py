@@ -1,0 +1,337 @@
+"""What `compile` makes hits in an application that shares nothing with us, and the other way round.
+
+The application is tests/hosts/host.c: its own instance, device, layouts and create infos, and of a cache file the driver's
+bytes only, without our header. Every process here has the driver's own caches off.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from orchestrator.registry import registry
+from orchestrator.sets.manifest import load_manifest, pack_manifest
+from tests.drivers import driver_environment, require_header, require_tool, unsupported
+from tests.hosts.run_host import (
+    MANIFEST,
+    SHADER_OBJECT,
+    SHADERS,
+    Application,
+    Host,
+    HostRun,
+    cache_file,
+    compile_sets,
+    compiled,
+    device_name,
+    quiet_environment,
+    recorded_application,
+    sample_statuses,
+    strip_prefix_header,
+    with_prefix_header,
+    write_private,
+)
+
+each_radv = pytest.mark.parametrize("radv", ["radv:navi21", "radv:navi31"])
+"""Runs a test once a family; every test takes ``radv: str``, and opens no device in its own process."""
+
+Opened = Callable[..., HostRun]
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Host:
+    """The host, built."""
+    compiler = require_tool("gcc")
+    require_header("vulkan/vulkan.h", "libvulkan-dev")
+    return Host.build(tmp_path_factory.mktemp("host"), compiler)
+
+
+@pytest.fixture
+def environment(radv: str) -> dict[str, str]:
+    """The environment of every process of a test: one driver only."""
+    return quiet_environment(driver_environment(radv))
+
+
+@pytest.fixture
+def application(host: Host) -> Application:
+    """The application of the sample set."""
+    return host.application(recorded_application("sample"))
+
+
+@pytest.fixture
+def run(host: Host, environment: dict[str, str], radv: str) -> Opened:
+    """The host on the device under test: an application, a file to load or save, and whether to forbid compiling."""
+    return partial(host.run, environment=environment, device=device_name(radv))
+
+
+@pytest.fixture(scope="session")
+def sample_cache_files() -> dict[str, tuple[str, bytes]]:
+    """Name and content of the cache file of the sample, by device: compiled once for all tests."""
+    return {}
+
+
+@pytest.fixture
+def sample_cache_file(
+    radv: str,
+    environment: dict[str, str],
+    tmp_path: Path,
+    sample_cache_files: dict[str, tuple[str, bytes]],
+) -> tuple[str, bytes]:
+    """Name and content of the cache file that `compile` makes of the sample."""
+    if radv not in sample_cache_files:
+        path = cache_file(compile_sets(["sample"], radv, tmp_path / "sample", environment))
+        sample_cache_files[radv] = (path.name, path.read_bytes())
+    return sample_cache_files[radv]
+
+
+@pytest.fixture
+def sample_payload(sample_cache_file: tuple[str, bytes], tmp_path: Path) -> Path:
+    """A file with the driver's bytes of the sample's cache file, and nothing of ours."""
+    payload = tmp_path / "sample.bin"
+    payload.write_bytes(strip_prefix_header(sample_cache_file[1]))
+    return payload
+
+
+def assert_all_hit(run: Opened, application: Application, payload: Path) -> None:
+    """Every pipeline of the host is found: by creation feedback, and where compiling is forbidden."""
+    by_feedback, forbidden = run(application, load=payload), run(application, load=payload, forbid=True)
+    assert sorted(by_feedback.misses) == []
+    assert sorted(forbidden.misses) == []
+    assert by_feedback.hits == forbidden.hits
+    assert (by_feedback.exit_code, forbidden.exit_code) == (0, 0)
+
+
+def test_the_host_is_built_of_all_kinds_of_pipelines_of_the_sample(host: Host) -> None:
+    names = {each["name"] for each in host.pipelines}
+    packed = {each.name: each for each in load_manifest(MANIFEST).report.pipelines}
+    assert names <= set(packed)
+    assert all(each["kind"] == packed[each["name"]].kind.value for each in host.pipelines)
+    keys = {(packed[each].kind, packed[each].key) for each in names}
+    assert len(keys) == len(names)
+    kinds = [each["kind"] for each in host.pipelines]
+    assert kinds.count("compute") >= 3
+    assert kinds.count("graphics") >= 5
+    assert kinds.count("ray_tracing") >= 2
+
+
+def test_feature_structures_of_the_host_are_those_of_the_registry(host: Host) -> None:
+    """Its table is written by hand, since headers may be older than what it enables."""
+    tables = registry()
+    for each in host.structures:
+        struct = tables.struct(each["name"])
+        if each["name"] != "VkPhysicalDeviceFeatures":
+            assert each["s_type"] == struct.s_type, each["name"]
+        members = [member.name for member in struct.members if member.name not in ("sType", "pNext")]
+        assert each["members"] == members, each["name"]
+        provided_by = set(re.split(r"[,+() ]+", struct.requires)) - {""}
+        if each["s_type"]:
+            assert each["extensions"][0] in provided_by, each["name"]
+        versions = {
+            name.rpartition("VERSION_")[2].replace("_", ".") for name in provided_by if "VERSION" in name
+        }
+        assert ({each["core"]} if each["core"] and each["s_type"] else set()) == versions, each["name"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shaders", ".", "--feature", "VkNothing::x"], "VkNothing::x"),
+        (["--shaders", ".", "--feature", "VkPhysicalDeviceFeatures::x"], "no member x"),
+        (["--shaders", ".", "--load", "nowhere.bin"], "nowhere.bin"),
+        (["--shaders", ".", "--load", "a", "--save", "b"], "exclude"),
+        (["--shaders", ".", "--load", "a", "--forbid"], "pipelineCreationCacheControl"),
+        (["--shaders", ".", "--api-version", "1.0"], "1.2 at least"),
+        (["--shaders"], "--shaders"),
+        ([], "--shaders is missing"),
+    ],
+)
+def test_bad_usage_of_the_host_is_told(host: Host, arguments: list[str], message: str) -> None:
+    done = subprocess.run([host.program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+@each_radv
+def test_the_host_opens_no_other_device_than_it_is_told(
+    host: Host, application: Application, environment: dict[str, str], tmp_path: Path
+) -> None:
+    other_vendor = application.toggled(
+        "VkPhysicalDeviceFragmentShadingRateEnumsFeaturesNV::fragmentShadingRateEnums"
+    )
+    ran = host.run(other_vendor, environment, save=tmp_path / "none.bin")
+    assert (ran.exit_code, ran.pipelines) == (3, ())
+    assert "VK_NV_fragment_shading_rate_enums" in ran.errors
+    ran = host.run(application, environment, device="another name", save=tmp_path / "none.bin")
+    assert (ran.exit_code, ran.pipelines) == (3, ())
+    assert "another name" in ran.errors
+
+
+@each_radv
+def test_the_host_finds_its_own_cache_and_no_other(
+    run: Opened, application: Application, tmp_path: Path
+) -> None:
+    payload = tmp_path / "own.bin"
+    saved = run(application, save=payload)
+    assert saved.exit_code == 0
+    assert saved.tried
+    assert_all_hit(run, application, payload)
+    empty = tmp_path / "empty.bin"
+    empty.write_bytes(payload.read_bytes()[:32])
+    for forbid in (False, True):
+        assert run(application, load=empty, forbid=forbid).hits == frozenset()
+
+
+@each_radv
+def test_what_compile_makes_hits_in_the_application(
+    run: Opened, application: Application, sample_payload: Path
+) -> None:
+    assert run(application, load=sample_payload).skipped == frozenset()
+    assert_all_hit(run, application, sample_payload)
+
+
+@each_radv
+def test_another_device_than_the_application_s_does_not_hit(
+    run: Opened, application: Application, sample_payload: Path
+) -> None:
+    """RADV's keys depend on shaderObject: the proof above can fail."""
+    other = application.toggled(SHADER_OBJECT)
+    for forbid in (False, True):
+        ran = run(other, load=sample_payload, forbid=forbid)
+        assert ran.tried
+        assert (ran.hits, ran.exit_code) == (frozenset(), 1)
+
+
+@each_radv
+def test_what_the_application_makes_hits_in_compile(
+    run: Opened,
+    application: Application,
+    sample_cache_file: tuple[str, bytes],
+    radv: str,
+    environment: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    """The host's bytes go behind a header that our own writer makes; that header is not what is proven here.
+
+    Of pipelines that are equal to the driver, one is compiled from an empty cache and the others hit. So exactly as many
+    fewer are compiled as the host compiled, and none of the host's is. What only links libraries is left out of that count:
+    nothing is compiled for it, and it is a hit where its libraries are.
+    """
+    name, like = sample_cache_file
+    empty = sample_statuses(radv, tmp_path / "empty", environment)
+    compiled_from_empty = compiled(empty)
+    for label, opened in (("same", application), ("other", application.toggled(SHADER_OBJECT))):
+        payload = tmp_path / f"{label}.bin"
+        saved = run(opened, save=payload)
+        assert saved.exit_code == 0
+        folder = tmp_path / label
+        folder.mkdir(mode=0o700)
+        write_private(folder / name, with_prefix_header(payload.read_bytes(), like))
+        found = sample_statuses(radv, folder, environment)
+        assert set(found) == set(empty)
+        if label == "other":
+            assert compiled(found) == compiled_from_empty
+            continue
+        assert saved.skipped == frozenset()
+        assert sorted(each for each in saved.tried if found[each] != "cache_hit") == []
+        assert len(saved.compiled) > 15
+        assert compiled(found) < compiled_from_empty
+        assert len(compiled_from_empty) - len(compiled(found)) == len(saved.compiled)
+
+
+def packed(table: dict[str, object], folder: Path) -> str:
+    """The sample's pipelines as a set of another application, ``[application]`` of its manifest: path of the archive."""
+    rows = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
+    text = MANIFEST.read_text("utf-8").replace('"shaders/', f'"{SHADERS}/')
+    text, replaced = re.subn(
+        r"(?ms)^\[application\]\n.*?(?=^\[)", lambda _: f"[application]\n{rows}\n\n", text
+    )
+    assert replaced == 1
+    manifest = folder / "set.toml"
+    manifest.write_text(text, "utf-8")
+    archive = manifest.with_suffix(".foz")
+    pack_manifest(manifest, archive)
+    return str(archive)
+
+
+def feature_tables(features: dict[str, dict[str, int]]) -> list[dict[str, object]]:
+    """Recorded features as a manifest names them."""
+    return [
+        {"structure": structure}
+        | {re.sub(r"(?=[A-Z])", "_", member).lower(): True for member, value in members.items() if value}
+        for structure, members in features.items()
+    ]
+
+
+def toml(value: object) -> str:
+    """A value of a manifest's application as TOML."""
+    match value:
+        case dict():
+            return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+        case list():
+            return "[" + ", ".join(toml(each) for each in value) + "]"
+        case _:
+            return json.dumps(value)
+
+
+@pytest.fixture
+def two_applications(
+    host: Host, radv: str, environment: dict[str, str], tmp_path: Path
+) -> Callable[..., tuple[Path, list[Application]]]:
+    """Compiles one set of two applications with the same pipelines.
+
+    Given ``[application]`` of each, it returns the driver's bytes of the one cache file, and the two.
+    """
+
+    def compile_both(*tables: dict[str, object]) -> tuple[Path, list[Application]]:
+        archives = []
+        for number, table in enumerate(tables):
+            folder = tmp_path / f"application{number}"
+            folder.mkdir()
+            archives.append(packed(table, folder))
+        document = compile_sets(archives, radv, tmp_path / "cache", environment)
+        assert len(document["set"]["groups"]) == len(tables)
+        payload = tmp_path / "payload.bin"
+        payload.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
+        return payload, [host.application(recorded_application(each)) for each in archives]
+
+    return compile_both
+
+
+@each_radv
+def test_two_applications_with_other_features_each_hit_on_their_own_device(
+    run: Opened, two_applications: Callable[..., tuple[Path, list[Application]]]
+) -> None:
+    features = feature_tables(recorded_application("sample")["features"])
+    shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
+    payload, applications = two_applications(
+        {"name": "pipelines only", "features": features},
+        {"name": "shader objects too", "features": [*features, shader_object]},
+    )
+    assert {*applications[0].features} ^ {*applications[1].features} == {SHADER_OBJECT}
+    for each in applications:
+        assert_all_hit(run, each, payload)
+
+
+@each_radv
+def test_two_applications_with_other_names_each_hit_on_their_own_device(
+    run: Opened,
+    application: Application,
+    two_applications: Callable[..., tuple[Path, list[Application]]],
+    tmp_path: Path,
+) -> None:
+    """Drivers change what they compile for engines and applications that they know by name (Mesa: drirc)."""
+    known = "vkd3d"
+    own = tmp_path / "own.bin"
+    run(application, save=own)
+    if not run(replace(application, engine=known), load=own).misses:
+        unsupported(f"this driver's keys do not depend on the engine's name {known} here")
+    payload, applications = two_applications({"engine": "none"}, {"engine": known})
+    assert [each.engine for each in applications] == ["none", known]
+    for each in applications:
+        assert_all_hit(run, each, payload)
