@@ -68,6 +68,19 @@ def test_kinds_learn_apart() -> None:
     assert largest[0] <= 2
 
 
+def test_the_time_of_a_hit_is_averaged() -> None:
+    # All is believed to hit, so what remains is believed to take the time of a hit each.
+    scheduler = CostScheduler(job_graph(20_000), 1, ScheduleOptions(expect_hits=1.0))
+    remaining = []
+    for hit_ns in (1_000, 3_000, 4_000):
+        batch = requested(scheduler, 0)
+        size = len(batch.indices)
+        scheduler.finished(0, batch, hits=size, elapsed_ns=size * hit_ns)
+        remaining.append(scheduler.remaining_ns / scheduler.queued)
+    # The first is taken as it is; after it, half of what was believed and half of what was seen.
+    assert remaining == pytest.approx([1_000, 2_000, 3_000])
+
+
 @given(
     st.lists(
         st.tuples(st.integers(1, 300), st.integers(0, 10**12), st.integers(0, 300), st.integers(0, 10**12)),

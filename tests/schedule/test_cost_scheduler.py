@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ from orchestrator.schedule import (
     Scheduler,
     Wait,
 )
-from tests.schedule.machine import drain, job_graph, jobs_of, requested
+from tests.schedule.machine import assert_consistent, drain, job_graph, jobs_of, requested
 
 MS = 1_000_000
 ONE = ScheduleOptions(batch_limit=1)
@@ -198,6 +198,62 @@ def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None
     assert scheduler.state_of(3) is JobState.SHARED
 
 
+def test_followers_that_share_give_up_libraries_that_nobody_else_wants() -> None:
+    # 3 is the same work as 2 and has a library of its own, 1, which was cancelled and is kept for its sake.
+    graph = job_graph(
+        4, keys=[1, 2, 3, 3], libraries={2: [0], 3: [1]}, costs=[50 * MS, 1 * MS, 50 * MS, 1 * MS]
+    )
+    scheduler = CostScheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
+    assert scheduler.cancel_jobs([1]).kept == 1
+    assert drain(scheduler) == [0, 2]
+    assert scheduler.state_of(3) is JobState.SHARED
+    assert scheduler.state_of(1) is JobState.CANCELLED
+    assert_consistent(scheduler)
+
+
+def test_what_turns_out_the_same_when_both_are_in_flight_stays_apart() -> None:
+    scheduler = CostScheduler(job_graph(3), 2, ONE)
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    scheduler.identify(np.array([0, 1], np.int32), [b"a", b"a"])
+    assert [scheduler.leader_of(job) for job in range(2)] == [0, 1]
+    assert scheduler.in_flight == 2
+    assert_consistent(scheduler)
+    for worker, batch in enumerate(batches):
+        scheduler.finished(worker, batch, compiles=1)
+    assert scheduler.statistics.saved_by_pipeline_key == 0
+    assert drain(scheduler) == [2]
+    assert_consistent(scheduler)
+
+
+def test_what_turns_out_the_same_as_a_later_one_in_flight_follows_that() -> None:
+    # The key is learned of the job that waits first, and of the one in flight after it.
+    scheduler = CostScheduler(job_graph(3), 1, ONE)
+    batch = requested(scheduler, 0)
+    assert jobs_of(batch) == [0]
+    scheduler.identify(np.array([2, 0], np.int32), [b"a", b"a"])
+    assert (scheduler.leader_of(2), scheduler.state_of(2)) == (0, JobState.JOINED)
+    assert_consistent(scheduler)
+    scheduler.finished(0, batch, compiles=1)
+    assert drain(scheduler) == [2, 1]
+    assert scheduler.statistics.saved_by_pipeline_key == 1
+
+
+def test_keys_that_are_learned_late_may_be_numbers() -> None:
+    scheduler = CostScheduler(job_graph(4), 1, ONE)
+    scheduler.identify(np.arange(4, dtype=np.int32), np.array([7, 0, 7, 0], np.uint64))
+    # 0 is no key.
+    assert [scheduler.leader_of(job) for job in range(4)] == [0, 1, 0, 3]
+    assert drain(scheduler) == [0, 2, 1, 3]
+    assert scheduler.statistics.saved_by_pipeline_key == 1
+
+
+def test_no_job_may_be_identified() -> None:
+    scheduler = CostScheduler(job_graph(2), 1)
+    scheduler.identify(np.empty(0, np.int32), [])
+    scheduler.identify(np.empty(0, np.int32), np.empty(0, np.uint64))
+    assert drain(scheduler) == [0, 1]
+
+
 # --- affinity
 
 
@@ -242,6 +298,81 @@ def test_a_long_job_does_not_wait_for_its_home() -> None:
     scheduler = CostScheduler(graph, 2, ONE)
     assert jobs_of(requested(scheduler, 0)) == [1]
     assert jobs_of(requested(scheduler, 1)) == [2]
+
+
+def homes(shared: str, batch_limit: int = 1) -> CostScheduler:
+    """Two workers have created a long job each, 0 and 1; of the short jobs 2 and 3, each may share something with one.
+
+    With "library" and "module" 2 is at home with worker 0, and 3 with worker 1. With "new module" 3 has a module that
+    nothing was created of yet.
+    """
+    links: dict[int, Sequence[int]] | None = {2: [0], 3: [1]} if shared == "library" else None
+    staged: dict[int, Sequence[int]] | None = None
+    if shared == "module":
+        # The first module has the number 0, which must be as good as any other.
+        staged = {0: [0], 1: [1], 2: [0], 3: [1]}
+    elif shared == "new module":
+        staged = {0: [0], 2: [0], 3: [2], 4: [2]}
+    # What is in the background is there so that much is left, and short jobs may be passed over.
+    costs = [8 * MS, 8 * MS, 1 * MS, 1 * MS, *[1 * MS] * 100]
+    priorities = [Priority.NOW] * 4 + [Priority.BACKGROUND] * 100
+    graph = job_graph(104, libraries=links, modules=staged, costs=costs, priorities=priorities)
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=batch_limit)
+    scheduler = CostScheduler(graph, 2, options)
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[0], [1]]
+    for worker, batch in enumerate(batches):
+        scheduler.finished(worker, batch, compiles=1, elapsed_ns=8 * MS)
+    return scheduler
+
+
+@pytest.mark.parametrize("shared", ["library", "module"])
+def test_a_worker_takes_what_is_at_home_with_it(shared: str) -> None:
+    scheduler = homes(shared)
+    assert jobs_of(requested(scheduler, 1)) == [3]
+    assert jobs_of(requested(scheduler, 0)) == [2]
+    assert (scheduler.statistics.at_home, scheduler.statistics.moved) == (2, 0)
+
+
+def test_what_is_at_home_nowhere_suits_everybody() -> None:
+    assert jobs_of(requested(homes("nothing"), 1)) == [2]
+    scheduler = homes("new module")
+    assert jobs_of(requested(scheduler, 1)) == [3]
+    assert (scheduler.statistics.at_home, scheduler.statistics.moved) == (0, 0)
+
+
+def test_libraries_that_were_created_in_one_batch_are_a_home_each() -> None:
+    # 0 is there to be measured, so that batches of more than one are cut after it; libraries 1..4 and their linkers.
+    links = {5: [1], 6: [2], 7: [3], 8: [4]}
+    costs = [30 * MS, *[4 * MS] * 4, *[1 * MS] * 4, *[1 * MS] * 400]
+    priorities = [Priority.NOW] * 9 + [Priority.BACKGROUND] * 400
+    graph = job_graph(409, libraries=links, costs=costs, priorities=priorities)
+    scheduler = CostScheduler(graph, 2, ScheduleOptions(expect_hits=0.0, target_ns=10 * MS))
+    scheduler.finished(0, requested(scheduler, 0), compiles=1, elapsed_ns=30 * MS)
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[1, 2], [3, 4]]
+    for worker, batch in enumerate(batches):
+        scheduler.finished(worker, batch, compiles=2, elapsed_ns=8 * MS)
+    assert jobs_of(requested(scheduler, 1)) == [7, 8]
+    assert jobs_of(requested(scheduler, 0)) == [5, 6]
+    assert (scheduler.statistics.at_home, scheduler.statistics.moved) == (4, 0)
+
+
+def test_large_batches_are_of_what_is_at_home_too() -> None:
+    # Short jobs of two modules in turn, after a long one of each, so many that a batch holds more than a few.
+    modules = {job: [job % 2] for job in range(402)}
+    costs = [9 * MS, 8 * MS, *[100_000] * 400]
+    scheduler = CostScheduler(
+        job_graph(402, costs=costs, modules=modules), 2, ScheduleOptions(expect_hits=0.0)
+    )
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[0], [1]]
+    for worker, cost in ((0, 9 * MS), (1, 8 * MS)):
+        scheduler.finished(worker, batches[worker], compiles=1, elapsed_ns=cost)
+    batch = jobs_of(requested(scheduler, 1))
+    assert len(batch) > 6
+    assert {job % 2 for job in batch} == {1}
+    assert scheduler.statistics.at_home == len(batch)
 
 
 # --- steering
@@ -291,6 +422,30 @@ def test_a_budget_takes_what_fits_and_one_job_that_does_not() -> None:
     scheduler.budget(4 * MS)
     assert jobs_of(requested(scheduler, 0)) == [2]
     assert scheduler.request(1) == Paused()
+
+
+def test_a_budget_is_spent_by_what_batches_took_and_not_by_what_was_believed() -> None:
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    scheduler = CostScheduler(job_graph(40, costs=[4 * MS] * 40), 1, options)
+    scheduler.budget(10 * MS + MS // 2)
+    begun = 0
+    while isinstance(answer := scheduler.request(0), Assignment):
+        begun += 1
+        # A quarter of what is believed: the first one was charged with 4 ms, and has taken 1 ms.
+        scheduler.finished(0, answer, compiles=1, elapsed_ns=1 * MS)
+    assert answer == Paused()
+    assert begun == 10
+
+
+def test_the_one_job_of_a_short_budget_is_not_one_that_was_cancelled() -> None:
+    # So many long ones that the shorter ones, which are gone, are not come to before the shortest is looked for.
+    costs = [*[80 * MS] * 40, *[20 * MS] * 5]
+    options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
+    scheduler = CostScheduler(job_graph(45, costs=costs), 1, options)
+    assert scheduler.cancel_jobs(range(40, 45)).cancelled == 5
+    scheduler.budget(4 * MS)
+    assert jobs_of(requested(scheduler, 0)) == [0]
+    assert scheduler.queued == 39
 
 
 def test_a_batch_in_flight_counts_against_the_next_budget() -> None:
@@ -380,6 +535,7 @@ def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
         (lambda: CostScheduler(job_graph(2), 1).request(1), "no worker 1"),
         (lambda: CostScheduler(job_graph(2), 1).budget(-1), "negative"),
         (lambda: CostScheduler(job_graph(2), 1).identify(np.array([2], np.int32), [b"a"]), "no such job"),
+        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([-1], np.int32), [b"a"]), "no such job"),
         (lambda: CostScheduler(job_graph(2), 1).identify(np.array([1], np.int32), []), "1 jobs and 0 keys"),
         (lambda: CostScheduler(job_graph(2), 1).identify(np.zeros(2, np.int32), [None] * 2), "two keys"),
     ],
