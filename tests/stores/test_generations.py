@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.cache_file import load_into_cache, save_cache_file
+from orchestrator.stores.cache_file import load_into_cache, read_cache_file, save_cache_file
 from orchestrator.stores.errors import SaveError
-from orchestrator.stores.file_operations import PosixFileOperations
+from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, PosixFileOperations
 from orchestrator.stores.generations import previous_path
 from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.sentinel import SENTINEL_SUFFIX, loading_sentinel
 from orchestrator.stores.writer_lock import writer_lock
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -141,6 +142,53 @@ def test_a_previous_one_that_cannot_be_kept_ends_the_save(tmp_path: Path) -> Non
     with pytest.raises(SaveError, match="keeping the previous generation failed"):
         save(path, OLD, Broken())
     assert readable(path) == [OLDER]
+
+
+def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLD)
+
+    class Unreadable(PosixFileOperations):
+        def open_existing(self, path: Path) -> int:
+            if path == path_in(tmp_path):
+                raise OSError(errno.EIO, "unreadable")
+            return super().open_existing(path)
+
+    save(path, OURS, Unreadable())
+    assert readable(path) == [OURS]
+    assert not previous_path(path).exists()
+
+
+def test_a_sentinel_that_stays_keeps_the_previous_one(tmp_path: Path) -> None:
+    class Clinging(PosixFileOperations):
+        def unlink(self, path: Path) -> None:
+            if path.name.endswith(SENTINEL_SUFFIX):
+                raise OSError(errno.EACCES, "not allowed")
+            super().unlink(path)
+
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    _, result = load_into_cache(strict_device(), path, operations=Clinging())
+    assert result.status is LoadStatus.LOADED
+    assert "could not be removed" in result.detail
+    # For as long as something may still accuse the current one, there is another to go back to.
+    assert readable(path) == [OLD, OLDER]
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    assert readable(path) == [OLD]
+
+
+def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    data_hash = read_cache_file(path, IDENTITY).data_hash
+    with loading_sentinel(path, data_hash, REAL_FILE_OPERATIONS):
+        # Its driver may yet die of the current one.
+        assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+        assert readable(path) == [OLD, OLDER]
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    assert readable(path) == [OLD]
 
 
 def test_two_names_of_one_file_leave_no_third(tmp_path: Path) -> None:

@@ -243,6 +243,32 @@ def test_a_driver_that_does_not_merge_costs_no_more_than_the_smaller_one(
     assert device.live_caches == 0
 
 
+class OneSource(SimulatedDevice):
+    """A driver that merges one source of several and says success."""
+
+    def __init__(self, merged: int) -> None:
+        super().__init__()
+        self.merged = merged
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        super().merge_pipeline_caches(destination, [sources[self.merged]])
+
+
+@pytest.mark.parametrize("merged", [0, -1])
+@pytest.mark.parametrize(("there", "kept"), [(OLDER, OURS), (UNION, UNION)])
+def test_a_driver_that_merges_one_source_only_costs_no_more_than_the_smaller_one(
+    path: Path, merged: int, there: Keys, kept: Keys
+) -> None:
+    put(path, file_of(there))
+    device = OneSource(merged)
+    report = save_merged(device, path, cache_with(device, OURS))
+    assert loaded_keys(path)[0] == kept
+    # Where it merged the larger one, nothing can be seen to be missing.
+    lost = (there == UNION) == (merged == -1)
+    assert ("does not merge" in report.note) == lost
+    assert device.live_caches == 1
+
+
 def test_a_driver_that_drops_what_it_is_given_keeps_ours(path: Path) -> None:
     put(path, file_of(OLD))
     device = with_bugs(DriverBugs(initial_data_dropped=True))

@@ -154,6 +154,27 @@ def test_vulkan_header_is_parsed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("other", "field", "text"),
+    [
+        (evolve(NAVI21, vendor_id=0x10DE), "vendorID", "expected 0x10de, found 0x1002"),
+        (evolve(NAVI21, device_id=1), "deviceID", "expected 0x1, found 0x73bf"),
+        (
+            evolve(NAVI21, pipeline_cache_uuid=bytes(16)),
+            "pipelineCacheUUID",
+            f"expected {'00' * 16}, found {bytes(range(1, 17)).hex()}",
+        ),
+    ],
+)
+def test_a_difference_of_the_vulkan_header_names_the_field(
+    other: DeviceIdentity, field: str, text: str
+) -> None:
+    difference = PipelineCacheHeader.unpack(driver_data()).difference(other)
+    assert difference is not None
+    assert difference.status is LoadStatus.VULKAN_HEADER_MISMATCH
+    assert (difference.field, str(difference)) == (field, f"{field}: {text}")
+
+
+@pytest.mark.parametrize(
     ("data", "field"),
     [
         (b"", "headerSize"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -181,6 +182,55 @@ def test_where_no_sentinel_can_be_made_the_load_goes_on(path: Path) -> None:
     _, result = load_into_cache(device, path, operations=Full())
     assert result.status is LoadStatus.LOADED
     assert "loaded without a sentinel against crashes: No space left on device" in result.detail
+
+
+class Stuck(PosixFileOperations):
+    """Sentinels cannot be cut, or not removed, or neither."""
+
+    def __init__(self, *, cut: bool, removed: bool) -> None:
+        self.cut = cut
+        self.removed = removed
+
+    def truncate(self, descriptor: int) -> None:
+        if not self.cut:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(descriptor)
+
+    def unlink(self, path: Path) -> None:
+        if not self.removed:
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        super().unlink(path)
+
+
+WARNING = "; remove it, or the file that was loaded is taken for one that crashes"
+
+
+def test_a_sentinel_that_cannot_be_cut_is_removed_and_accuses_nobody(path: Path) -> None:
+    _, result = load_into_cache(SimulatedDevice(), path, operations=Stuck(cut=False, removed=True))
+    assert result.status is LoadStatus.LOADED
+    assert f"could not be cut: {os.strerror(errno.EIO)}" in result.detail
+    assert "removed" not in result.detail
+    assert sentinels(path) == []
+
+
+def test_a_sentinel_that_was_cut_and_stays_accuses_nobody(path: Path) -> None:
+    _, result = load_into_cache(SimulatedDevice(), path, operations=Stuck(cut=True, removed=False))
+    assert result.status is LoadStatus.LOADED
+    assert f"could not be removed: {os.strerror(errno.EACCES)}" in result.detail
+    assert WARNING not in result.detail
+    assert len(sentinels(path)) == 1
+    assert load(path)[0] == OLD
+
+
+def test_a_sentinel_that_can_neither_be_cut_nor_removed_is_named_with_what_it_does(path: Path) -> None:
+    _, result = load_into_cache(SimulatedDevice(), path, operations=Stuck(cut=False, removed=False))
+    assert result.status is LoadStatus.LOADED
+    assert "could not be cut" in result.detail
+    (left,) = sentinels(path)
+    assert f"{left} could not be removed: {os.strerror(errno.EACCES)}" in result.detail
+    assert result.detail.endswith(WARNING)
+    # As it says.
+    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
 
 
 def test_a_driver_that_fails_leaves_no_sentinel(path: Path) -> None:
