@@ -213,9 +213,15 @@ def rate_text(rate: Estimate) -> str:
 def _short(value: float, digits: int = 2) -> str:
     for unit, size in (("M", 1e6), ("k", 1e3)):
         if value >= size * 0.9995:
-            scaled = value / size
-            return f"{scaled:.0f}{unit}" if scaled >= 10**digits else f"{scaled:.{digits}g}{unit}"
-    return f"{value:.0f}" if value >= 10**digits else f"{value:.{digits}g}"
+            return f"{_rounded(value / size, digits)}{unit}"
+    return _rounded(value, digits)
+
+
+def _rounded(value: float, digits: int) -> str:
+    """A number of so many significant digits; whole where it has more before the point, never a power of ten."""
+    # What rounds up to one digit more would be written as 1e+02.
+    whole = float(f"{value:.{digits}g}") >= 10**digits
+    return f"{value:.0f}" if whole else f"{value:.{digits}g}"
 
 
 def _inverse(ratio: Estimate) -> Estimate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.measure.contention import contention_report, ratio_text
+from orchestrator.measure.contention import contention_report, rate_text, ratio_text
 from orchestrator.measure.samples import FailedSample, Row, Sample
 from orchestrator.measure.statistics import Estimate
 from tests.measure.support import sample, series
@@ -113,6 +113,24 @@ def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
     rows: list[Row] = [*matrix({"shared": 1.0}), failed]
     assert contention_report(rows).failed == (failed,)
     assert contention_report([*rows, sample(workers=16, mode="none")]).failed == ()
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "high", "text"),
+    [
+        (105.0, 105.0, 105.0, "105 [105, 105]"),
+        (99.4, 99.6, 99.8, "99.6 [99, 100]"),
+        (0.126, 9.94, 9.96, "9.94 [0.13, 10]"),
+        (999.4, 999.4, 999.6, "999 [999, 1k]"),
+        (99_400, 99_960, 99_600, "100k [99k, 100k]"),
+        (105_000, 105_400, 105_600, "105k [105k, 106k]"),
+        (28_400, 28_240, 28_600, "28.2k [28k, 29k]"),
+        (999_400, 999_400, 999_600, "999k [999k, 1M]"),
+        (1.04e6, 1.234e6, 105e6, "1.23M [1M, 105M]"),
+    ],
+)
+def test_rates_are_short_and_never_powers_of_ten(low: float, median: float, high: float, text: str) -> None:
+    assert rate_text(Estimate(median, low, high, 5)) == text
 
 
 @pytest.mark.parametrize(
