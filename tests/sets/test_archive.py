@@ -227,6 +227,41 @@ def test_breaks_are_looked_behind_only_so_often(path: Path) -> None:
         assert "not read" in source.damage[-1].reason
 
 
+def stored_record(payload: bytes, *, deflated: bool) -> bytes:
+    """A record whose payload stands in the file as it is: raw, or in a zlib stream that does not compress, unchecked."""
+    if not deflated:
+        return record(1, 5, payload)
+    whole = bytearray(record(1, 5, zlib.compress(payload, 0), crc=0, size=len(payload)))
+    whole[44:48] = (2).to_bytes(4, "little")
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_what_looks_like_a_record_inside_a_good_one_is_its_payload(path: Path, deflated: bool) -> None:
+    # A sound record before a break: what is searched for the next header begins behind it.
+    payload = record(3, 0x44, b"a record within a record")
+    data = archive(stored_record(payload, deflated=deflated), b"\xff" * 70, GOOD)
+    assert payload in data
+    with opened(path, data) as source:
+        assert read_all(source) == {(1, 5): payload, (3, 0x33): b"good"}
+        (damage,) = source.damage
+        assert "not hexadecimal" in damage.reason
+
+
+@pytest.mark.parametrize(("liars", "found"), [(1, True), (4, False)])
+def test_searches_and_proofs_together_cost_so_much_only(path: Path, liars: int, found: bool) -> None:
+    # The first break is followed by a long stretch without a header. Behind it records lie within one another, each of
+    # which claims to end at the second break, so that each is hashed to that end.
+    inside = bytes(40_000)
+    for number in range(liars):
+        inside = record(1, 0x10 + number, inside, crc=1)
+    data = archive(record(1, 6, b"a"), b"\xff" * 64_000, inside, b"\xff" * 70, GOOD)
+    with opened(path, data) as source:
+        assert source.payload(SAMPLER, 6) == b"a"
+        assert (0x33 in source.keys(LAYOUT)) == found
+        assert ("dropped, as is all after it" in source.damage[-1].reason) == (not found)
+
+
 def test_caps(path: Path) -> None:
     data = archive(record(1, 5, b"abcd"), record(1, 6, b"abcde"), record(1, 7, b"ab", flags=2))
     with opened(path, data, ArchiveLimits(entry_bytes=4)) as source:

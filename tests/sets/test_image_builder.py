@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -296,3 +297,54 @@ def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> Non
     image = build_image(source, source.pipelines, AnyDevice(), module_bytes=limit).image
     for _ in range(2):
         assert [each.load() for each in image.modules] == [compute_module(), other]
+
+
+class CountedModules(Records):
+    """Records that count how often each module is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[int] = Counter()
+
+    def payload(self, tag: RecordTag, key: int) -> bytes:
+        if tag is RecordTag.SHADER_MODULE:
+            self.reads[key] += 1
+        return super().payload(tag, key)
+
+
+def test_the_last_modules_within_the_bound_are_kept() -> None:
+    records = CountedModules()
+    codes = [compute_module(local_size=size) for size in (8, 16, 32)]
+    keys = [module_hash(code, 0) for code in codes]
+    for number, (key, code) in enumerate(zip(keys, codes, strict=True), 1):
+        records.add(RecordTag.SHADER_MODULE, key, encode_module(code, 0))
+        records.compute(number, module=key)
+    source = PipelineSet.from_records(records)
+    room_for_two = len(codes[0]) + len(codes[1])
+    image = build_image(source, source.pipelines, SimulatedCapabilities(), module_bytes=room_for_two).image
+
+    def reads_to_load(number: int) -> int:
+        records.reads.clear()
+        (module,) = [each for each in image.modules if each.key == keys[number]]
+        assert module.load() == codes[number]
+        return records.reads.total()
+
+    # Building read them in order, so the first one went when the third one came.
+    assert [reads_to_load(number) for number in (1, 2, 0)] == [0, 0, 1]
+    # What was loaded again is kept, and what was used longest ago went for it.
+    assert [reads_to_load(number) for number in (0, 2, 1)] == [0, 0, 1]
+
+
+def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_the_device() -> None:
+    records = Records()
+    binding = {"binding": 0, "descriptorType": 1, "descriptorCount": 3, "immutableSamplers": [hexed(0x30)]}
+    records.put(RecordTag.SAMPLER, 0x30, {"minFilter": 1})
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)]})
+    records.compute(1, layout=0x32)
+    records.compute(2)
+    built = records.built()
+    assert built.image.keys.tolist() == [2]
+    unsupported, reason = reasons(built)[1]
+    assert not unsupported
+    assert "descriptorCount" in reason
