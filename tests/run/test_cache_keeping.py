@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.cache_keeping import CacheKeeper
+from orchestrator.run.compile_report import CacheFileSummary
 from orchestrator.run.outcomes import OutcomeStatus
 from orchestrator.run.rolling import Fold, MergePolicy
 from orchestrator.stores.cache_file import LoadResult, cache_path, load_into_cache, save_cache_file
@@ -20,7 +22,7 @@ from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
 from orchestrator.stores.generations import previous_path
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.save_policy import SavePolicy, SaveReason
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.writer_lock import lock_path, writer_lock
 from tests.run.small_sets import Opener, compiled, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -226,6 +228,40 @@ def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
     assert loaded_keys(path) == (OURS, LoadStatus.LOADED)
     keeper.finish(cache, SaveReason.EXIT, len(OURS))
     assert len(keeper.saves) == 2
+
+
+async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(
+    tmp_path: Path, folder: Path
+) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 4)
+    # No lock file can be opened where a directory is.
+    lock_path(cache_path(folder, IDENTITY)).mkdir()
+    report = await compiled(archive, folder, Opener())
+    assert report.counts()[OutcomeStatus.COMPILED] == 4
+    (save,) = report.cache_file.saves
+    assert "locking" in save.error
+    assert report.cache_file.error == save.error
+    assert report.cache_file.saved_bytes == 0
+
+
+def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    keeper = keeper_of(path)
+    cache = keeper.device.create_pipeline_cache()
+    compile_keys(keeper.device, cache, OURS)
+    lock_path(path).mkdir()
+    keeper.finish(cache, SaveReason.EXIT, len(OURS))
+    before = CacheFileSummary(path)
+    assert keeper.saves[-1].error
+    assert keeper.summarize(before).error == keeper.saves[-1].error
+    # This run's own last error is the news.
+    assert keeper.summarize(evolve(before, error="an earlier run")).error == keeper.saves[-1].error
+    lock_path(path).rmdir()
+    keeper.finish(cache, SaveReason.EXIT, len(OURS))
+    assert keeper.saves[-1].saved_bytes
+    assert keeper.summarize(before).error == ""
+    assert keeper.summarize(evolve(before, error="an earlier run")).error == "an earlier run"
 
 
 def test_folds_count_once_and_quiet_between_folds_counts(folder: Path) -> None:

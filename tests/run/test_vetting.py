@@ -9,18 +9,27 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import frozen
 
 from orchestrator.devices.request import DeviceRequest
+from orchestrator.registry.any_device import AnyDevice
 from orchestrator.run import vetting
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_report import CompileReport
 from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.trial import Trials
+from orchestrator.run.trial_messages import Setup
 from orchestrator.run.vetting import ModulePolicy, Vetter
+from orchestrator.samples import sample_path
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.archive_writer import ArchiveWriter
 from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.spirv_validation import Judgement, Verdict
 from tests.drivers import corpora_folder, require_tool
-from tests.run.small_sets import Opener, compiled, write_small_set
+from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 COUNT = 40
 
@@ -94,6 +103,98 @@ async def test_isolate_gives_the_driver_nothing_that_was_not_tried(archive: Path
     assert report.stopped
     assert report.counts()[OutcomeStatus.NOT_RUN] == COUNT
     assert not opener.device.compile_counts
+
+
+@frozen
+class LinkedSet:
+    """A small set with libraries.
+
+    Attributes:
+        path: Its archive.
+        library: Key of a library.
+        code: Of the library's module, which what links it does not have itself.
+        linker: Key of a pipeline that links it.
+        other: Key of a pipeline that links other libraries.
+        keys: All pipelines.
+    """
+
+    path: Path
+    library: int
+    code: bytes
+    linker: int
+    other: int
+    keys: frozenset[int]
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> LinkedSet:
+    """Two linkers of the sample that have all libraries but one in common, and a compute pipeline."""
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines, AnyDevice()).image
+        codes = [each.load() for each in image.modules]
+    libraries = {index: set(image.libraries_of(index)) for index in range(len(image))}
+    linkers = [index for index in libraries if libraries[index]]
+    linker, other, library = next(
+        (one, two, next(iter(libraries[one] - libraries[two])))
+        for one in linkers
+        for two in linkers
+        if len(libraries[one] - libraries[two]) == 1
+        and any(image.modules_of(each) for each in libraries[one] - libraries[two])
+    )
+    (module,) = image.modules_of(library)
+    chosen = {linker, other, *libraries[linker], *libraries[other]}
+    keys = frozenset(int(image.keys[index]) for index in chosen) | {compute_keys()[0]}
+    path = tmp_path / "linked.foz"
+    pipelines = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE, RecordTag.RAY_TRACING_PIPELINE)
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        for tag in RecordTag:
+            for key in sample.keys(tag):
+                if tag not in pipelines or key in keys:
+                    writer.add(tag, key, sample.payload(tag, key))
+    return LinkedSet(
+        path, int(image.keys[library]), codes[module], int(image.keys[linker]), int(image.keys[other]), keys
+    )
+
+
+async def test_what_links_a_library_of_a_refused_module_is_skipped(
+    linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judge(modules: list[tuple[int, bytes]], program: str, *, processes: int) -> dict[int, Judgement]:
+        refused = Judgement(Verdict.INVALID, "spirv-val: error: broken")
+        return {
+            index: refused if code == linked.code else Judgement(Verdict.VALID) for index, code in modules
+        }
+
+    monkeypatch.setattr(vetting, "validate_modules", judge)
+    monkeypatch.setattr(vetting, "find_spirv_val", lambda: "spirv-val")
+    opener = Opener()
+    report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.SKIP)
+    skipped = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.SKIPPED)}
+    assert "spirv-val: error: broken" in skipped[linked.library]
+    assert skipped[linked.linker] == f"library {linked.library:016x}: {skipped[linked.library]}"
+    # The driver was asked for neither, and for all that nothing refused is in.
+    assert opener.device.compile_counts.keys() == linked.keys - skipped.keys()
+
+
+async def test_what_links_a_library_that_killed_the_driver_is_failed(
+    linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def tried(jobs: list[PipelineJob], setup: Setup, **options: object) -> Trials:
+        # The library alone, as where a crash is not one of every time.
+        died = {job: "the driver crashed on it: SIGSEGV" for job in jobs if job.key == linked.library}
+        return Trials(frozenset(jobs) - died.keys(), died, 1)
+
+    monkeypatch.setattr(vetting, "try_pipelines", tried)
+    monkeypatch.setattr(vetting, "find_spirv_val", lambda: None)
+    opener = Opener()
+    report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.ISOLATE)
+    failed = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.FAILED)}
+    assert failed == {
+        linked.library: "the driver crashed on it: SIGSEGV",
+        linked.linker: f"library {linked.library:016x}: the driver crashed on it: SIGSEGV",
+    }
+    assert opener.device.compile_counts.keys() == linked.keys - failed.keys()
+    assert linked.other in opener.device.compile_counts
 
 
 def compiled_on_radv(name: str) -> CompileReport:
