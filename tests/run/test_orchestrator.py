@@ -21,12 +21,16 @@ from orchestrator.devices.simulated import (
     CostModel,
     CpuClock,
     DriverBugs,
+    LockingStrategy,
     SimulatedDevice,
     SimulatedOptions,
+    VirtualClock,
     simulated_image,
 )
+from orchestrator.devices.simulated.waits import Wait
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import OutcomeStatus, Progress, run_pipelines
+from orchestrator.run.accounting import ThreadMeter
 from tests.run.support import (
     MODES_WITH_CACHE,
     RefusingDevice,
@@ -54,11 +58,39 @@ async def test_every_topology_leaves_the_same_keys_in_the_primary(mode: CacheMod
     assert report.cache_data is None, "the primary is the caller's"
     assert set(device.compile_counts.values()) == {1}
     assert device.live_caches == 1
-    assert device.true_lock_wait_ns() == 0 or mode is CacheMode.SHARED
     assert await hits_of(device.pipeline_cache_data(primary).data) == 300
     again = await run_pipelines(device, prepared, workers=workers, mode=mode, primary=primary)
     check_sums(again)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 300
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMode) -> None:
+    # The first to compile goes on when the other worker either waits for the lock or compiles beside it. Time passes at
+    # that moment only, so it is known what a wait is.
+    somebody_came = threading.Event()
+    holds = threading.Lock()
+
+    class Watched(VirtualClock):
+        def begin_wait(self) -> Wait:
+            wait = super().begin_wait()
+            somebody_came.set()
+            return wait
+
+    def meet(_key: int) -> None:
+        if holds.acquire(blocking=False):
+            assert somebody_came.wait(60)
+            clock.advance(1000)
+        else:
+            somebody_came.set()
+
+    clock = Watched()
+    device = SimulatedDevice(
+        SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE, clock=clock, on_compile=meet)
+    )
+    report = await run_pipelines(device, prepared_set(device), workers=2, mode=mode)
+    assert report.compiled == 300
+    assert device.true_lock_wait_ns() == (1000 if mode is CacheMode.SHARED else 0)
 
 
 async def test_mode_none_uses_no_cache() -> None:
@@ -233,6 +265,29 @@ async def test_using_the_cache_beside_the_run_is_an_error_of_the_caller() -> Non
     assert device.live_caches == 1
 
 
+async def test_using_what_the_run_creates_beside_it_is_an_error_of_the_caller() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def hold(key: int) -> None:
+        if not entered.is_set():
+            entered.set()
+            assert go_on.wait(60)
+
+    device = SimulatedDevice(SimulatedOptions(on_compile=hold))
+    prepared = prepared_set(device)
+    user = threading.Thread(target=device.create_pipelines, args=(prepared, np.array([17], np.int32), None))
+    user.start()
+    assert entered.wait(60)
+    try:
+        # No property of the pipeline: it must not be reported as one that failed.
+        with pytest.raises(ExternalSynchronizationError, match=r"pipelines \[17\]"):
+            await run_pipelines(device, prepared, workers=2)
+    finally:
+        go_on.set()
+        user.join()
+    assert device.live_caches == 0
+
+
 async def test_no_worker_cache_is_ever_used_by_two_threads_at_a_time() -> None:
     inside: dict[str, int] = {}
     seen: set[str] = set()
@@ -355,6 +410,34 @@ async def test_real_time_is_accounted_for() -> None:
         assert call.driver_ns <= call.wall_ns
     assert report.timing.overhead_ns >= 0
     assert int(report.driver_ns.sum()) == report.timing.driver_ns
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "said"), [(True, True, False), (False, True, True), (True, False, True)]
+)
+async def test_time_on_the_run_queue_that_was_not_known_once_is_said_to_be_unknown(
+    monkeypatch: pytest.MonkeyPatch, first: bool, later: bool, said: bool
+) -> None:
+    # A worker asks its meter whenever it ends a stay in its thread. One of the two finds nothing at first, since all
+    # links what the other one compiles, and so stays twice.
+    told: list[bool] = []
+    somebody_waits = threading.Event()
+
+    def known(_meter: ThreadMeter) -> bool:
+        told.append(later if told else first)
+        somebody_waits.set()
+        return told[-1]
+
+    def hold(key: int) -> None:
+        if key == 0:
+            assert somebody_waits.wait(60)
+
+    monkeypatch.setattr(ThreadMeter, "has_run_delay", property(known))
+    device = SimulatedDevice(SimulatedOptions(on_compile=hold))
+    image = simulated_image(range(20), libraries={index: [0] for index in range(1, 20)})
+    report = await run_pipelines(device, device.prepare(image), workers=2)
+    assert len(told) >= 3
+    assert any("time on the run queue is not known" in note for note in report.notes) == said
 
 
 async def test_default_workers_are_the_processors_of_the_process() -> None:

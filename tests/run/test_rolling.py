@@ -275,7 +275,14 @@ async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> Non
                 )
             return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
 
-    device = NoMore()
+    # Both workers end a batch, whichever would be quicker: each waits in its first one for the other.
+    both, met = threading.Barrier(2), threading.local()
+
+    def meet(_key: int) -> None:
+        if not hasattr(met, "other"):
+            met.other = both.wait(60)
+
+    device = NoMore(SimulatedOptions(on_compile=meet))
     report = await run_pipelines(
         device, prepared_set(device), workers=2, merge=EACH_BATCH, scheduler=SMALL_BATCHES
     )

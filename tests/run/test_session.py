@@ -18,7 +18,8 @@ from orchestrator.run import (
     RunReport,
     open_session,
 )
-from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from orchestrator.run.steered_schedule import SteeredSchedule
+from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 ONE = ScheduleOptions(batch_limit=1)
@@ -155,16 +156,56 @@ async def test_what_is_required_passes_budget_and_full_queue(submitted: bool) ->
     assert sorted(device.compile_counts) == [4, 40]
 
 
-async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits() -> None:
+async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(9)))
+    answered = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+    request = SteeredSchedule.request
+
+    def watched(schedule: SteeredSchedule, worker: int) -> Assignment | Wait | Done:
+        answer = request(schedule, worker)
+        given = isinstance(answer, Assignment) and 5 in answer.indices
+        if given or 5 in schedule.remaining():
+            token.run_sync_soon(answered.set)
+        return answer
+
+    monkeypatch.setattr(SteeredSchedule, "request", watched)
     async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
         await session.require(3)
         await session.submit([5], priority=Priority.NOW)
-        assert await session.run_for(0) == session.remainder
-        assert session.remainder.queued == 1
+        with trio.fail_after(60):
+            await answered.wait()
+        # The worker has asked for work since, and was not given this.
+        assert (session.remainder.queued, session.remainder.in_flight) == (1, 0)
         await session.close()
     assert recorder.order == [3]
+
+
+async def test_the_end_of_one_wait_leaves_the_budget_passed_for_another() -> None:
+    recorder, device = recorded(hold=4)
+    prepared = device.prepare(simulated_image(range(50), libraries={40: [4]}))
+    found: list[PipelineOutcome] = []
+
+    async def ask(session: PipelineSession) -> None:
+        found.append(await session.require(40))
+
+    with trio.fail_after(60):
+        async with (
+            open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(ask, session)
+            await recorder.entered.wait()
+            # It waits for its library while somebody else waits, and is served.
+            assert (await session.require(7)).created
+            recorder.open.set()
+        # Only now does it become ready; the budget is used up still.
+    assert [each.index for each in found] == [40]
+    assert found[0].created
+    assert recorder.order == [4, 7, 40]
 
 
 async def test_what_is_in_flight_is_joined() -> None:
