@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,6 @@ from orchestrator.devices.simulated import (
     VirtualClock,
     simulated_image,
 )
-from orchestrator.devices.simulated.waits import Wait
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import OutcomeStatus, Progress, run_pipelines
 from orchestrator.run.accounting import ThreadMeter
@@ -72,9 +72,9 @@ async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMo
     holds = threading.Lock()
 
     class Watched(VirtualClock):
-        def begin_wait(self) -> Wait:
+        def begin_wait(self) -> Any:
             wait = super().begin_wait()
-            somebody_came.set()
+            somebody_came.set()  # it is measured from now on
             return wait
 
     def meet(_key: int) -> None:

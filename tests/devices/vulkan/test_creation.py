@@ -1,0 +1,296 @@
+"""Batches on real drivers: what reaches the driver when pipelines are created.
+
+Each pipeline is created once and stands at its place, with its own flags and chain, whatever kinds a batch mixes, however
+large it is, and on a device that gives no feedback.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from attrs import evolve, field, frozen
+
+from orchestrator.devices.device import (
+    ERROR_OUT_OF_HOST_MEMORY,
+    FEEDBACK_APPLICATION_CACHE_HIT,
+    FEEDBACK_VALID,
+    PIPELINE_COMPILE_REQUIRED,
+    DeviceFeatures,
+)
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.vulkan.device import VulkanDevice
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
+from orchestrator.registry import registry
+from orchestrator.samples import sample_path
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.repeated_image import repeat_pipelines
+from tests.drivers import driver_manifest, each_driver
+
+NAVI21 = "radv:navi21"
+FAIL_ON_COMPILE_REQUIRED, CAPTURE_STATISTICS = 0x100, 0x40
+HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
+PER_KIND = 3
+EXECUTABLES = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
+
+Indices = npt.NDArray[np.int32]
+Open = Callable[..., VulkanDevice]
+
+
+@frozen
+class WatchedCommands:
+    """Commands of a device that note the creation flags of what the driver is handed.
+
+    Attributes:
+        commands: The device's own.
+        calls: Each call that creates pipelines: its command, and the flags of each create info.
+        refusals: VkResults that the next such calls return without reaching the driver.
+    """
+
+    commands: Any
+    calls: list[tuple[str, list[int]]] = field(factory=list)
+    refusals: list[int] = field(factory=list)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        command: Callable[..., Any] = getattr(self.commands, name)
+        if not (name.startswith("vkCreate") and "Pipelines" in name):
+            return command
+
+        def watched(*arguments: Any) -> Any:
+            count, infos = arguments[-4:-2]
+            self.calls.append((name, [int(infos[each].flags) for each in range(count)]))
+            return self.refusals.pop(0) if self.refusals else command(*arguments)
+
+        return watched
+
+
+class WithoutFeedback(VulkanDevice):
+    """A real driver as if it had no creation feedback."""
+
+    @property
+    def features(self) -> DeviceFeatures:
+        return evolve(super().features, creation_feedback=False)
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Opens devices of a class, and closes them after the test."""
+    devices: list[VulkanDevice] = []
+
+    def open_device(driver: str, kind: type[VulkanDevice] = VulkanDevice) -> VulkanDevice:
+        driver_manifest(driver)
+        devices.append(kind.open(driver))
+        return devices[-1]
+
+    yield open_device
+    for each in devices:
+        each.close()
+
+
+def watch(device: VulkanDevice) -> WatchedCommands:
+    """Note what a device is handed from now on."""
+    watched = WatchedCommands(device.commands)
+    device.commands = watched  # type: ignore[assignment]
+    return watched
+
+
+@pytest.fixture
+def sample() -> Iterator[PipelineSet]:
+    """The sample set, open as long as its modules are read."""
+    with PipelineSet.open(sample_path()) as source:
+        yield source
+
+
+def image_for(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
+    return build_image(source, source.pipelines, device.capabilities).image
+
+
+def some_of_each_kind(image: CreateInfoImage) -> dict[PipelineKind, list[int]]:
+    """A few pipelines of each kind that link nothing and share no module, so that none is like another, by kind."""
+    found: dict[PipelineKind, list[int]] = {kind: [] for kind in PipelineKind}
+    seen: set[int] = set()
+    for index in range(len(image)):
+        mine, modules = found[image.kind_of(index)], set(image.modules_of(index))
+        alone = not image.libraries_of(index) and not image.is_library[index]
+        if alone and modules and not modules & seen and len(mine) < PER_KIND:
+            mine.append(index)
+            seen |= modules
+    return {kind: indices for kind, indices in found.items() if indices}
+
+
+def as_indices(indices: list[int]) -> Indices:
+    return np.array(indices, np.int32)
+
+
+@each_driver
+def test_a_batch_of_mixed_kinds_creates_each_pipeline_once(
+    driver: str, opened: Open, sample: PipelineSet
+) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    by_kind = some_of_each_kind(image)
+    assert len(by_kind) >= 2
+    # In turn, and not in the order of the image.
+    mixed = as_indices([index for row in zip(*by_kind.values(), strict=False) for index in row][::-1])
+    prepared = device.prepare(image)
+    # Lavapipe gives feedback for two of the three kinds.
+    alone = [device.create_pipelines(prepared, mixed[at : at + 1], None) for at in range(len(mixed))]
+    given = [int(each.feedback_flags[0]) & FEEDBACK_VALID for each in alone]
+    assert any(given)
+    calls = watch(device).calls
+    batch = device.create_pipelines(prepared, mixed, None, keep=True)
+    assert not batch.results.any()
+    assert len(set(batch.handles.tolist()) - {0}) == len(mixed)
+    assert (batch.feedback_flags & FEEDBACK_VALID).tolist() == given
+    assert (batch.durations_ns > 0).tolist() == [each == FEEDBACK_VALID for each in given]
+    assert sorted(len(flags) for _, flags in calls) == sorted(
+        int(np.count_nonzero(image.kinds[mixed] == kind)) for kind in np.unique(image.kinds[mixed])
+    )
+    assert len({name for name, _ in calls}) == len(by_kind)
+    device.destroy_pipelines(batch.handles)
+    # Nothing is asked of the driver for a kind that is not in a batch: it must not be called for no pipelines.
+    calls.clear()
+    two_kinds = as_indices([by_kind[PipelineKind.COMPUTE][0], by_kind[PipelineKind.GRAPHICS][0]])
+    assert not device.create_pipelines(prepared, two_kinds, None).results.any()
+    assert sorted(name for name, _ in calls) == ["vkCreateComputePipelines", "vkCreateGraphicsPipelines"]
+
+
+@pytest.mark.driver(NAVI21)
+def test_what_became_of_a_mixed_batch_stands_at_the_place_of_each(opened: Open, sample: PipelineSet) -> None:
+    device = opened(NAVI21)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    rows = list(zip(*some_of_each_kind(image).values(), strict=False))
+    mixed = as_indices([index for row in rows for index in row])
+    keys = device.pipeline_keys(prepared, mixed)
+    assert len(set(keys)) == len(keys), "the driver takes none of them for another"
+    known = mixed[::2]
+    cache = device.create_pipeline_cache()
+    assert not device.create_pipelines(prepared, known, cache).results.any()
+    batch = device.create_pipelines(prepared, mixed, cache, fail_on_compile_required=True)
+    assert batch.results.tolist() == [
+        0 if place % 2 == 0 else PIPELINE_COMPILE_REQUIRED for place in range(len(mixed))
+    ]
+    assert (batch.feedback_flags[::2] == HIT).all()
+
+
+@each_driver
+def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open, sample: PipelineSet) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    calls = watch(device).calls
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    own = {
+        index: int(image.buffer[image.offsets[index] + 16 :][:4].view(np.uint32)[0])
+        for index in compute.tolist()
+    }
+    in_a_row, picked = compute[:4], compute[[6, 1, 4]]
+
+    def handed(indices: Indices, **options: bool) -> list[int]:
+        calls.clear()
+        device.create_pipelines(prepared, indices, None, **options)
+        return calls[0][1]
+
+    for indices in (in_a_row, picked):
+        expected = [own[index] for index in indices.tolist()]
+        assert handed(indices) == expected
+        if device.features.compile_required:
+            forbidden = handed(indices, fail_on_compile_required=True)
+            assert forbidden == [flags | FAIL_ON_COMPILE_REQUIRED for flags in expected]
+            assert handed(indices) == expected, "the flag was that call's alone"
+    index = int(picked[0])
+    if device.capabilities.has_feature(*EXECUTABLES):
+        calls.clear()
+        device.pipeline_executables(prepared, index)
+        assert calls[0][1] == [own[index] | CAPTURE_STATISTICS]
+        assert handed(as_indices([index])) == [own[index]]
+
+
+@each_driver
+def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
+    driver: str, opened: Open, sample: PipelineSet
+) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    for indices in (compute[:4], compute[[6, 1, 4]]):
+        made = device.create_pipelines(prepared, indices, None, keep=True)
+        handles = made.handles.copy()
+        assert handles.all()
+        # The whole call, and then each of its pipelines when it is asked for by itself.
+        watched = watch(device)
+        watched.refusals.extend([ERROR_OUT_OF_HOST_MEMORY] * (1 + len(indices)))
+        refused = device.create_pipelines(prepared, indices, None, keep=True)
+        assert not watched.refusals
+        assert refused.results.tolist() == [ERROR_OUT_OF_HOST_MEMORY] * len(indices)
+        assert not refused.handles.any()
+        assert not refused.feedback_flags.any()
+        assert not refused.durations_ns.any()
+        device.destroy_pipelines(handles)
+
+
+def chain_of(prepared: VulkanPreparedPipelines, index: int) -> list[int]:
+    """sType of each structure in the chain of a pipeline's create info, as the driver would walk it."""
+    image = prepared.image
+    infos = prepared.create_infos(image.kind_of(index), as_indices([index]), fail_on_compile_required=False)
+    found = []
+    (at,) = infos[0, 8:16].view(np.uint64).tolist()
+    while at:
+        assert 0 <= at - prepared.address < len(image.buffer), "it points out of what was bound"
+        assert at % 8 == 0
+        found.append(ctypes.c_uint32.from_address(at).value)
+        at = ctypes.c_uint64.from_address(at + 8).value
+    return found
+
+
+@each_driver
+def test_without_feedback_the_rest_of_each_chain_stays(
+    driver: str, opened: Open, sample: PipelineSet
+) -> None:
+    plain, without = opened(driver), opened(driver, WithoutFeedback)
+    image = image_for(without, sample)
+    bound, unlinked = plain.prepare(image), without.prepare(image)
+    feedback = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
+    rests = []
+    for index in range(len(image)):
+        first, *rest = chain_of(bound, index)
+        assert first == feedback
+        assert chain_of(unlinked, index) == rest
+        rests.append(rest)
+    assert any(rests)
+    assert not all(rests)
+    chosen = as_indices([index for mine in some_of_each_kind(image).values() for index in mine])
+    libraries = sorted({each for index in range(len(image)) for each in image.libraries_of(index)})
+    linkers = [index for index in range(len(image)) if image.libraries_of(index)]
+    for indices in (chosen, as_indices(libraries), as_indices(linkers)):
+        batch = without.create_pipelines(unlinked, indices, None)
+        assert not batch.results.any()
+        assert not batch.feedback_flags.any()
+        assert not batch.durations_ns.any()
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("count", [4096, 4097])
+def test_a_batch_may_be_larger_than_any_that_is_usual(count: int, opened: Open, sample: PipelineSet) -> None:
+    # 4096 create feedbacks are what is cleared without asking for memory, and 4096 handles what is kept at hand.
+    device = opened(NAVI21)
+    image = image_for(device, sample)
+    (index,) = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))[:1].tolist()
+    many = repeat_pipelines(image, as_indices([index] * count))
+    prepared = device.prepare(many)
+    cache = device.create_pipeline_cache()
+    everything = np.arange(count, dtype=np.int32)
+    device.create_pipelines(prepared, everything[:1], cache)
+    for _ in range(2):
+        batch = device.create_pipelines(prepared, everything, cache, keep=True)
+        assert not batch.results.any()
+        assert (batch.feedback_flags == HIT).all()
+        assert len(set(batch.handles.tolist()) - {0}) == count
+        device.destroy_pipelines(batch.handles)
