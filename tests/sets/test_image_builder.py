@@ -321,7 +321,7 @@ def test_the_last_modules_within_the_bound_are_kept() -> None:
         records.compute(number, module=key)
     source = PipelineSet.from_records(records)
     room_for_two = len(codes[0]) + len(codes[1])
-    image = build_image(source, source.pipelines, SimulatedCapabilities(), module_bytes=room_for_two).image
+    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=room_for_two).image
 
     def reads_to_load(number: int) -> int:
         records.reads.clear()
