@@ -104,16 +104,22 @@ class DeviceRequest:
 
     @property
     def text(self) -> str:
-        """It in words, for reports: the version, the features asked for, and what becomes of the others."""
+        """It in words, for reports: the version, the features that captures record, and what becomes of the others."""
         version = self.application.api_version
         parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
-        parts += sorted(
-            f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in self.features
+        recorded = {each for each in self.features if is_recorded(*each) or each[0] == BASE_FEATURES}
+        if self.others is OtherFeatures.NONE:
+            recorded = {each for each in recorded if is_recorded(*each)}
+        parts += sorted(f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in recorded)
+        rest = len(self.features) - len(recorded)
+        return (
+            ", ".join(parts)
+            + {
+                OtherFeatures.NONE: f", and {rest} features that its pipelines need" if rest else "",
+                OtherFeatures.UNRECORDED: ", and all features that captures cannot record",
+                OtherFeatures.ALL: ", and all other features",
+            }[self.others]
         )
-        if self.others is not OtherFeatures.NONE:
-            unrecorded = self.others is OtherFeatures.UNRECORDED
-            parts.append("and all that captures cannot record" if unrecorded else "and all others")
-        return ", ".join(parts)
 
     def plus(
         self, features: frozenset[Feature] = frozenset(), extensions: frozenset[str] = frozenset()
