@@ -120,6 +120,8 @@ def _show(
             offered = bool(getattr(features, name))
             rows.append((words, styled("yes", GOOD) if offered else styled("no", DIM)))
         rows.append(("driver's own caches", styled(features.driver_caches)))
+        if features.layers:
+            rows.append(("layers", styled(", ".join(features.layers))))
     output.facts(rows)
     output.line("")
 

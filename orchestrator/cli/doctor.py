@@ -228,7 +228,8 @@ def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
     ]
     for field, words, without in _FEATURES:
         if not getattr(features, field):
-            findings.append(_Finding(f"{name}, {words}", _State.HINT, "not offered", without))
+            withheld = features.keys_withheld if field == "pipeline_binaries" else ""
+            findings.append(_Finding(f"{name}, {words}", _State.HINT, withheld or "not offered", without))
     if not features.driver_caches.startswith("disabled"):
         findings.append(
             _Finding(

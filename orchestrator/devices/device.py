@@ -77,11 +77,13 @@ class DeviceFeatures:
     Attributes:
         externally_synchronized_caches: pipelineCreationCacheControl: the flag may be set.
         creation_feedback: VkPipelineCreationFeedback is written, so hits and driver time are known.
-        pipeline_binaries: VK_KHR_pipeline_binary, and with it pipeline keys.
+        pipeline_binaries: VK_KHR_pipeline_binary, and with it pipeline keys; not where they are withheld.
         shader_module_identifiers: VK_EXT_shader_module_identifier.
         internally_synchronized_merge: maintenance8: a primary can be merged into while it is in use.
         compile_required: FAIL_ON_PIPELINE_COMPILE_REQUIRED may be asked for.
         driver_caches: How the driver's own caches were turned off: "disabled: <how>", or "enabled".
+        layers: The layers between the program and the driver, each with the version of Vulkan that it knows.
+        keys_withheld: Why a driver that has pipeline keys is asked for none; "" where nothing speaks against it.
     """
 
     externally_synchronized_caches: bool
@@ -91,6 +93,8 @@ class DeviceFeatures:
     internally_synchronized_merge: bool
     compile_required: bool
     driver_caches: str
+    layers: tuple[str, ...] = ()
+    keys_withheld: str = ""
 
 
 class DeviceCapabilities(Protocol):

@@ -127,10 +127,16 @@ class CompileSchedule:
             stop: Ends the asking early when set.
             clock_ns: The clock.
         """
-        if use is PipelineKeyUse.OFF or not device.features.pipeline_binaries:
+        if use is PipelineKeyUse.OFF:
             return
         if self.mode is CacheMode.NONE or (self.workers == 1 and use is PipelineKeyUse.AUTO):
             return  # no cache has what was compiled before, or there is one, which all pipelines are looked up in
+        if not device.features.pipeline_binaries:
+            if device.features.keys_withheld:
+                self.notes.append(
+                    f"the driver was asked for no pipeline keys: {device.features.keys_withheld}"
+                )
+            return
         # Before the run there are no libraries to link, and without them a driver has no key to give.
         chosen = np.diff(self.image.library_slot_start) == 0
         if self.warm:

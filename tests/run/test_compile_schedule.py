@@ -10,13 +10,20 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.bench.sampling import run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated import (
+    CostModel,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_image,
+)
 from orchestrator.errors import DriverError
 from orchestrator.run import RunReport, run_pipelines
 from orchestrator.run.compile import compile_set
@@ -110,6 +117,21 @@ def test_a_driver_that_is_slow_to_answer_is_not_asked_to_the_end() -> None:
         schedule.ask_keys(device, device.prepare(image), use, clock_ns=lambda ticks=ticks: next(ticks))  # type: ignore[misc]
         assert len(device.asked) == count
         assert bool(schedule.notes) == (use is PipelineKeyUse.AUTO)
+
+
+def test_why_keys_are_withheld_is_told_where_they_would_be_asked_for() -> None:
+    features = evolve(simulated_features(pipeline_binaries=False), keys_withheld="a layer is too old")
+    device = AskedDevice(SimulatedOptions(features=features))
+    for use, workers, told in (
+        (PipelineKeyUse.ALL, 1, True),
+        (PipelineKeyUse.AUTO, 2, True),
+        (PipelineKeyUse.AUTO, 1, False),
+        (PipelineKeyUse.OFF, 2, False),
+    ):
+        schedule = schedule_of(workers=workers)
+        schedule.ask_keys(device, device.prepare(IMAGE), use)
+        assert schedule.notes == ["the driver was asked for no pipeline keys: a layer is too old"] * told
+    assert device.asked == []
 
 
 def test_a_stop_ends_the_asking() -> None:

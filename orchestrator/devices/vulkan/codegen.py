@@ -48,6 +48,7 @@ COMMANDS = (
     "vkGetPhysicalDeviceQueueFamilyProperties2",
     "vkGetPhysicalDeviceMemoryProperties",
     "vkEnumerateDeviceExtensionProperties",
+    "vkEnumerateDeviceLayerProperties",
     "vkCreateDevice",
     # of a device: the objects that pipelines refer to
     "vkDestroyDevice",

@@ -32,6 +32,7 @@ from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCr
 from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.host_memory import HostMemory
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
+from orchestrator.devices.vulkan.layers import Layer, active_layers, keys_withheld
 from orchestrator.devices.vulkan.loader import DeviceCommands, check
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
 from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, Selection
@@ -74,7 +75,8 @@ class VulkanDevice:
         self.allocator: Any = ffi.NULL if self.host_memory is None else self.host_memory.callbacks
         how = self._create(physical, driver_caches=driver_caches)
         self.commands = DeviceCommands(instance.commands, self.handle)
-        self._features = _offered(capabilities, "enabled" if driver_caches else f"disabled: {how}")
+        layers = active_layers(instance.commands, physical.handle)
+        self._features = _offered(capabilities, "enabled" if driver_caches else f"disabled: {how}", layers)
         self._caches = VulkanCaches(self)
         self._creation = PipelineCreation(self)
 
@@ -223,9 +225,10 @@ class VulkanDevice:
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         if not self._features.pipeline_binaries:
-            raise DeviceError(
-                f"{self._identity.device_name} has no VK_KHR_pipeline_binary, so no pipeline keys"
+            why = (
+                self._features.keys_withheld or f"{self._identity.device_name} has no VK_KHR_pipeline_binary"
             )
+            raise DeviceError(f"no pipeline keys: {why}")
         bound = _own(prepared)
         info = ffi.new("VkPipelineCreateInfoKHR *")
         info.sType = registry().struct("VkPipelineCreateInfoKHR").s_type
@@ -331,21 +334,25 @@ def _own(prepared: PreparedPipelines) -> VulkanPreparedPipelines:
     return prepared
 
 
-def _offered(capabilities: Capabilities, driver_caches: str) -> DeviceFeatures:
+def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:
     """What the device offers to an orchestrator, from what was enabled."""
     has = capabilities.has_feature
     cache_control = has(
         "VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"
     )
+    binaries = has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+    withheld = keys_withheld(layers) if binaries else ""
     return DeviceFeatures(
         externally_synchronized_caches=cache_control,
         creation_feedback=capabilities.api_version >= (1 << 22 | 3 << 12)
         or capabilities.has_extension("VK_EXT_pipeline_creation_feedback"),
-        pipeline_binaries=has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries"),
+        pipeline_binaries=binaries and not withheld,
         shader_module_identifiers=has(
             "VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"
         ),
         internally_synchronized_merge=has("VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"),
         compile_required=cache_control,
         driver_caches=driver_caches,
+        layers=tuple(map(str, layers)),
+        keys_withheld=withheld,
     )
