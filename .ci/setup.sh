@@ -168,6 +168,11 @@ set_up_driver() {
     fi
 }
 
+has_validation_layer() { # Where a loader looks for layers that are asked for.
+    grep -qs VK_LAYER_KHRONOS_validation /etc/vulkan/explicit_layer.d/*.json \
+        /usr/local/share/vulkan/explicit_layer.d/*.json /usr/share/vulkan/explicit_layer.d/*.json
+}
+
 set_up_test_tools() {
     local wanted=() reason
     command -v gcc >/dev/null || wanted+=(gcc)
@@ -176,6 +181,7 @@ set_up_test_tools() {
     command -v spirv-val >/dev/null || wanted+=(spirv-tools)
     command -v chromium >/dev/null || wanted+=(chromium) # draws the HTML report in its test
     command -v glslangValidator >/dev/null || wanted+=(glslang-tools)
+    has_validation_layer || wanted+=(vulkan-validationlayers)
     [ ${#wanted[@]} = 0 ] && return
     apt_install "${wanted[@]}" && return
     reason=$(apt_reason)
