@@ -23,6 +23,8 @@ def test_the_simulated_device(call: Call) -> None:
         "internally_synchronized_merge",
         "compile_required",
         "driver_caches",
+        "layers",
+        "keys_withheld",
     }
 
 
