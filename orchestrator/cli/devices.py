@@ -61,8 +61,12 @@ def devices_verb(
 
 def _open(selector: str) -> Found:
     from orchestrator.devices import open_device
+    from orchestrator.devices.request import DeviceRequest, OtherFeatures
 
-    device = open_device(selector)
+    # What it could offer: a compile enables of it what the application had.
+    device = open_device(
+        selector, request=DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
+    )
     try:
         return selector, device.identity, device.features, ""
     finally:
