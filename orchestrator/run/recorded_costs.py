@@ -13,7 +13,8 @@ from attrs import define, field
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.stores.durations import Durations, durations_path, read_durations, save_durations
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
 from orchestrator.stores.errors import SaveError
 
 
@@ -22,7 +23,7 @@ class RecordedCosts:
     """Costs of one device in one directory. Its methods block; one thread at a time.
 
     Attributes:
-        path: The file, or None where nothing is kept.
+        path: The device's cache file, beside which costs are kept, or None where nothing is.
         notes: What went wrong with it.
     """
 
@@ -35,10 +36,9 @@ class RecordedCosts:
         """Read what earlier runs recorded."""
         if directory is None:
             return cls(None)
-        path = durations_path(directory, identity)
-        known = read_durations(path)
+        known = read_durations(durations_path(directory, identity))
         notes = [f"recorded compile times were not used: {known.problem}"] if known.problem else []
-        return cls(path, notes, known)
+        return cls(cache_path(directory, identity), notes, known)
 
     def of(self, image: CreateInfoImage) -> npt.NDArray[np.int64]:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
@@ -53,10 +53,8 @@ class RecordedCosts:
         """
         if self.path is None or not times_ns.any():
             return
-        # Other processes may have recorded since this one began; what they did stays.
-        there = read_durations(self.path)
-        self._known = (self._known if there.problem else there).updated(keys, times_ns)
         try:
-            save_durations(self.path, self._known)
+            # Other processes may have recorded since this one began; what they did stays.
+            self._known = add_durations(self.path, keys, times_ns)
         except SaveError as error:
             self.notes.append(f"compile times were not recorded: {error}")

@@ -12,7 +12,8 @@
 # Little-endian. The name of the file is that of the device's identity (cache_path), so a time is never another
 # device's. Times are hints: a file that cannot be proven whole is as good as none, and is replaced by the next save.
 #
-# Guarantees: reading never raises and is bounded; saving is atomic and keeps what other sets recorded. Thread-safe.
+# Guarantees: reading never raises and is bounded; saving is atomic. Adding is done under the lock of the cache file's writers and
+# keeps what other sets and other processes recorded. Thread-safe.
 """Recorded compile times by pipeline."""
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ from attrs import field, frozen
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
 from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, cache_path
-from orchestrator.stores.errors import MissingFileError, ReadError
+from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.writer_lock import writer_lock
 
 SUFFIX: Final = ".durations"
 MOST_ENTRIES: Final = 4_000_000
@@ -39,6 +41,8 @@ MOST_ENTRIES: Final = 4_000_000
 _HEADER: Final = struct.Struct("<7sBQ16s")
 _MAGIC: Final = b"ORCHDUR"
 _VERSION: Final = 1
+# Longer than for a cache file: a writer of hundreds of megabytes may be before us, and what was learned would be lost.
+_LOCK_WAIT_S: Final = 5.0
 
 Keys = npt.NDArray[np.uint64]
 Nanoseconds = npt.NDArray[np.int64]
@@ -81,8 +85,11 @@ class Durations:
 
 def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
     """Where a device's compile times are kept."""
-    name = cache_path(directory, identity).name
-    return directory / (name.removesuffix(CACHE_FILE_SUFFIX) + SUFFIX)
+    return _beside(cache_path(directory, identity))
+
+
+def _beside(cache_file: Path) -> Path:
+    return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + SUFFIX)
 
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
@@ -110,6 +117,36 @@ def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS
     return Durations(
         np.frombuffer(body, np.uint64, count).copy(), np.frombuffer(body, np.int64, count, 8 * count).copy()
     )
+
+
+def add_durations(
+    cache_file: Path,
+    keys: Keys,
+    duration_ns: Nanoseconds,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> Durations:
+    """Record compile times beside those that are there.
+
+    Args:
+        cache_file: The device's cache file; the times are kept beside it.
+        keys: Hashes of the pipelines, shape (n,).
+        duration_ns: Driver time of each, shape (n,); 0 where there is none.
+        operations: The calls to use.
+
+    Returns:
+        What is recorded now.
+
+    Raises:
+        SaveError: It could not be written, or another process did not finish writing in time; the old file is as it was.
+    """
+    path = _beside(cache_file)
+    ensure_directory(path.parent, operations)
+    with writer_lock(cache_file, operations, wait_s=_LOCK_WAIT_S) as held:
+        if not held:
+            raise SaveError(path, "locking", "another process did not finish writing beside it in time")
+        known = read_durations(path, operations).updated(keys, duration_ns)
+        save_durations(path, known, operations)
+        return known
 
 
 def save_durations(

@@ -9,6 +9,7 @@ import numpy as np
 
 from orchestrator.devices.simulated import simulated_identity, simulated_image
 from orchestrator.run.recorded_costs import RecordedCosts
+from orchestrator.stores.durations import durations_path
 
 KEYS = np.arange(60, dtype=np.uint64)
 TIMES = (KEYS % 7 + 1).astype(np.int64) * 1_000_000
@@ -56,15 +57,14 @@ def test_a_run_of_hits_records_nothing(tmp_path: Path) -> None:
 
 
 def test_trouble_with_the_file_is_a_note(tmp_path: Path) -> None:
-    costs = opened(tmp_path)
-    assert costs.path is not None
-    costs.path.write_bytes(b"not compile times")
+    path = durations_path(tmp_path, simulated_identity())
+    path.write_bytes(b"not compile times")
     damaged = opened(tmp_path)
     assert any("were not used" in note for note in damaged.notes)
     damaged.learn(KEYS, TIMES)
     assert opened(tmp_path).notes == []
-    costs.path.unlink()
-    costs.path.mkdir()
+    path.unlink()
+    path.mkdir()
     blocked = opened(tmp_path)
     blocked.learn(KEYS, TIMES)
     assert any("were not recorded" in note for note in blocked.notes)

@@ -3,13 +3,23 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.durations import Durations, durations_path, read_durations, save_durations
+from orchestrator.stores.durations import (
+    Durations,
+    add_durations,
+    durations_path,
+    read_durations,
+    save_durations,
+)
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.writer_lock import writer_lock
 
 
 def durations(**times: int) -> Durations:
@@ -61,3 +71,38 @@ def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     assert read_durations(path).problem
+
+
+def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
+    """200 rounds in each: every round adds a pipeline of its own to the file that both write."""
+    rounds, cache_file = 200, tmp_path / "device.pipeline-cache"
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from orchestrator.stores.durations import add_durations\n"
+        "first = int(sys.argv[2])\n"
+        f"for number in range({rounds}):\n"
+        "    keys = np.array([first + number], np.uint64)\n"
+        "    add_durations(Path(sys.argv[1]), keys, np.array([1 + number], np.int64))\n"
+    )
+    writers = [
+        subprocess.Popen([sys.executable, "-c", program, str(cache_file), str(first)])
+        for first in (0, rounds)
+    ]
+    assert [each.wait() for each in writers] == [0, 0]
+    known = read_durations(tmp_path / "device.durations")
+    assert known.keys.tolist() == list(range(2 * rounds))
+    assert known.duration_ns.tolist() == 2 * list(range(1, rounds + 1))
+
+
+def test_times_are_not_recorded_while_another_process_writes_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.stores.durations._LOCK_WAIT_S", 0.0)
+    cache_file = tmp_path / "device.pipeline-cache"
+    with writer_lock(cache_file) as held:
+        assert held
+        with pytest.raises(SaveError, match="another process"):
+            add_durations(cache_file, np.array([1], np.uint64), np.array([1], np.int64))
+    assert not (tmp_path / "device.durations").exists()
