@@ -303,7 +303,15 @@ class Capabilities:
         request = self._request
         if request.others is OtherFeatures.NONE:
             promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
+            # A version may take over an extension and not its features (VK_EXT_4444_formats in 1.3): then it is needed.
+            of_version = {
+                (_core_name(struct.name), member.name)
+                for struct in _available(FEATURES_ROOT, self._api_version, self._instance.extensions)
+                for member in _members(struct)
+            }
+            lacking = {each for each in enabled if of_version.isdisjoint(same_members(*each))}
             chosen = {name for name in available - promoted if any_of(name, enabled)}
+            chosen |= {name for name in promoted if any_of(name, lacking)}
             # Feedback is a structure without a feature: it changes no pipeline, and tells hits from compiles.
             chosen |= (request.extensions | {"VK_EXT_pipeline_creation_feedback"}) & (available - promoted)
             chosen = self._complete(chosen, available)

@@ -92,6 +92,19 @@ def test_nothing_but_what_is_asked_for() -> None:
 
 
 @pytest.mark.driver(NAVI21)
+def test_a_feature_that_a_version_left_to_its_extension_can_be_asked_for() -> None:
+    feature = "VkPhysicalDevice4444FormatsFeaturesEXT", "formatA4R4G4B4"
+    request = DeviceRequest(
+        features=frozenset({feature}), others=OtherFeatures.NONE, orchestrator_features=False
+    )
+    device = VulkanDevice.open(NAVI21, request=request)
+    assert device.capabilities.api_version >= 1 << 22 | 3 << 12  # which took VK_EXT_4444_formats over
+    assert device.capabilities.has_feature(*feature)
+    assert device.capabilities.extensions == ("VK_EXT_4444_formats",)
+    device.close()
+
+
+@pytest.mark.driver(NAVI21)
 def test_the_version_is_the_applications() -> None:
     told = ApplicationInfo("game", 3, "engine", 4, 1 << 22 | 2 << 12 | 7)
     device = VulkanDevice.open(NAVI21, request=DeviceRequest(told))
