@@ -1,4 +1,6 @@
 """What compiles: the Device seam and its implementations."""
 
 from orchestrator.devices.opening import list_devices as list_devices
+from orchestrator.devices.opening import list_layers as list_layers
 from orchestrator.devices.opening import open_device as open_device
+from orchestrator.devices.opening import open_for_child as open_for_child

@@ -10,7 +10,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceCapabilities
-from orchestrator.devices.request import DeviceRequest, OtherFeatures, is_recorded
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, OtherFeatures, is_recorded
 from orchestrator.registry import registry
 from orchestrator.registry.features import feature_structs, same_members
 
@@ -55,6 +55,9 @@ class EnabledCapabilities:
         names = same_members(struct, member)
         if not self.request.features.isdisjoint(names) or self.request.others is OtherFeatures.ALL:
             return True
+        own = self.request.orchestrator_features
+        if own is not None and not ORCHESTRATOR_FEATURES.isdisjoint(names):
+            return own
         return self.request.others is OtherFeatures.UNRECORDED and not any(
             is_recorded(*name) for name in names
         )

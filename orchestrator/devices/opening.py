@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 from orchestrator.devices.device import Device, DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
 
@@ -49,6 +51,40 @@ def open_device(
         driver_caches=driver_caches,
         count_host_memory=count_host_memory,
     )
+
+
+def open_for_child(
+    opener: str, selector: str, request: DeviceRequest, *, driver_caches: bool = False
+) -> Device:
+    """Open a device in a process that works for another one, which may have an opener of its own.
+
+    Args:
+        opener: "package.module:function" to open the device with, called with the request; "" for `open_device`.
+        selector: As `open_device` takes it.
+        request: What it is opened as.
+        driver_caches: Leave the driver's own caches on.
+
+    Raises:
+        OrchestratorError: What the opener raises.
+    """
+    if opener:
+        module, _, name = opener.partition(":")
+        device: Device = getattr(importlib.import_module(module), name)(request)
+        return device
+    return open_device(selector, request=request, driver_caches=driver_caches)
+
+
+def list_layers(selector: str = "") -> tuple[str, ...]:
+    """Names of the layers that the Vulkan loader finds, sorted; none where there is no loader.
+
+    Args:
+        selector: As `open_device` takes it; the simulated device has no layers.
+    """
+    if selector == SIMULATED:
+        return ()
+    from orchestrator.devices.vulkan.layers import known_layers
+
+    return known_layers()
 
 
 def list_devices(selector: str = "") -> list[DeviceIdentity]:

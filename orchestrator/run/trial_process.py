@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from orchestrator.devices import open_device
+from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import OrchestratorError
@@ -43,7 +42,9 @@ def main() -> int:
     _limit(setup.memory_bytes)
     try:
         with PipelineSet.open(setup.archive) as source:
-            device = _open(setup)
+            device = open_for_child(
+                setup.opener, setup.selector, setup.request, driver_caches=setup.driver_caches
+            )
             answers.write(pack_frame(Ready()))
             _serve(requests, source, device, answers)
     except OrchestratorError as error:
@@ -67,14 +68,6 @@ def _limit(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-
-
-def _open(setup: Setup) -> Device:
-    if setup.opener:
-        module, _, name = setup.opener.partition(":")
-        device: Device = getattr(importlib.import_module(module), name)(setup.request)
-        return device
-    return open_device(setup.selector, request=setup.request, driver_caches=setup.driver_caches)
 
 
 def _serve(requests: SimpleQueue[Request], source: PipelineSet, device: Device, answers: BinaryIO) -> None:

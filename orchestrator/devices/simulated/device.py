@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
 import numpy.typing as npt
+from attrs import evolve
 
 from orchestrator.devices.device import (
     ERROR_UNKNOWN,
@@ -72,6 +73,11 @@ class SimulatedDevice:
             if chosen.request is None
             else EnabledCapabilities(chosen.capabilities, chosen.request)
         )
+        self._features = (
+            chosen.features
+            if chosen.request is None or chosen.request.orchestrator_features is not False
+            else _without_own(chosen.features, self._capabilities)
+        )
         self._driver = SimulatedDriver(
             self._identity,
             locking=chosen.locking,
@@ -97,7 +103,7 @@ class SimulatedDevice:
     @property
     def features(self) -> DeviceFeatures:
         """What it offers to an orchestrator."""
-        return self._options.features
+        return self._features
 
     @property
     def capabilities(self) -> DeviceCapabilities:
@@ -126,7 +132,7 @@ class SimulatedDevice:
     ) -> PipelineCache:
         """Create a cache; see `Device.create_pipeline_cache`."""
         what = "create_pipeline_cache"
-        features = self._options.features
+        features = self._features
         if externally_synchronized and internally_synchronized_merge:
             raise DeviceError(f"{what}: the flags of {name!r} exclude each other")
         if externally_synchronized and not features.externally_synchronized_caches:
@@ -233,10 +239,10 @@ class SimulatedDevice:
                 the device cannot fail instead of compiling.
         """
         what = "create_pipelines"
-        if fail_on_compile_required and not self._options.features.compile_required:
+        if fail_on_compile_required and not self._features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
         count = len(indices)
-        feedback = self._options.features.creation_feedback
+        feedback = self._features.creation_feedback
         batch = CreationBatch(
             results=np.zeros(count, np.int32),
             feedback_flags=np.zeros(count, np.uint32),
@@ -291,7 +297,7 @@ class SimulatedDevice:
         """
         what = "pipeline_keys"
         with self._calls.inside(what):
-            if not self._options.features.pipeline_binaries:
+            if not self._features.pipeline_binaries:
                 raise DeviceError(f"{what}: the device has no pipeline binaries")
             ours = self._ours(prepared, what)
             return [
@@ -413,3 +419,21 @@ class SimulatedDevice:
             self._prepared.discard(prepared)
             for handle in libraries:
                 self._pipelines.pop(handle, None)
+
+
+def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:
+    """What is left to an orchestrator where its own features are enabled only if they were asked for."""
+
+    def has(struct: str, member: str) -> bool:
+        return enabled.has_feature(struct, member)
+
+    control = has("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")
+    binaries = has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+    identifiers = has("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier")
+    return evolve(
+        features,
+        externally_synchronized_caches=features.externally_synchronized_caches and control,
+        compile_required=features.compile_required and control,
+        pipeline_binaries=features.pipeline_binaries and binaries,
+        shader_module_identifiers=features.shader_module_identifiers and identifiers,
+    )

@@ -1,4 +1,4 @@
-"""The layers that are active between the program and a driver, and what must not be asked for through them.
+"""The layers that there are or that are active between the program and a driver, and what must not be asked for through them.
 
 A layer may give out handles of its own in place of the driver's and translate them on the way; validation layers do.
 It can translate them only in commands that it knows. One that is older than a command passes its own handles on to the
@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.loader import InstanceCommands, check
+from orchestrator.devices.vulkan.loader import GlobalCommands, InstanceCommands, check, library
 
 #: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs issue 2421).
 PIPELINE_BINARY_VERSION: Final = (1 << 22) | (3 << 12) | 294
@@ -57,6 +57,24 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
     return tuple(
         Layer(ffi.string(found[number].layerName).decode(errors="replace"), int(found[number].specVersion))
         for number in range(count[0])
+    )
+
+
+def known_layers() -> tuple[str, ...]:
+    """Names of the layers that the loader finds, active or not, sorted.
+
+    Raises:
+        NoDeviceError: There is no loader.
+        DriverError: The loader refused.
+    """
+    commands = GlobalCommands(library())
+    command = "vkEnumerateInstanceLayerProperties"
+    count = ffi.new("uint32_t *")
+    check(command, commands.vkEnumerateInstanceLayerProperties(count, ffi.NULL))
+    found = ffi.new("VkLayerProperties[]", count[0] or 1)
+    check(command, commands.vkEnumerateInstanceLayerProperties(count, found))
+    return tuple(
+        sorted({ffi.string(found[number].layerName).decode(errors="replace") for number in range(count[0])})
     )
 
 
