@@ -58,6 +58,15 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
             pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
         )
 
+    def difference(self, identity: DeviceIdentity) -> str:
+        """The first field in which a device is another one, in words; "" where there is none."""
+        own = type(self).of(identity)
+        for name in self.__struct_fields__:
+            found, expected = getattr(self, name), getattr(own, name)
+            if found != expected:
+                return f"{name} is {found}, not {expected}"
+        return ""
+
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """What one contender took: making the caches, one pass over the set, and the merge.
@@ -231,13 +240,8 @@ def load_profile(
         return ProfileLoad(
             path, None, f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}"
         )
-    own = ProfileIdentity.of(identity)
-    for name in ProfileIdentity.__struct_fields__:
-        found, expected = getattr(profile.identity, name), getattr(own, name)
-        if found != expected:
-            return ProfileLoad(
-                path, None, f"it is of another device or driver: {name} is {found}, not {expected}"
-            )
+    if difference := profile.identity.difference(identity):
+        return ProfileLoad(path, None, f"it is of another device or driver: {difference}")
     return ProfileLoad(path, profile)
 
 

@@ -1,7 +1,7 @@
 # Purpose: decide what in a directory of cache files is not wanted any more, and remove it.
 #
-#   leftovers of killed processes, quarantine, previous generations of whole files, files of another build of a driver
-#   that is here, files older than asked for, and then the oldest files until the rest fits a bound
+#   leftovers of killed processes, quarantine, previous generations of whole files, files and key profiles of another build
+#   of a driver that is here, files older than asked for, and then the oldest files until the rest fits a bound
 #
 # Guarantees:
 # - Only names of our making are looked at. A plan changes nothing; what a plan names is removed one by one, each cache
@@ -26,6 +26,7 @@ from orchestrator.stores.errors import ReadError, SaveError, likely_cause
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations, FileStatus
 from orchestrator.stores.generations import PREVIOUS_SUFFIX, previous_path
 from orchestrator.stores.inspection import CacheFileInspection, inspect_cache_file
+from orchestrator.stores.key_profile import KEY_PROFILE_SUFFIX, cache_file_beside, read_key_profile
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.quarantine import QUARANTINE_DIRECTORY
 from orchestrator.stores.writer_lock import writer_lock
@@ -161,6 +162,7 @@ def plan_prune(
             kept.append(orphan)
         else:
             items.append(_item(orphan, reason, detail))
+    items += _unwanted_profiles(found, here, older_than_ns, now_ns, operations)
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
     if max_bytes is not None:
         while kept and sum(each.status.size for each in kept) > max_bytes:
@@ -192,7 +194,8 @@ def _remove(item: PruneItem, operations: FileOperations) -> str | None:
         return _unlink(item, operations)
     name = item.path.name.removesuffix(PREVIOUS_SUFFIX)
     try:
-        with writer_lock(item.path.with_name(name), operations, wait_s=0) as held:
+        path = cache_file_beside(item.path.with_name(name))
+        with writer_lock(path, operations, wait_s=0) as held:
             return _unlink(item, operations) if held else "a process is saving it"
     except SaveError as error:
         return error.reason
@@ -233,6 +236,39 @@ def _files(directory: Path, operations: FileOperations) -> list[_File]:
     return found
 
 
+def _unwanted_profiles(
+    found: Iterable[_File],
+    here: Sequence[DeviceIdentity],
+    older_than_ns: int | None,
+    now_ns: int,
+    operations: FileOperations,
+) -> list[PruneItem]:
+    """What is said of the keys of another build of a driver that is here, or was said too long ago."""
+    items = []
+    for each in found:
+        if not each.path.name.endswith(KEY_PROFILE_SUFFIX):
+            continue
+        profile = read_key_profile(each.path, operations).profile
+        if profile is not None:
+            about = profile.identity
+            same = [
+                device
+                for device in here
+                if (device.vendor_id, device.device_id, device.driver_id, device.driver_abi)
+                == (about.vendor_id, about.device_id, about.driver_id, about.driver_abi)
+            ]
+            if same and all(about.difference(device) for device in same):
+                items.append(_item(each, PruneReason.OTHER_DRIVER, about.difference(same[0])))
+                continue
+        if older_than_ns is not None and now_ns - each.status.modified_ns > older_than_ns:
+            items.append(_item(each, PruneReason.OLD, _age(each, now_ns)))
+    return items
+
+
+def _age(file: _File, now_ns: int) -> str:
+    return f"{(now_ns - file.status.modified_ns) / 86_400e9:.0f} days old"
+
+
 def _unwanted(
     file: _File,
     inspection: CacheFileInspection,
@@ -251,5 +287,5 @@ def _unwanted(
         if same and all(header.differences(each) for each in same):
             return PruneReason.OTHER_DRIVER, "; ".join(str(one) for one in header.differences(same[0]))
     if older_than_ns is not None and now_ns - file.status.modified_ns > older_than_ns:
-        return PruneReason.OLD, f"{(now_ns - file.status.modified_ns) / 86_400e9:.0f} days old"
+        return PruneReason.OLD, _age(file, now_ns)
     return None, ""

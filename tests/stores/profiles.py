@@ -1,4 +1,4 @@
-"""A calibration profile for tests to change."""
+"""Profiles for tests to change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import msgspec
 
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, ProfileIdentity
+from orchestrator.stores.key_profile import KeyProfile, ProbedKind, Tried
 
 IDENTITY = simulated_identity()
 
@@ -35,5 +36,37 @@ def profile(**changes: object) -> CalibrationProfile:
         merge_works=True,
         cache_keeps=True,
         read_back_grows=False,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def key_profile(**changes: object) -> KeyProfile:
+    """A key profile of the simulated device, whose keys depend on nothing."""
+    kinds = ("compute", "graphics", "pipeline library", "ray tracing")
+    made = KeyProfile(
+        identity=ProfileIdentity.of(IDENTITY),
+        device_name="simulated device",
+        driver="simulated driver",
+        made_at=1_000_000_000.0,
+        took_s=10.0,
+        orchestrator="0",
+        api_version=1 << 22 | 4 << 12,
+        method="creation feedback",
+        kinds=tuple(ProbedKind(kind=kind, pipelines=2, usable=2) for kind in kinds),
+        depends=(),
+        independent=(),
+        not_tried=(),
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def tried(name: str, aspect: str = "feature", **changes: object) -> Tried:
+    """Something that was tried with all kinds of pipelines; a feature by "structure::member"."""
+    struct, _, member = name.partition("::")
+    made = Tried(
+        aspect=aspect,
+        name=name,
+        kinds=("compute", "graphics", "pipeline library", "ray tracing"),
+        features=((struct, member),) if aspect == "feature" else (),
     )
     return msgspec.structs.replace(made, **changes)
