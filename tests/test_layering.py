@@ -37,6 +37,7 @@ ROOMS = {
     "orchestrator.stores": "stores",
     "orchestrator.measure": "measure",
     "orchestrator.bench": "bench",
+    "orchestrator.key_dependence": "key_dependence",
     "orchestrator.samples": "samples",
     "orchestrator.cli": "cli",
 }
@@ -70,6 +71,8 @@ ALLOWED = {
         "measure",
         "samples",
     },
+    # Opens devices in processes of its own, with pipelines of the sample set.
+    "key_dependence": {"errors", "registry", "seam", "devices", "sets", "stores", "samples"},
     "samples": {"errors", "registry", "seam", "sets"},
     "cli": {
         "errors",
@@ -82,6 +85,7 @@ ALLOWED = {
         "run",
         "measure",
         "bench",
+        "key_dependence",
         "samples",
     },
     "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "run", "measure"},

@@ -1,0 +1,565 @@
+"""The bisection: which variations are tried in which order, over how many processes, and the profile that comes of it.
+
+    survey ─> baselines without our own features ─> our own features, by feedback alone
+           ─> baselines in which compiling can be forbidden, where that leaves keys alone
+           ─> structures, extensions, versions, names, environment ─> members of what matters
+           ─> beside each feature that matters, everything that does not matter alone ─> members
+
+Guarantees: those of the package. Blocking; nothing is written but temporary files.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from attrs import define, evolve, field, frozen
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, Feature
+from orchestrator.key_dependence.environments import known_names
+from orchestrator.key_dependence.judging import Usable, Verdict, judge, usable
+from orchestrator.key_dependence.looking import CACHE_CONTROL
+from orchestrator.key_dependence.messages import (
+    TIME_IS_UP,
+    Answer,
+    Aspect,
+    Began,
+    Control,
+    Looked,
+    LookJob,
+    ProbeKind,
+    Surveyed,
+    SurveyJob,
+    Untried,
+    Variation,
+)
+from orchestrator.key_dependence.processes import SILENCE_S, ChildProcesses, KeyDependenceError
+from orchestrator.key_dependence.variations import (
+    chosen,
+    chosen_features,
+    in_one_process,
+    in_own_processes,
+    members,
+    structures,
+    without,
+)
+from orchestrator.stores.calibration_profile import ProfileIdentity
+from orchestrator.stores.key_profile import KeyProfile, NotTried, ProbedKind, Tried
+
+_PROCESSES_MOST: Final = 8
+_BESIDE_MOST: Final = 8
+_TOGETHER: Final = 8
+_FEEDBACK: Final = "creation feedback"
+_FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
+
+
+@frozen
+class KeyProgress:
+    """How far a bisection is.
+
+    Attributes:
+        done: Variations that were tried.
+        total: Variations that are planned so far; what matters brings more.
+        now: What is tried, in words.
+    """
+
+    done: int
+    total: int
+    now: str
+
+
+@frozen
+class KeyFindings:
+    """What a bisection found.
+
+    Attributes:
+        identity: The device.
+        profile: What its keys depend on.
+    """
+
+    identity: DeviceIdentity
+    profile: KeyProfile
+
+
+def find_key_dependence(
+    selector: str,
+    *,
+    only: Collection[str] = (),
+    processes: int | None = None,
+    time_limit_s: float | None = None,
+    opener: str = "",
+    silence_s: float = SILENCE_S,
+    on_progress: Callable[[KeyProgress], None] = lambda _: None,
+) -> KeyFindings:
+    """Find out what a driver's pipeline-cache keys depend on beside the pipeline. Takes a minute or several; blocking.
+
+    Args:
+        selector: Which device, as `open_device` takes it.
+        only: Try only what has one of these words in its text, such as "shaderObject" or "environment"; empty: everything.
+        processes: Processes at a time; None: one a processor, eight at most.
+        time_limit_s: Begin nothing after this time; what was not tried then is told.
+        opener: "package.module:function" that opens the device in a child process instead, called with the request.
+        silence_s: How long a child process may say nothing before it is ended.
+        on_progress: Called as it goes on, in one thread or another, never in two at a time.
+
+    Raises:
+        NoDeviceError: The device is not there.
+        KeyDependenceError: It cannot be looked at.
+    """
+    count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
+    with (
+        ChildProcesses(silence_s) as children,
+        tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder,
+    ):
+        return _Bisection(
+            selector=selector,
+            only=tuple(only),
+            processes=count,
+            deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
+            opener=opener,
+            folder=Path(folder),
+            children=children,
+            on_progress=on_progress,
+        ).run()
+
+
+@define(eq=False)
+class _Bisection:
+    """One bisection."""
+
+    selector: str
+    only: tuple[str, ...]
+    processes: int
+    deadline: float | None
+    opener: str
+    folder: Path
+    children: ChildProcesses
+    on_progress: Callable[[KeyProgress], None]
+    found: Surveyed = field(init=False)
+    baseline: LookJob = field(init=False)
+    can_tell: dict[str, Usable] = field(factory=dict)
+    verdicts: list[Verdict] = field(factory=list)
+    not_tried: list[NotTried] = field(factory=list)
+    notes: list[str] = field(factory=list)
+    problems: dict[ProbeKind, str] = field(factory=dict)
+    telling: threading.Lock = field(factory=threading.Lock)
+    done: int = 0
+    total: int = 0
+
+    def run(self) -> KeyFindings:
+        """All of it."""
+        began, made_at = time.perf_counter(), time.time()
+        self._tell("which pipelines and which features there are")
+        answers = self.children.run(SurveyJob(device=self.selector, opener=self.opener))
+        if len(answers) != 1 or not isinstance(answers[0], Surveyed):
+            raise KeyDependenceError(f"{self.selector}: an unexpected answer to the survey")
+        self.found = answers[0]
+        if not self.found.groups:
+            raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
+        judged = self._own_features()
+        if self._any_usable:
+            self._everything_else(judged)
+        return KeyFindings(self.found.identity, self._profile(made_at, time.perf_counter() - began))
+
+    @property
+    def _any_usable(self) -> bool:
+        return any(each.places for each in self.can_tell.values())
+
+    # --- baselines
+
+    def _own_features(self) -> set[Feature]:
+        """Judge what the orchestrator itself enables, by feedback alone, and choose the baseline for all else."""
+        wanted = chosen_features(
+            {
+                struct: [member]
+                for struct, member in sorted(ORCHESTRATOR_FEATURES)
+                if member in self.found.features.get(struct, ())
+            },
+            self.only and (*self.only, CACHE_CONTROL[1]),
+        )
+        judged: set[Feature] = set()
+        harmless = not self.found.feedback
+        if self.found.feedback:
+            self._use_baseline(cache_control=False)
+            if self._any_usable:
+                for verdict in self._try(structures(wanted)):
+                    if verdict.tried:
+                        judged |= verdict.variation.features
+                    if verdict.tried and not verdict.missed and verdict.variation.features == {CACHE_CONTROL}:
+                        harmless = True
+            else:
+                harmless = True
+        if self.found.cache_control and harmless:
+            before, self.problems = self.can_tell, {}
+            self._use_baseline(cache_control=True)
+            if not self._any_usable and any(each.places for each in before.values()):
+                self.notes.append(
+                    "with compiling forbidden nothing can be told; creation feedback alone was asked"
+                )
+                self._use_baseline(cache_control=False)
+        if not judged and self.found.cache_control:
+            self.not_tried.append(
+                NotTried(
+                    aspect=Aspect.FEATURE.value,
+                    name="::".join(CACHE_CONTROL),
+                    reason="hits can only be told with it, for want of creation feedback that can",
+                )
+            )
+            judged.add(CACHE_CONTROL)
+        return judged
+
+    def _use_baseline(self, *, cache_control: bool) -> None:
+        """Make the caches of a baseline, and find out which pipelines can tell."""
+        self._tell("the baseline, twice")
+        folder = self.folder / ("forbidding" if cache_control else "feedback")
+        folder.mkdir(exist_ok=True)
+        job = LookJob(
+            device=self.selector,
+            opener=self.opener,
+            groups=self.found.groups,
+            application=self.found.application,
+            directory=str(folder),
+            pipeline_cache_uuid=self.found.identity.pipeline_cache_uuid.hex(),
+            cache_control=cache_control,
+        )
+        made = self.children.run(_with(job, make=True))
+        cold = {each.group: each for each in made if isinstance(each, Looked)}
+        job = _with(job, groups=tuple(each for each in job.groups if each.name in cold))
+        again = self.children.run(_with(job, controls=True)) if job.groups else []
+        empty = [each for each in again if isinstance(each, Looked) and each.number == Control.EMPTY_CACHE]
+        warm = {
+            each.group: each
+            for each in again
+            if isinstance(each, Looked) and each.number == Control.BASELINE and each.identity
+        }
+        self.can_tell = {
+            group.name: usable(
+                group,
+                [cold[group.name], *(each for each in empty if each.group == group.name)],
+                warm.get(group.name),
+            )
+            for group in job.groups
+        }
+        for each in (*made, *again):
+            if isinstance(each, Untried):
+                self.notes.append(f"baseline {each.group}: {each.reason}")
+        self.baseline = _with(
+            job,
+            groups=tuple(each for each in job.groups if self.can_tell[each.name].places),
+            expected={name: each.places for name, each in self.can_tell.items() if each.places},
+        )
+
+    # --- rounds
+
+    def _everything_else(self, judged: set[Feature]) -> None:
+        features = chosen_features(without(self.found.features, judged), self.only)
+        devices = chosen(in_one_process(self.found), self.only)
+        processes = chosen(in_own_processes(self.found), self.only)
+        first = self._try([*structures(features), *devices, *processes])
+        self._judge_members(first)
+        alone = {
+            feature
+            for each in self.verdicts
+            if each.missed and len(each.variation.features) == 1 and not each.variation.given
+            for feature in each.variation.features
+        }
+        untried = {feature for each in self.verdicts if not each.tried for feature in each.variation.features}
+        rest = without(features, alone | untried)
+        # Of members of one structure that all matter, one stands for the others.
+        ones = list({struct: (struct, member) for struct, member in sorted(alone, reverse=True)}.values())[
+            ::-1
+        ]
+        if len(ones) > _BESIDE_MOST:
+            self.notes.append(
+                f"{len(ones)} features matter; what matters beside one was tried with {_BESIDE_MOST}"
+            )
+        self._judge_members(
+            self._try_together(
+                [
+                    msgspec.structs.replace(each, groups=self._groups_of(feature))
+                    for feature in ones[:_BESIDE_MOST]
+                    for each in structures(rest, frozenset({feature}))
+                ]
+            )
+        )
+
+    def _groups_of(self, feature: Feature) -> tuple[str, ...]:
+        """The groups with kinds of pipelines for which a feature matters."""
+        kinds = {
+            kind
+            for each in self.verdicts
+            if feature in each.variation.features and not each.variation.given
+            for kind in each.missed
+        }
+        return tuple(
+            group.name
+            for group in self.baseline.groups
+            if feature not in group.features and any(each.probe in kinds for each in group.pipelines)
+        )
+
+    def _try_together(self, variations: Sequence[Variation]) -> list[Verdict]:
+        """Try structures, several of them on one device; each alone where the several matter or cannot be tried.
+
+        None of them matters where nothing else does, so where several are found with all else equal, each of them would be.
+        """
+        needed = {feature for group in self.baseline.groups for feature in group.features}
+        by_given: dict[frozenset[Feature], list[Variation]] = {}
+        single = [each for each in variations if each.features & needed]
+        for each in variations:
+            if not each.features & needed:
+                by_given.setdefault(each.given, []).append(each)
+        parts = [
+            some[start : start + _TOGETHER]
+            for some in by_given.values()
+            for start in range(0, len(some), _TOGETHER)
+        ]
+        several = [
+            msgspec.structs.replace(
+                part[0],
+                name=f"{len(part)} structures",
+                features=frozenset(feature for each in part for feature in each.features),
+            )
+            for part in parts
+        ]
+        found: list[Verdict] = []
+        for part, verdict in zip(parts, self._try(several), strict=True):
+            self.verdicts.remove(verdict)
+            if verdict.missed or verdict.reasons or not verdict.tried:
+                single += part
+            else:
+                found += [evolve(verdict, variation=each, prerequisites=()) for each in part]
+        self.verdicts += found
+        return found + self._try(single)
+
+    def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
+        """Of structures that matter, or that could not be tried as a whole, try each member; keep what is the answer."""
+        opened = [
+            each
+            for each in verdicts
+            if each.variation.aspect is Aspect.FEATURE
+            and len(each.variation.features) > 1
+            and (each.missed or not each.tried)
+        ]
+        by_member = self._try([one for each in opened for one in members(each.variation)])
+        for whole in opened:
+            own = [
+                each
+                for each in by_member
+                if each.variation.features < whole.variation.features
+                and each.variation.given == whole.variation.given
+            ]
+            found = {kind for each in own for kind in each.missed}
+            if whole.missed <= found or not whole.tried:
+                self.verdicts.remove(whole)
+
+    def _try(self, variations: Sequence[Variation]) -> list[Verdict]:
+        """Try variations, over all processes; what they did to the keys, in their order."""
+        if not variations:
+            return []
+        answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
+        here = [number for number, each in enumerate(variations) if not each.own_process]
+        forks = [number for number, each in enumerate(variations) if each.environment and not each.executable]
+        own = [number for number, each in enumerate(variations) if each.executable]
+        self.total += len(variations)
+        # Without waiting for the long ones last: what shares a process goes first.
+        parts = [
+            part
+            for some in (here, forks)
+            for part in (some[start :: self.processes] for start in range(self.processes))
+            if part
+        ]
+        with ThreadPoolExecutor(self.processes) as pool:
+            jobs = [
+                pool.submit(self._look, part, variations, answers)
+                for part in (*parts, *([each] for each in own))
+            ]
+            try:
+                for each in jobs:
+                    each.result()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.children.end()
+                raise
+        groups = {each.name: each for each in self.baseline.groups}
+        found = [
+            judge(each, answers[number], groups, self.can_tell) for number, each in enumerate(variations)
+        ]
+        self.verdicts += found
+        return found
+
+    def _look(
+        self, part: Sequence[int], variations: Sequence[Variation], answers: dict[int, list[Looked | Untried]]
+    ) -> None:
+        """Do one job: several variations of devices, or one of a process."""
+        some = tuple(variations[number] for number in part)
+        left_s = 0.0 if self.deadline is None else self.deadline - time.monotonic()
+        if left_s < 0.0:
+            for number in part:
+                answers[number] = [
+                    Untried(number=number, group=each.name, reason=TIME_IS_UP)
+                    for each in self.baseline.groups
+                ]
+            return
+        executable = some[0].executable
+        job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
+
+        def heard(answer: Answer) -> None:
+            if isinstance(answer, Began):
+                with self.telling:
+                    self.done += 1
+                self._tell(some[answer.number].text)
+            elif isinstance(answer, Looked | Untried):
+                if answer.number >= 0:
+                    answers[part[answer.number]].append(answer)
+                else:
+                    self._check_control(answer)
+
+        try:
+            self.children.run(
+                job,
+                executable=executable,
+                on_answer=heard,
+            )
+        except KeyDependenceError as error:
+            # The process could not even begin: nothing was tried.
+            for number in part:
+                answers[number] = [
+                    Untried(number=number, group=each.name, reason=str(error))
+                    for each in self.baseline.groups
+                ]
+
+    def _check_control(self, answer: Looked | Untried) -> None:
+        """The baseline must still hit at the end of a process, and must not in an empty cache."""
+        if isinstance(answer, Untried):
+            self.notes.append(f"baseline {answer.group}, at the end of a process: {answer.reason}")
+            return
+        group = next(each for each in self.baseline.groups if each.name == answer.group)
+        ways = self.can_tell[answer.group]
+        wanted = int(answer.number == Control.BASELINE)
+        for place, pipeline in enumerate(group.pipelines):
+            for look, counts in (
+                (answer.forbidden[place], ways.forbidden[place]),
+                (answer.feedback[place], ways.feedback[place]),
+            ):
+                if counts and look != wanted:
+                    what = "is not found any more" if wanted else "is found in an empty cache"
+                    self.problems[pipeline.probe] = (
+                        f"at the end of a process the baseline's {pipeline.kind} pipeline {pipeline.key:016x} {what}"
+                    )
+
+    # --- the profile
+
+    def _profile(self, made_at: float, took_s: float) -> KeyProfile:
+        identity = self.found.identity
+        depends, independent = [], []
+        for each in self.verdicts:
+            kinds = frozenset(kind for kind in each.tried if kind not in self.problems)
+            missed = each.missed & kinds
+            if missed:
+                depends.append(_tried(each, missed))
+            elif kinds:
+                independent.append(_tried(each, kinds))
+            else:
+                reason = next(iter(dict.fromkeys(each.reasons.values())), "no pipeline could tell")
+                self.not_tried.append(
+                    NotTried(aspect=each.variation.aspect.value, name=_name(each.variation), reason=reason)
+                )
+        self.not_tried += [
+            NotTried(
+                aspect=Aspect.EXTENSION.value,
+                name=name,
+                reason="the version has it, it excludes another one, or it is nothing without its features",
+            )
+            for name in self.found.extensions_not_alone
+            if chosen([Variation(aspect=Aspect.EXTENSION, name=name)], self.only)
+        ]
+        self.not_tried += [
+            NotTried(
+                aspect=Aspect.APPLICATION_NAME.value,
+                name=pattern,
+                reason="the driver has a profile for this pattern, and no name that it matches could be made up",
+            )
+            for pattern in known_names(identity.driver_id).unreadable
+            if chosen([Variation(aspect=Aspect.APPLICATION_NAME, name=pattern)], self.only)
+        ]
+        for reason, count in self.found.left_out.items():
+            self.notes.append(f"{count} pipelines of the sample set are not for this device: {reason}")
+        try:
+            version = importlib.metadata.version("orchestrator")
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        return KeyProfile(
+            identity=ProfileIdentity.of(identity),
+            device_name=identity.device_name,
+            driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
+            made_at=made_at,
+            took_s=took_s,
+            orchestrator=version,
+            api_version=self.found.application.api_version,
+            method=self._method(),
+            kinds=self._kinds(),
+            depends=tuple(depends),
+            independent=tuple(independent),
+            not_tried=tuple(self.not_tried),
+            disagreements=tuple(line for each in self.verdicts for line in each.disagreements),
+            notes=tuple(dict.fromkeys(self.notes)),
+            whole=not self.only and all(each.reason != TIME_IS_UP for each in self.not_tried),
+        )
+
+    def _method(self) -> str:
+        ways = self.can_tell.values()
+        told = [_FORBIDDEN] if any(any(each.forbidden) for each in ways) else []
+        told += [_FEEDBACK] if any(any(each.feedback) for each in ways) else []
+        return " and ".join(told)
+
+    def _kinds(self) -> tuple[ProbedKind, ...]:
+        found = []
+        for kind in ProbeKind:
+            pipelines = useful = 0
+            for group in self.found.groups:
+                ways = self.can_tell.get(group.name)
+                places = [place for place, each in enumerate(group.pipelines) if each.probe is kind]
+                pipelines += len(places)
+                useful += len(set(places) & set(ways.places)) if ways else 0
+            problem = self.problems.get(kind, "")
+            if not pipelines:
+                problem = "the device takes none of the sample set's"
+            elif not useful:
+                problem = "the same device in a new process does not find its own pipelines, or an empty cache has them"
+            found.append(ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem))
+        return tuple(found)
+
+    def _tell(self, what: str) -> None:
+        with self.telling:
+            self.on_progress(KeyProgress(self.done, self.total, what))
+
+
+def _with(job: LookJob, **changes: object) -> LookJob:
+    return msgspec.structs.replace(job, **changes)
+
+
+def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
+    variation = verdict.variation
+    return Tried(
+        aspect=variation.aspect.value,
+        name=variation.name,
+        kinds=tuple(kind.value for kind in ProbeKind if kind in kinds),
+        features=tuple(sorted(variation.features)),
+        given=tuple(sorted(variation.given | set(verdict.prerequisites))),
+        environment=variation.environment,
+        identity=verdict.identity,
+    )
+
+
+def _name(variation: Variation) -> str:
+    beside = ", ".join(f"{struct}::{member}" for struct, member in sorted(variation.given))
+    return f"{variation.name}, beside {beside}" if beside else variation.name

@@ -1,0 +1,473 @@
+"""One process of a bisection: opens devices one after the other and looks pipelines up in the caches of their baselines.
+
+Guarantees: what is wrong with one variation is an answer, and the next one goes on. A device is closed before the next one but one
+is opened. Blocking; one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+from attrs import define, field, frozen
+
+from orchestrator.devices import list_layers, open_for_child
+from orchestrator.devices.device import (
+    FEEDBACK_APPLICATION_CACHE_HIT,
+    FEEDBACK_VALID,
+    PIPELINE_COMPILE_REQUIRED,
+    SUCCESS,
+    CreationBatch,
+    Device,
+    PipelineCache,
+    PreparedPipelines,
+)
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import ApplicationInfo, DeviceRequest, Feature, OtherFeatures
+from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.key_dependence.messages import (
+    TIME_IS_UP,
+    Answer,
+    Aspect,
+    Began,
+    Control,
+    Job,
+    Look,
+    Looked,
+    LookJob,
+    ProbeGroup,
+    Surveyed,
+    SurveyJob,
+    Untried,
+    Variation,
+)
+from orchestrator.key_dependence.probes import all_features, canonical, choose_probes, features_of
+from orchestrator.registry import registry
+from orchestrator.registry.features import same_members
+from orchestrator.samples import sample_path
+from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet
+
+CACHE_CONTROL: Final = (
+    "VkPhysicalDevicePipelineCreationCacheControlFeatures",
+    "pipelineCreationCacheControl",
+)
+_PATCH: Final = 0xFFF
+_NEWEST: Final = 1 << 22 | 4 << 12
+# VkResult of nothing: the pipeline is not in the image.
+_ABSENT: Final = -(1 << 31)
+
+_T = TypeVar("_T")
+
+
+@frozen(eq=False)
+class _Baseline:
+    """A baseline with its cache.
+
+    Attributes:
+        data: The cache.
+        enabled: What is enabled.
+        cold: What feedback said of each pipeline when it was compiled into an empty cache.
+    """
+
+    data: bytes
+    enabled: frozenset[Feature]
+    cold: tuple[Look, ...]
+
+
+@frozen(eq=False)
+class _Bound:
+    """A group's pipelines on an open device.
+
+    Attributes:
+        device: The device.
+        prepared: The pipelines.
+        places: Place in the group of each pipeline of the image.
+    """
+
+    device: Device
+    prepared: PreparedPipelines
+    places: tuple[int, ...]
+
+
+def work(job: Job) -> Iterator[Answer]:
+    """Do a job.
+
+    Raises:
+        OrchestratorError: It cannot be done at all.
+    """
+    with PipelineSet.open(sample_path()) as source:
+        if isinstance(job, SurveyJob):
+            yield _survey(job, source)
+            return
+        looker = _Looker(job, source)
+        yield from looker.make() if job.make else looker.look()
+
+
+def _survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
+    request = DeviceRequest(ApplicationInfo(), others=OtherFeatures.NONE, orchestrator_features=False)
+    with closing(open_for_child(job.opener, job.device, request)) as device:
+        supported = device.supported
+        probes = choose_probes(source, supported)
+        features: dict[str, list[str]] = {}
+        for struct, member in all_features():
+            if supported.has_feature(struct, member):
+                features.setdefault(struct, []).append(member)
+        names = [
+            name
+            for name, known in registry().extensions.items()
+            if known.device and supported.has_extension(name)
+        ]
+        alone = _enabled_alone(job, names)
+        return Surveyed(
+            identity=device.identity,
+            application=ApplicationInfo(api_version=min(device.capabilities.api_version & ~_PATCH, _NEWEST)),
+            groups=probes.groups,
+            features={struct: tuple(members) for struct, members in features.items()},
+            extensions=tuple(name for name in names if name in alone),
+            extensions_not_alone=tuple(name for name in names if name not in alone),
+            layers=() if job.opener else list_layers(job.device),
+            feedback=device.features.creation_feedback,
+            cache_control=supported.has_feature(*CACHE_CONTROL),
+            left_out=probes.left_out,
+        )
+
+
+def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
+    """Those extensions that are enabled where they are asked for without any feature."""
+    request = DeviceRequest(
+        ApplicationInfo(),
+        extensions=frozenset(names),
+        others=OtherFeatures.NONE,
+        orchestrator_features=False,
+    )
+    with closing(open_for_child(job.opener, job.device, request)) as device:
+        return frozenset(each for each in names if device.capabilities.has_extension(each))
+
+
+@define(eq=False)
+class _Looker:
+    """One `LookJob`."""
+
+    job: LookJob
+    source: PipelineSet
+    _images: dict[tuple[str, int], BuiltImage] = field(factory=dict)
+    _baselines: dict[tuple[str, frozenset[Feature]], _Baseline | str] = field(factory=dict)
+
+    def make(self) -> Iterator[Answer]:
+        """Make the caches of the baselines; of each group how its pipelines fared in the empty cache."""
+        for group in self.job.groups:
+            made = self._make(group, frozenset())
+            if isinstance(made, str):
+                yield Untried(number=Control.EMPTY_CACHE, group=group.name, reason=made)
+                continue
+            self._path(group).write_bytes(made.data)
+            empty = self._control(group, Control.EMPTY_CACHE, b"")
+            if isinstance(empty, Looked):
+                empty = msgspec.structs.replace(empty, feedback=made.cold)
+            yield empty
+
+    def look(self) -> Iterator[Answer]:
+        """Try the variations, and the baselines themselves."""
+        limit_s = self.job.stop_after_s
+        began = time.monotonic()
+        for number, variation in enumerate(self.job.variations):
+            if limit_s and time.monotonic() - began > limit_s:
+                for group in self.job.groups:
+                    yield Untried(number=number, group=group.name, reason=TIME_IS_UP)
+                continue
+            yield Began(number=number)
+            if variation.environment and not variation.executable:
+                yield from self._forked(number, variation)
+            else:
+                yield from self._tried(number, variation)
+        if self.job.controls:
+            for group in self.job.groups:
+                yield self._control(group, Control.BASELINE, self._path(group).read_bytes())
+                yield self._control(group, Control.EMPTY_CACHE, b"")
+
+    def _tried(self, number: int, variation: Variation) -> Iterator[Answer]:
+        for group in self.job.groups:
+            if variation.groups and group.name not in variation.groups:
+                continue
+            try:
+                yield self._vary(number, variation, group)
+            except OrchestratorError as error:
+                yield Untried(number=number, group=group.name, reason=str(error))
+
+    def _forked(self, number: int, variation: Variation) -> Iterator[Answer]:
+        """Try a variation of the environment in a fork of this process, in which no driver was loaded yet.
+
+        That takes a tenth of what a new interpreter does.
+        """
+        read_end, write_end = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.environ.update(variation.environment)
+                with os.fdopen(write_end, "wb", buffering=0) as stream:
+                    for answer in self._tried(number, variation):
+                        stream.write(msgspec.json.encode(answer) + b"\n")
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as stream:
+            for line in stream:
+                yield msgspec.json.decode(line, type=Looked | Untried)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code:
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            for group in self.job.groups:
+                yield Untried(number=number, group=group.name, reason=f"the process ended with {how}")
+
+    def _control(self, group: ProbeGroup, number: Control, data: bytes) -> Answer:
+        try:
+            forbidden, feedback = self._on(
+                group, self._request(group), lambda bound: self._looked(group, bound, data)
+            )
+        except OrchestratorError as error:
+            return Untried(number=number, group=group.name, reason=str(error))
+        return Looked(number=number, group=group.name, forbidden=forbidden, feedback=feedback)
+
+    def _vary(self, number: int, variation: Variation, group: ProbeGroup) -> Answer:
+        application = variation.application or self.job.application
+        given = variation.given | group.features
+        if variation.features and variation.features <= {canonical(each) for each in given}:
+            return Untried(
+                number=number,
+                group=group.name,
+                reason="the pipelines cannot be without it, so the baseline has it",
+            )
+        request = self._request(
+            group, variation.given | variation.features, variation.extensions, application
+        )
+        found = self._try(number, variation, group, request)
+        expected = self.job.expected.get(group.name, ())
+        if isinstance(found, Looked) and any(
+            Look.MISS in (found.forbidden[place], found.feedback[place]) for place in expected
+        ):
+            # What misses once and hits then is the driver's whim, and no dependence.
+            again = self._try(number, variation, group, request)
+            if isinstance(again, Looked):
+                found = Looked(
+                    number=number,
+                    group=group.name,
+                    forbidden=_either(found.forbidden, again.forbidden),
+                    feedback=_either(found.feedback, again.feedback),
+                    identity=found.identity,
+                    prerequisites=found.prerequisites,
+                )
+        return found
+
+    def _try(
+        self, number: int, variation: Variation, group: ProbeGroup, request: DeviceRequest
+    ) -> Looked | Untried:
+        def untried(reason: str) -> Untried:
+            return Untried(number=number, group=group.name, reason=reason)
+
+        with closing(open_for_child(self.job.opener, self.job.device, request)) as device:
+            has = device.capabilities
+            if lacking := [each for each in variation.features if not has.has_feature(*each)]:
+                return untried(f"{_names(lacking)} cannot be enabled beside the rest")
+            if lacking_names := [each for each in variation.extensions if not has.has_extension(each)]:
+                return untried(f"{', '.join(lacking_names)} cannot be enabled beside the rest")
+            active = {name for layer in device.features.layers for name in layer.split()[:1]}
+            if variation.aspect is Aspect.LAYER and variation.name not in active:
+                return untried("the loader does not make it active")
+            # What a feature cannot be without is in its baseline too: the two differ in the feature alone.
+            prerequisites: frozenset[Feature] = frozenset()
+            if variation.features:
+                baseline = self._baseline(group, variation.given)
+                if isinstance(baseline, str):
+                    return untried(baseline)
+                ours = {canonical(name) for each in variation.features for name in same_members(*each)}
+                prerequisites = features_of(has) - baseline.enabled - ours
+            baseline = self._baseline(group, variation.given | prerequisites)
+            if isinstance(baseline, str):
+                return untried(baseline)
+            if prerequisites and not prerequisites <= baseline.enabled:
+                return untried(f"{_names(prerequisites - baseline.enabled)} cannot be enabled alone")
+            bound = self._bind(group, device)
+            try:
+                forbidden, feedback = self._looked(group, bound, baseline.data)
+            finally:
+                bound.prepared.close()
+            return Looked(
+                number=number,
+                group=group.name,
+                forbidden=forbidden,
+                feedback=feedback,
+                identity=device.identity.pipeline_cache_uuid.hex() == self.job.pipeline_cache_uuid,
+                prerequisites=tuple(sorted(prerequisites)),
+            )
+
+    def _baseline(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
+        """The baseline with more features, or why there is none."""
+        key = group.name, more
+        found = self._baselines.get(key)
+        if found is None:
+            found = self._baselines[key] = (
+                self._read(group) if not more else self._make_and_check(group, more)
+            )
+        return found
+
+    def _read(self, group: ProbeGroup) -> _Baseline:
+        with closing(open_for_child(self.job.opener, self.job.device, self._request(group))) as device:
+            return _Baseline(self._path(group).read_bytes(), features_of(device.capabilities), ())
+
+    def _make_and_check(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
+        """A baseline of this process alone: its own pipelines must be found in its cache by another device."""
+        made = self._make(group, more)
+        if isinstance(made, str):
+            return made
+        forbidden, feedback = self._on(
+            group, self._request(group, more), lambda bound: self._looked(group, bound, made.data)
+        )
+        for place in self.job.expected.get(group.name, ()):
+            if Look.HIT not in (forbidden[place], feedback[place]):
+                return f"with {_names(more)} the baseline does not find its own pipelines"
+        return made
+
+    def _make(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
+        def compile_all(bound: _Bound) -> _Baseline:
+            device = bound.device
+            cache = device.create_pipeline_cache(name="baseline")
+            try:
+                cold = self._created(group, bound, cache, forbid=False)
+                data = device.pipeline_cache_data(cache).data
+            finally:
+                device.destroy_pipeline_cache(cache)
+            return _Baseline(data, features_of(device.capabilities), _feedback(cold, device))
+
+        try:
+            return self._on(group, self._request(group, more), compile_all)
+        except OrchestratorError as error:
+            return f"the baseline{f' with {_names(more)}' if more else ''} cannot be made: {error}"
+
+    def _looked(
+        self, group: ProbeGroup, bound: _Bound, data: bytes
+    ) -> tuple[tuple[Look, ...], tuple[Look, ...]]:
+        """What both ways of looking say of each pipeline of a group: compiling forbidden, and feedback."""
+        device = bound.device
+        cache = device.create_pipeline_cache(data, name="look-up")
+        try:
+            if not (self.job.cache_control and device.features.compile_required):
+                batch = self._created(group, bound, cache, forbid=False)
+                return (Look.UNKNOWN,) * len(group.pipelines), _feedback(batch, device)
+            batch = self._created(group, bound, cache, forbid=True)
+            forbidden = tuple(map(_forbidden, batch.results.tolist()))
+            feedback = _feedback(batch, device)
+            if Look.MISS in forbidden and device.features.creation_feedback:
+                # Feedback of a pipeline that was not created says nothing; creating it does.
+                created = _feedback(self._created(group, bound, cache, forbid=False), device)
+                feedback = tuple(
+                    second if look is Look.MISS else first
+                    for look, first, second in zip(forbidden, feedback, created, strict=True)
+                )
+            return forbidden, feedback
+        finally:
+            device.destroy_pipeline_cache(cache)
+
+    def _created(
+        self, group: ProbeGroup, bound: _Bound, cache: PipelineCache, *, forbid: bool
+    ) -> CreationBatch:
+        """Create all pipelines of a group; what is said of them is in the group's order."""
+        count = len(bound.places)
+        made = bound.device.create_pipelines(
+            bound.prepared, np.arange(count, dtype=np.int32), cache, fail_on_compile_required=forbid
+        )
+        size = len(group.pipelines)
+        batch = CreationBatch(
+            results=np.full(size, _ABSENT, np.int32),
+            feedback_flags=np.zeros(size, np.uint32),
+            durations_ns=np.zeros(size, np.uint64),
+            handles=np.zeros(size, np.uint64),
+        )
+        places = np.array(bound.places, np.int64)
+        batch.results[places] = made.results
+        batch.feedback_flags[places] = made.feedback_flags
+        return batch
+
+    def _on(self, group: ProbeGroup, request: DeviceRequest, use: Callable[[_Bound], _T]) -> _T:
+        with closing(open_for_child(self.job.opener, self.job.device, request)) as device:
+            bound = self._bind(group, device)
+            try:
+                return use(bound)
+            finally:
+                bound.prepared.close()
+
+    def _bind(self, group: ProbeGroup, device: Device) -> _Bound:
+        """The group's image on a device; of those pipelines that the device takes."""
+        key = group.name, device.capabilities.api_version
+        built = self._images.get(key)
+        if built is None:
+            jobs = [PipelineJob(each.key, PipelineKind(each.kind)) for each in group.pipelines]
+            built = self._images[key] = build_image(self.source, jobs, device.capabilities)
+        if not len(built.image):
+            reason = built.problems[0].reason if built.problems else "there are none"
+            raise DeviceError(f"the device takes none of the pipelines: {reason}")
+        place_of = {(each.kind, each.key): place for place, each in enumerate(group.pipelines)}
+        places = tuple(
+            place_of[built.image.kind_of(index).value, int(built.image.keys[index])]
+            for index in range(len(built.image))
+        )
+        return _Bound(device, device.prepare(built.image), places)
+
+    def _request(
+        self,
+        group: ProbeGroup,
+        more: frozenset[Feature] = frozenset(),
+        extensions: frozenset[str] = frozenset(),
+        application: ApplicationInfo | None = None,
+    ) -> DeviceRequest:
+        own = {CACHE_CONTROL} if self.job.cache_control else set()
+        return DeviceRequest(
+            application or self.job.application,
+            group.features | more | own,
+            group.extensions | extensions,
+            OtherFeatures.NONE,
+            orchestrator_features=False,
+        )
+
+    def _path(self, group: ProbeGroup) -> Path:
+        return Path(self.job.directory) / f"{group.name}.data"
+
+
+def _forbidden(result: int) -> Look:
+    """What a VkResult says where compiling was forbidden; any other error says nothing about the cache."""
+    if result == SUCCESS:
+        return Look.HIT
+    return Look.MISS if result == PIPELINE_COMPILE_REQUIRED else Look.UNKNOWN
+
+
+def _feedback(batch: CreationBatch, device: Device) -> tuple[Look, ...]:
+    if not device.features.creation_feedback:
+        return (Look.UNKNOWN,) * len(batch.results)
+    return tuple(
+        Look.UNKNOWN
+        if result != SUCCESS or not flags & FEEDBACK_VALID
+        else (Look.HIT if flags & FEEDBACK_APPLICATION_CACHE_HIT else Look.MISS)
+        for result, flags in zip(batch.results.tolist(), batch.feedback_flags.tolist(), strict=True)
+    )
+
+
+def _either(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[Look, ...]:
+    """Of two looks the one that found the pipeline."""
+    return tuple(
+        Look.HIT if Look.HIT in (one, other) else one for one, other in zip(first, second, strict=True)
+    )
+
+
+def _names(features: Iterable[Feature]) -> str:
+    return ", ".join(f"{struct}::{member}" for struct, member in sorted(features))

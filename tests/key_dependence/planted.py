@@ -1,0 +1,69 @@
+"""Opens simulated devices whose keys depend on what the environment of the process plants."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from attrs import evolve
+
+from orchestrator.devices.device import Device
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import (
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_identity,
+)
+
+OPENER = "tests.key_dependence.planted:open_planted"
+
+PLANTED = "PLANTED_KEYS"
+"""What keys depend on, as `SimulatedOptions.keys_depend_on` has it, separated by commas."""
+
+BESIDE = "PLANTED_BESIDE"
+"""Two features, "a+b" by their members: keys depend on b where a is enabled."""
+
+CRASH = "PLANTED_CRASH"
+"""A feature's member at which the process dies."""
+
+HANG = "PLANTED_HANG"
+"""A feature's member at which the process hangs."""
+
+LACKS = "PLANTED_LACKS"
+"""What the device does not offer, as arguments of `simulated_features`, separated by commas."""
+
+STUB = "PLANTED_STUB"
+"""Set where caches keep nothing."""
+
+MESA_RADV = 3
+
+
+def open_planted(request: DeviceRequest) -> Device:
+    """Open a device as the environment says; to RADV's variables it behaves as a driver may."""
+    asked = {member for _, member in request.features}
+    if os.environ.get(CRASH) in asked:
+        os.abort()
+    if os.environ.get(HANG) in asked:
+        time.sleep(3600)
+    depends = set(filter(None, os.environ.get(PLANTED, "").split(",")))
+    first, _, second = os.environ.get(BESIDE, "").partition("+")
+    if first in asked:
+        depends |= {f"{struct}::{member}" for struct, member in request.features if member == second}
+    words = os.environ.get("RADV_DEBUG", "").split(",")
+    if "nongg" in words:
+        depends.add("application_version")
+    identity = simulated_identity()
+    if "splitfma" in words:
+        identity = evolve(identity, pipeline_cache_uuid=bytes(16))
+    lacks = {name: False for name in os.environ.get(LACKS, "").split(",") if name}
+    return SimulatedDevice(
+        SimulatedOptions(
+            identity=evolve(identity, driver_id=MESA_RADV),
+            request=request,
+            keys_depend_on=frozenset(depends),
+            features=simulated_features(**lacks),
+            bugs=DriverBugs(cache_is_stub=STUB in os.environ),
+        )
+    )

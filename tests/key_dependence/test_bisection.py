@@ -1,0 +1,199 @@
+"""The bisection on a device whose truth is known: what is planted is named, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.errors import NoDeviceError
+from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
+from orchestrator.key_dependence.processes import KeyDependenceError
+from orchestrator.stores.key_profile import KeyProfile
+from tests.key_dependence.planted import BESIDE, CRASH, HANG, LACKS, OPENER, PLANTED, STUB
+
+ALL_KINDS = ("compute", "graphics", "pipeline library", "ray tracing")
+BASE = "VkPhysicalDeviceFeatures"
+SHADER_OBJECT = "VkPhysicalDeviceShaderObjectFeaturesEXT::shaderObject"
+ROBUST = f"{BASE}::robustBufferAccess"
+NULL_DESCRIPTOR = "VkPhysicalDeviceRobustness2FeaturesKHR::nullDescriptor"
+CACHE_CONTROL = "VkPhysicalDevicePipelineCreationCacheControlFeatures::pipelineCreationCacheControl"
+NO_FEEDBACK = "creation_feedback"
+
+
+def find(*only: str) -> KeyProfile:
+    return find_key_dependence("simulated", only=only, opener=OPENER).profile
+
+
+def named(profile: KeyProfile) -> dict[tuple[str, str], tuple[str, ...]]:
+    """What the keys are said to depend on, with the kinds of pipelines."""
+    return {(each.aspect, each.name): each.kinds for each in profile.depends}
+
+
+def test_what_is_planted_is_named_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, f"{SHADER_OBJECT},{ROBUST},api_version,engine_name")
+    seen: list[KeyProgress] = []
+    found = find_key_dependence("simulated", opener=OPENER, on_progress=seen.append)
+    profile = found.profile
+    depends = named(profile)
+    assert {name for aspect, name in depends if aspect == "feature"} == {SHADER_OBJECT, ROBUST}
+    assert {aspect for aspect, _ in depends} == {"feature", "apiVersion", "engine name", "environment"}
+    # What the planted device makes of RADV's variables.
+    assert {name for aspect, name in depends if aspect == "environment"} == {
+        "RADV_DEBUG=nongg",
+        "RADV_DEBUG=splitfma",
+    }
+    assert depends["feature", SHADER_OBJECT] == depends["feature", ROBUST] == ALL_KINDS
+    assert depends["apiVersion", "1.2"] == ALL_KINDS
+    versions = {name for aspect, name in depends if aspect == "apiVersion"}
+    assert versions == {"1.0", "1.1", "1.2", "1.3", "1.4.1"}
+    assert depends["engine name", "vkd3d"] == ALL_KINDS
+    tried = {aspect for aspect, _ in depends} | {each.aspect for each in profile.independent}
+    assert tried >= {
+        "extension",
+        "application name",
+        "application version",
+        "engine version",
+        "executable name",
+    }
+    harmless = {each.name for each in profile.independent if not each.given}
+    assert {CACHE_CONTROL, "VK_KHR_swapchain", "DOOM"} <= harmless
+    assert profile.method.startswith("compiling forbidden")
+    assert profile.method.endswith("and creation feedback")
+    assert [(each.kind, each.problem) for each in profile.kinds] == [(kind, "") for kind in ALL_KINDS]
+    assert profile.whole
+    assert not profile.is_doubtful
+    assert profile.identity.pipeline_cache_uuid == found.identity.pipeline_cache_uuid.hex()
+    assert seen[-1].done == seen[-1].total > 500
+
+
+def test_nothing_planted_nothing_found() -> None:
+    profile = find("shaderObject", "robust", "apiVersion", "engine")
+    assert profile.depends == ()
+    assert {SHADER_OBJECT, "1.3", "DXVK"} <= {each.name for each in profile.independent}
+    assert not profile.whole
+
+
+def test_a_member_is_told_from_its_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        PLANTED, "VkPhysicalDeviceVulkan12Features::samplerFilterMinmax,VkPhysicalDeviceFeatures::logicOp"
+    )
+    profile = find(BASE, "Vulkan12")
+    # The collection's own member has no other name.
+    assert {name for _, name in named(profile)} == {
+        "VkPhysicalDeviceVulkan12Features::samplerFilterMinmax",
+        f"{BASE}::logicOp",
+    }
+    assert f"{BASE}::geometryShader" in {each.name for each in profile.independent}
+
+
+def test_what_matters_only_beside_another_feature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, ROBUST)
+    monkeypatch.setenv(BESIDE, "robustBufferAccess+nullDescriptor")
+    profile = find("robust", "shaderObject")
+    alone = {each.name for each in profile.depends if not each.given}
+    assert alone == {ROBUST}
+    (beside,) = [each for each in profile.depends if each.given]
+    assert (beside.name, beside.given) == (NULL_DESCRIPTOR, ((BASE, "robustBufferAccess"),))
+    assert NULL_DESCRIPTOR not in {each.name for each in profile.independent if each.given}
+    assert "beside" in beside.text
+
+
+def test_environment_and_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, "engine_version")
+    profile = find("RADV_DEBUG", "application version")
+    depends = {each.name: each for each in profile.depends}
+    # nongg makes keys depend on one thing more, splitfma gives the device another pipelineCacheUUID.
+    assert set(depends) == {"RADV_DEBUG=nongg", "RADV_DEBUG=splitfma"}
+    assert not depends["RADV_DEBUG=nongg"].identity
+    assert depends["RADV_DEBUG=splitfma"].identity
+    assert depends["RADV_DEBUG=nongg"].environment == {"RADV_DEBUG": "nongg"}
+    assert {"RADV_DEBUG=nohiz"} <= {each.name for each in profile.independent}
+
+
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, "engine_version")
+    monkeypatch.setenv("RADV_DEBUG", "nongg")
+    profile = find("RADV_DEBUG")
+    # With nongg in the baseline, too, it makes no difference any more, and is not tried again.
+    assert [each.name for each in profile.depends] == ["RADV_DEBUG=splitfma"]
+    assert profile.depends[0].environment == {"RADV_DEBUG": "nongg,splitfma"}
+
+
+def test_our_own_features_are_judged_by_feedback_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, f"{CACHE_CONTROL},{SHADER_OBJECT}")
+    profile = find("shaderObject", "pipelineBinaries")
+    assert set(named(profile)) == {("feature", CACHE_CONTROL), ("feature", SHADER_OBJECT)}
+    assert profile.method == "creation feedback"  # compiling cannot be forbidden without what matters
+    assert "VkPhysicalDevicePipelineBinaryFeaturesKHR::pipelineBinaries" in {
+        each.name for each in profile.independent
+    }
+
+
+def test_without_feedback_compiling_is_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    monkeypatch.setenv(LACKS, NO_FEEDBACK)
+    profile = find("shaderObject")
+    assert set(named(profile)) == {("feature", SHADER_OBJECT)}
+    assert profile.method.startswith("compiling forbidden")
+    assert "creation feedback" not in profile.method
+    (unknown,) = [each for each in profile.not_tried if each.name == CACHE_CONTROL]
+    assert "feedback" in unknown.reason
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"), [(STUB, "1"), (LACKS, "creation_feedback,compile_required")], ids=["stub", "blind"]
+)
+def test_where_the_baseline_cannot_tell_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str
+) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    monkeypatch.setenv(variable, value)
+    profile = find("shaderObject")
+    assert profile.depends == profile.independent == ()
+    assert not profile.says_anything
+    assert profile.is_doubtful
+    assert all("does not find its own pipelines" in each.problem for each in profile.kinds)
+
+
+def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    monkeypatch.setenv(CRASH, "nullDescriptor")
+    profile = find("shaderObject", "robust")
+    assert set(named(profile)) == {("feature", SHADER_OBJECT)}
+    crashed = {
+        each.name: each.reason for each in profile.not_tried if not each.name.startswith(SHADER_OBJECT)
+    }
+    assert "signal 6" in crashed[NULL_DESCRIPTOR]
+    # The other members of its structure, which died as a whole, were tried alone.
+    assert "VkPhysicalDeviceRobustness2FeaturesKHR::robustBufferAccess2" in {
+        each.name for each in profile.independent
+    }
+
+
+def test_a_hang_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HANG, "shaderObject")
+    profile = find_key_dependence(
+        "simulated", only=("shaderObject", "logicOp"), processes=1, opener=OPENER, silence_s=15.0
+    ).profile
+    (hung,) = profile.not_tried
+    assert hung.name == SHADER_OBJECT
+    assert "said nothing" in hung.reason
+    assert f"{BASE}::logicOp" in {each.name for each in profile.independent}
+
+
+def test_a_time_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    profile = find_key_dependence("simulated", time_limit_s=0.0, opener=OPENER).profile
+    assert profile.depends == profile.independent == ()
+    assert {each.reason for each in profile.not_tried if each.name == SHADER_OBJECT} == {"the time limit"}
+    assert not profile.whole
+    assert all(each.usable for each in profile.kinds)
+
+
+def test_no_such_device() -> None:
+    with pytest.raises(NoDeviceError):
+        find_key_dependence("no such device")
+
+
+def test_a_device_that_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyDependenceError, match="exit code 1"):
+        find_key_dependence("simulated", opener="tests.key_dependence.planted:nothing_of_this_name")

@@ -1,0 +1,105 @@
+"""The bisection on a real driver: it finds by itself what programs that are not ours found, and nothing that contradicts it.
+
+The whole takes half a minute on two cores (`orchestrator doctor --keys`); here it is a part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.key_dependence.bisection import find_key_dependence
+from orchestrator.stores.key_profile import KeyProfile
+from tests.drivers import driver_manifest
+
+NAVI21 = "radv:navi21"
+PREFIX = "VkPhysicalDevice"
+
+DRIRC = """<driconf>
+  <device driver="radv">
+    <application name="by executable" executable="planted-executable">
+      <option name="radv_invariant_geom" value="true" />
+    </application>
+    <application name="by name" application_name_match="^Planted.Name$|Other">
+      <option name="radv_split_fma" value="true" />
+    </application>
+    <engine engine_name_match="PlantedEngine.*"><option name="radv_disable_trunc_coord" value="true" /></engine>
+    <application name="no name" application_name_match="[0-9]{4}"><option name="radv_split_fma" value="true" /></application>
+  </device>
+  <device driver="other"><application name="another" executable="another-driver" /></device>
+</driconf>
+"""
+
+
+def find(*only: str) -> KeyProfile:
+    driver_manifest(NAVI21)  # a machine without it is told apart from a driver that cannot tell
+    return find_key_dependence(NAVI21, only=only).profile
+
+
+def features(profile: KeyProfile) -> dict[str, tuple[str, ...]]:
+    """The features that keys depend on, by member, with the kinds of pipelines."""
+    return {
+        each.name.removeprefix(PREFIX): each.kinds
+        for each in profile.depends
+        if each.aspect in ("feature", "extension")
+    }
+
+
+@pytest.mark.driver
+def test_it_finds_what_others_found_and_nothing_else() -> None:
+    profile = find(
+        "shaderObject", "robust", "primitivesGeneratedQuery", "image2DViewOf3D", "maintenance", "meshShader",
+        "descriptorBuffer", "shadingRate", "apiVersion", "application version",
+    )  # fmt: skip
+    everything = ("compute", "graphics", "pipeline library", "ray tracing")
+    query = "PrimitivesGeneratedQueryFeaturesEXT::primitivesGeneratedQuery"
+    assert features(profile) == {
+        "ShaderObjectFeaturesEXT::shaderObject": everything,
+        "Features::robustBufferAccess": ("graphics", "pipeline library"),
+        query: everything,
+        f"{query}WithRasterizerDiscard": everything,
+        f"{query}WithNonZeroStreams": everything,
+        "Robustness2FeaturesKHR::robustBufferAccess2": everything,
+    }
+    (second,) = [each for each in profile.depends if each.given]
+    assert second.given == (("VkPhysicalDeviceFeatures", "robustBufferAccess"),)
+    assert {each.aspect for each in profile.depends} == {"feature"}
+    assert {"1.2", "1.3.1"} & {each.name for each in profile.independent}
+    assert not profile.is_doubtful
+    assert all(each.usable for each in profile.kinds)
+    # Our own features leave this driver's keys alone, which is what capabilities.py takes for proven.
+    judged = find(
+        "pipelineCreationCacheControl", "pipelineBinaries", "pipelineExecutableInfo", "shaderModuleIdentifier"
+    )
+    assert judged.depends == ()
+    assert {
+        member
+        for each in judged.independent
+        if not each.given or each.aspect == "feature"
+        for _, member in each.features
+    } >= {
+        "pipelineCreationCacheControl",
+        "pipelineBinaries",
+        "pipelineExecutableInfo",
+        "shaderModuleIdentifier",
+    }
+
+
+@pytest.mark.driver
+def test_names_that_the_driver_has_profiles_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "00-planted.conf").write_text(DRIRC, "utf-8")
+    monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
+    profile = find("planted", "another", "[0-9]{4}", "ACO_DEBUG=noopt", "RADV_PERFTEST=localbos", "layer")
+    found = {(each.aspect, each.name): each.identity for each in profile.depends}
+    assert found == {
+        ("executable name", "planted-executable"): True,
+        ("application name", "Planted.Name"): True,
+        ("engine name", "PlantedEngine"): False,
+        ("environment", "ACO_DEBUG=noopt"): False,
+    }
+    harmless = {each.name for each in profile.independent}
+    assert "RADV_PERFTEST=localbos" in harmless
+    assert "VK_LAYER_MESA_overlay" in harmless
+    assert "another-driver" not in harmless
+    assert "[0-9]{4}" in {each.name for each in profile.not_tried}
