@@ -1,5 +1,6 @@
-# Purpose: `orchestrator doctor`: what works here, what does not, and what to do about each.
-# Guarantees: changes nothing: a cache directory that is not there is not made. Every finding that is not good has a next
+# Purpose: `orchestrator doctor`: what works here, what does not, and what to do about each; with --keys what a driver's keys
+# depend on (doctor_keys.py).
+# Guarantees: without --keys changes nothing: a cache directory that is not there is not made. Every finding that is not good has a next
 # step. One device that cannot be opened hides no other.
 """The verb `doctor`."""
 
@@ -81,25 +82,66 @@ def doctor_verb(
             show_default=lambda _: "the user's cache directory",
         ),
     ] = None,
+    keys: Annotated[
+        bool,
+        Parameter(
+            name="--keys",
+            negative="",
+            show_default=False,
+            help="Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep it for `compile`. "
+            "Takes a minute or several.",
+        ),
+    ] = False,
+    only: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--only",
+            negative="",
+            help="With --keys: try only what has this word in its name, such as `shaderObject` or `environment`; again "
+            "for several. Then nothing is kept.",
+            show_default=lambda _: "everything",
+        ),
+    ] = None,
+    time_limit: Annotated[
+        str,
+        Parameter(
+            name="--time-limit",
+            help="With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing where something "
+            "is left.",
+        ),
+    ] = "30m",
     json: JsonFlag = False,
 ) -> int:
     """Look at drivers, versions, extensions, and the cache directory; say what to do about what is amiss.
 
-    The exit code is 0 where nothing is bad, 3 where no device can be used, else 2.
+    The exit code is 0 where nothing is bad, 3 where no device can be used, else 2. With --keys it is 0 where something can
+    be said of every kind of pipeline, else 1.
 
     **EXAMPLES**
 
         orchestrator doctor
         orchestrator doctor --device radv:navi21 --cache-dir build/cache
         orchestrator doctor --json
+        orchestrator doctor --keys --device nvidia
+        orchestrator doctor --keys --device radv:navi21 --only shaderObject
     """
     import platformdirs
 
     from orchestrator.cli.documents import device_document
+    from orchestrator.cli.errors import UsageError
     from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, WARN, Output, styled
     from orchestrator.cli.text import path_text, plural
 
     output = Output(json=json)
+    if keys:
+        from orchestrator.cli.directories import usable_directory
+        from orchestrator.cli.doctor_keys import show_keys
+        from orchestrator.cli.time_limit import time_limit_seconds
+
+        limit = time_limit_seconds(time_limit)
+        return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
+    if only:
+        raise UsageError("--only chooses what --keys tries", "give --keys too")
     directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir
     findings = [*_program()]
     devices: list[DeviceIdentity] = []
@@ -252,7 +294,26 @@ def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
             ),
         ]
     device.destroy_pipeline_cache(cache)
-    return [*findings, _saved(name, identity, directory)]
+    return [*findings, _saved(name, identity, directory), _keys(name, identity, directory)]
+
+
+def _keys(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
+    """What is known of the driver's keys."""
+    from orchestrator.cli.doctor_keys import key_words
+    from orchestrator.stores.key_profile import load_key_profile
+
+    subject = f"{name}, what its keys depend on"
+    loaded = load_key_profile(directory, identity)
+    if loaded.profile is not None:
+        return _Finding(subject, _State.GOOD, key_words(loaded.profile))
+    if loaded.problem:
+        return _Finding(
+            subject,
+            _State.HINT,
+            f"not used: {loaded.problem}",
+            "`orchestrator doctor --keys` makes a new one",
+        )
+    return _Finding(subject, _State.GOOD, "not known yet: `orchestrator doctor --keys` finds out")
 
 
 def _saved(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:

@@ -1,0 +1,180 @@
+"""`doctor --keys`: what is shown, kept, and told afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from orchestrator.cli import doctor_keys
+from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.key_dependence.bisection import KeyFindings, KeyProgress
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.key_profile import (
+    KeyProfile,
+    NotTried,
+    ProbedKind,
+    key_profile_path,
+    load_key_profile,
+)
+from tests.cli.conftest import Call
+from tests.stores.profiles import IDENTITY, key_profile, tried
+
+SHADER_OBJECT = "VkPhysicalDeviceShaderObjectFeaturesEXT::shaderObject"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A cache directory that is not there yet."""
+    return tmp_path / "cache"
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, profile: KeyProfile) -> list[dict[str, Any]]:
+    """Find a profile without asking a driver; what was asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def find(device: str, **options: Any) -> KeyFindings:
+        on_progress = options.pop("on_progress")
+        on_progress(KeyProgress(0, 0, "the baseline"))
+        on_progress(KeyProgress(1, 2, "a feature"))
+        asked.append({"device": device, **options})
+        return KeyFindings(IDENTITY, profile)
+
+    monkeypatch.setattr(doctor_keys, "find_key_dependence", find)
+    return asked
+
+
+def test_the_simulated_device_whole(call: Call, folder: Path) -> None:
+    done = call("doctor", "--keys", "-d", "simulated", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.OK
+    document = done.document
+    assert document["depends"] == []
+    assert {each["kind"]: each["problem"] for each in document["kinds"]} == dict.fromkeys(
+        ("compute", "graphics", "pipeline library", "ray tracing"), ""
+    )
+    assert len(document["independent"]) > 500
+    assert document["profile"] == str(key_profile_path(folder, IDENTITY))
+    assert load_key_profile(folder, IDENTITY).profile is not None
+    found = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
+    (known,) = [each for each in found if each["subject"].endswith("what its keys depend on")]
+    assert known["state"] == "good"
+    assert known["detail"].endswith("on nothing that was tried")
+
+
+def test_what_matters_is_a_table_by_kind(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = key_profile(
+        depends=(
+            tried("WarThunder", "application name", identity=True),
+            tried("Rage 2", "application name", identity=True),
+            tried(SHADER_OBJECT),
+            tried("1.3", "apiVersion", kinds=("compute",)),
+        ),
+        independent=(tried("VK_KHR_swapchain", "extension"), tried("DXVK", "engine name")),
+        not_tried=(
+            NotTried(aspect="layer", name="VK_LAYER_A", reason="the process ended with signal 11"),
+            NotTried(aspect="extension", name="VK_B", reason="excluded"),
+        ),
+        notes=("a note",),
+    )
+    asked = pretend(monkeypatch, profile)
+    done = call("doctor", "--keys", "-d", "some device", "--cache-dir", folder)
+    assert done.code == ExitCode.OK
+    assert asked == [{"device": "some device", "only": (), "time_limit_s": 1800.0}]
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert "ShaderObjectFeaturesEXT::shaderObject yes yes yes yes" in lines
+    assert "application name: WarThunder, Rage 2 yes yes yes yes changes too" in lines
+    assert "apiVersion: 1.3 yes - - -" in lines
+    assert "does not matter: 1 × extension, 1 × engine name" in lines
+    assert "could not be tried: 2" in lines
+    assert "1 layer: the process ended with signal 11: VK_LAYER_A" in lines
+    assert "note a note" in lines
+    assert lines[-1].startswith("kept ")
+    assert load_key_profile(folder, IDENTITY).profile == profile
+    assert "the baseline" in done.err
+    found = call("doctor", "-d", "simulated", "--cache-dir", folder)
+    assert (
+        "of 2001-09-09: on ShaderObjectFeaturesEXT::shaderObject, apiVersion 1.3, 2 application name settings"
+        in found.out
+    )
+
+
+def test_a_part_is_not_kept(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = pretend(monkeypatch, key_profile(whole=False))
+    options = ("--only", "shaderObject", "--only", "layer", "--time-limit", "90s")
+    done = call("doctor", "--keys", *options, "--cache-dir", folder)
+    assert done.code == ExitCode.OK
+    assert asked == [{"device": "", "only": ("shaderObject", "layer"), "time_limit_s": 90.0}]
+    assert "only a part was tried" in done.out
+    assert load_key_profile(folder, IDENTITY).profile is None
+    assert "the keys depend on nothing that was tried" in done.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"disagreements": ("one says this, the other that",)}, ExitCode.PIPELINES_FAILED),
+        (
+            {"kinds": (ProbedKind(kind="compute", pipelines=2, usable=0, problem="A/A"),)},
+            ExitCode.PIPELINES_FAILED,
+        ),
+        # What the device does not have is nobody's doubt.
+        (
+            {
+                "kinds": (
+                    ProbedKind(kind="compute", pipelines=2, usable=2),
+                    ProbedKind(kind="ray tracing", pipelines=0, usable=0, problem="none"),
+                )
+            },
+            ExitCode.OK,
+        ),
+    ],
+)
+def test_exit_codes(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], code: ExitCode
+) -> None:
+    pretend(monkeypatch, key_profile(**changes))
+    assert call("doctor", "--keys", "--cache-dir", folder).code == code
+
+
+def test_nothing_that_can_be_said_is_not_kept(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(
+        monkeypatch, key_profile(kinds=(ProbedKind(kind="compute", pipelines=2, usable=0, problem="A/A"),))
+    )
+    done = call("doctor", "--keys", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.PIPELINES_FAILED
+    assert done.document["profile"] is None
+    assert load_key_profile(folder, IDENTITY).profile is None
+
+
+def test_usage(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call("doctor", "--only", "x", "--cache-dir", folder).code == ExitCode.BAD_INPUT
+    assert call("doctor", "--keys", "-d", "no such device", "--cache-dir", folder).code == ExitCode.NO_DEVICE
+
+    def refuse(*_: object) -> Path:
+        raise SaveError(folder, "writing", "no space left")
+
+    pretend(monkeypatch, key_profile())
+    monkeypatch.setattr(doctor_keys, "save_key_profile", refuse)
+    done = call("doctor", "--keys", "--cache-dir", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "no space left" in done.err
+
+
+def test_a_profile_of_another_driver_is_a_hint(call: Call, folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    other = evolve(IDENTITY, driver_version=77)
+    profile = key_profile(identity=type(key_profile().identity).of(other))
+    path = key_profile_path(folder, IDENTITY)
+    from orchestrator.stores.key_profile import save_key_profile
+
+    save_key_profile(folder, IDENTITY, profile)
+    assert path.exists()
+    findings = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
+    (known,) = [each for each in findings if each["subject"].endswith("what its keys depend on")]
+    assert known["state"] == "hint"
+    assert "driver_version is 77" in known["detail"]
+    assert "doctor --keys" in known["next_step"]
