@@ -34,6 +34,7 @@ from orchestrator.run.compile_schedule import CompileSchedule
 from orchestrator.run.compile_settings import CompileSettings
 from orchestrator.run.compile_tally import Tally, problem_outcomes
 from orchestrator.run.executables import inspect_pipelines, require_inspector
+from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
 from orchestrator.run.orchestrator import run_pipelines
 from orchestrator.run.outcomes import OutcomeStatus, RunReport, status_code
 from orchestrator.run.progress import Progress
@@ -60,6 +61,7 @@ class CompileJob:
 
     settings: CompileSettings
     _cache: CompileCache = field(init=False)
+    _opener: ProfiledOpener = field(init=False)
     _device: Device | None = field(default=None, init=False)
     _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
     _groups: list[GroupSummary] = field(factory=list, init=False)
@@ -74,6 +76,7 @@ class CompileJob:
 
     def __attrs_post_init__(self) -> None:
         self._cache = CompileCache(self.settings)
+        self._opener = ProfiledOpener(self.settings.opener, self.settings.cache_directory)
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
@@ -114,19 +117,19 @@ class CompileJob:
     async def _run_group(self, group: FeatureGroup) -> None:
         settings = self.settings
         settings.on_stage("opening the device")
-        device = self._device = await self._timed("open_ns", lambda: settings.opener(group.request))
+        device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
         try:
             settings.on_stage("preparing")
             decoded = await self._timed("prepare_ns", lambda: decode_group(settings.source, group, device))
             if decoded.group.request != group.request:
                 await trio.to_thread.run_sync(device.close)
                 group = decoded.group
-                device = self._device = await self._timed("open_ns", lambda: settings.opener(group.request))
+                device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
             if settings.inspect_executables:
                 require_inspector(device)
             self._waiting.extend(decoded.split)
             built = decoded.built
-            self._take_group(group, built)
+            self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
             if settings.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
@@ -222,9 +225,12 @@ class CompileJob:
             job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
             self._inspected.append(InspectedPipeline(job, found))
 
-    def _take_group(self, group: FeatureGroup, built: BuiltImage) -> None:
-        """Keep for the report what a group's device was opened as."""
+    def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
+        """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
         self._groups.append(GroupSummary(group, len(built.image)))
+        profile = self._opener.profile(device)
+        if profile is not None and len(built.image):
+            self._notes += key_notes(profile, group, device, built.image)
         if group.added and len(built.image):
             several = len(group.pipelines) > 1
             self._notes.append(
@@ -284,7 +290,7 @@ class CompileJob:
             timing=timing_of_runs(runs, self._spent),
             stopped=stopped,
             # Each is told once, whichever groups it is of.
-            notes=tuple(dict.fromkeys([*self._notes, *self._cache.notes])),
+            notes=tuple(dict.fromkeys([*self._notes, *self._opener.notes, *self._cache.notes])),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
             savings=Savings.total(self._savings),

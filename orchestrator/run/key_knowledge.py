@@ -1,0 +1,223 @@
+"""What a compile makes of a key profile: which of our own features a device gets, and what its report says.
+
+A profile (`orchestrator doctor --keys`) says on what a driver's keys depend. Where it proves that they do not depend on a feature
+that the orchestrator uses itself, the feature is enabled, whichever driver it is; where it proves that they do, it stays off, since
+the application's pipelines are worth more. Whatever else matters and is enabled or set here, but not in the application's record, is
+told.
+
+Guarantees: without a profile nothing changes. Of all the devices of an opener, which are of one driver, the first alone is opened
+twice. Not thread-safe; whoever calls it may do so in any
+one thread at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+from attrs import define, evolve, field
+
+from orchestrator.devices.device import Device
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
+from orchestrator.registry.features import same_members
+from orchestrator.sets.applications import FeatureGroup
+from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.stores.calibration_profile import ProfileIdentity
+from orchestrator.stores.key_profile import KeyProfile, KeyProfileLoad, Tried, load_key_profile
+
+_LOST: Mapping[str, str] = {
+    "pipelineCreationCacheControl": "worker caches have the driver's own locks, and compiling cannot be forbidden",
+    "pipelineBinaries": "the driver is not asked for pipeline keys",
+    "pipelineExecutableInfo": "there are no statistics of pipelines",
+    "shaderModuleIdentifier": "modules are always handed over with their code",
+}
+_LIBRARY = "pipeline library"
+
+
+@define(eq=False)
+class ProfiledOpener:
+    """Opens devices, each with those of the orchestrator's features that leave the driver's keys alone.
+
+    Attributes:
+        opener: Opens a device.
+        directory: The directory of cache files; None where there is none.
+        notes: What was left off, and why; each once.
+    """
+
+    opener: DeviceOpener
+    directory: Path | None
+    notes: list[str] = field(factory=list)
+    _loaded: dict[ProfileIdentity, KeyProfileLoad] = field(factory=dict)
+    _own: frozenset[Feature] | None = None
+
+    def __call__(self, request: DeviceRequest) -> Device:
+        """Open a device; the caller closes it.
+
+        Raises:
+            OrchestratorError: What the opener raises.
+        """
+        open_ended = request.orchestrator_features is None
+        if open_ended and self._own is not None:
+            return self.opener(_with_own(request, self._own))
+        device = self.opener(request)
+        profile = self.profile(device)
+        if profile is None or not open_ended:
+            return device
+        has, could = device.capabilities, device.supported
+        asked = {name for each in request.features for name in same_members(*each)}
+        own = {each for each in ORCHESTRATOR_FEATURES if each not in asked and could.has_feature(*each)}
+        on = {each for each in own if has.has_feature(*each)}
+        harmful = {each for each in own if _matters(profile, each)}
+        wanted = (on | {each for each in own if _is_harmless(profile, each)}) - harmful
+        for _, member in sorted(harmful):
+            self._say(
+                f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); so {_LOST[member]}"
+            )
+        if wanted == on:
+            return device
+        device.close()
+        self._own = frozenset(wanted)
+        return self.opener(_with_own(request, self._own))
+
+    def profile(self, device: Device) -> KeyProfile | None:
+        """What is known of the keys of a device's driver, or None."""
+        if self.directory is None:
+            return None
+        about = ProfileIdentity.of(device.identity)
+        if about not in self._loaded:
+            loaded = self._loaded[about] = load_key_profile(self.directory, device.identity)
+            if loaded.problem:
+                self._say(f"what is known of the driver's keys was not used: {loaded.problem}")
+        return self._loaded[about].profile
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+def key_notes(
+    profile: KeyProfile,
+    group: FeatureGroup,
+    device: Device,
+    image: CreateInfoImage,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """What matters to a driver's keys and is here, but not known to be there where the application runs.
+
+    Args:
+        profile: What the keys depend on.
+        group: What is compiled.
+        device: The device that was opened for it.
+        image: Its pipelines.
+        environment: Variables of the process; this process's where not given.
+    """
+    kinds = _kinds(image)
+    depends = [each for each in profile.depends if not kinds.isdisjoint(each.kinds)]
+    given = os.environ if environment is None else environment
+    source = f"by the key profile of {_day(profile)}"
+    notes = []
+    if not group.applications and depends:
+        settings = list(
+            dict.fromkeys(_setting(each) for each in depends if each.aspect not in ("environment", "layer"))
+        )
+        if settings:
+            notes.append(
+                f"no application is recorded. This driver's keys depend on {', '.join(settings)}, {source}: an application "
+                "finds these pipelines only where it tells the driver the same"
+            )
+    elif beyond := list(_beyond_the_record(depends, group, device)):
+        notes.append(
+            f"enabled here, and in no application's record: {', '.join(dict.fromkeys(beyond))}. This driver's keys depend on "
+            f"that, {source}: the application finds these pipelines only where it enables the same"
+        )
+    if active := list(_set_here(profile, depends, given, device)):
+        notes.append(
+            f"set here: {', '.join(dict.fromkeys(active))}. This driver's keys depend on that, {source}: the application finds "
+            "these pipelines only where it runs with the same"
+        )
+    return notes
+
+
+def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
+    """A request with some of the orchestrator's features, and not with the others."""
+    return evolve(request.plus(own), orchestrator_features=False)
+
+
+def _kinds(image: CreateInfoImage) -> set[str]:
+    """The kinds of pipelines in an image, as profiles tell them apart."""
+    graphics = image.kinds == tuple(PipelineKind).index(PipelineKind.GRAPHICS)
+    in_libraries = graphics & (image.is_library | (np.diff(image.library_slot_start) > 0))
+    found = {kind.value.replace("_", " ") for kind in PipelineKind if image.counts[kind]}
+    if in_libraries.any():
+        found.add(_LIBRARY)
+    if in_libraries.sum() == graphics.sum():
+        found.discard(PipelineKind.GRAPHICS.value)
+    return found
+
+
+def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device) -> Iterator[str]:
+    """Features and extensions that matter and that the application is not recorded to have."""
+    added = set(group.added)
+    recorded = {
+        name
+        for struct, member in group.request.features
+        if f"{struct}::{member}" not in added
+        for name in same_members(struct, member)
+    }
+    has = device.capabilities
+    for each in depends:
+        if each.aspect == "feature":
+            if all(has.has_feature(*feature) for feature in (*each.features, *each.given)):
+                yield from (
+                    f"{struct}::{member}"
+                    for struct, member in each.features
+                    if (struct, member) not in recorded
+                )
+        elif each.aspect == "extension" and has.has_extension(each.name):
+            yield each.name
+
+
+def _set_here(
+    profile: KeyProfile, depends: list[Tried], given: Mapping[str, str], device: Device
+) -> Iterator[str]:
+    """Variables that matter, unless all that they are set to is known not to; and layers that are active."""
+    layers = {name for layer in device.features.layers for name in layer.split()[:1]}
+    harmless = {each.name for each in profile.independent if each.aspect == "environment"}
+    for each in depends:
+        variable, _, _ = each.name.partition("=")
+        value = given.get(variable, "") if each.aspect == "environment" else ""
+        words = {f"{variable}={word}" for word in re.split(r"[,;: ]+", value) if word}
+        if words - harmless:
+            yield f"{variable}={value}"
+        if each.aspect == "layer" and each.name in layers:
+            yield f"layer {each.name}"
+
+
+def _setting(dependence: Tried) -> str:
+    if dependence.aspect == "feature":
+        return dependence.name.removeprefix("VkPhysicalDevice")
+    if dependence.aspect == "extension":
+        return dependence.name
+    return dependence.aspect
+
+
+def _matters(profile: KeyProfile, feature: Feature) -> bool:
+    return any(feature in each.features for each in profile.depends)
+
+
+def _is_harmless(profile: KeyProfile, feature: Feature) -> bool:
+    """Whether it is proven for all kinds of pipelines, as is what the feature cannot be without."""
+    kinds = {each.kind for each in profile.kinds if not each.problem}
+    proven = [each for each in profile.independent if each.features == (feature,) and kinds <= {*each.kinds}]
+    return any(
+        all(_is_harmless(profile, base) for base in each.given if base != feature) for each in proven
+    ) and not _matters(profile, feature)
+
+
+def _day(profile: KeyProfile) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(profile.made_at))

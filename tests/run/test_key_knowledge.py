@@ -1,0 +1,296 @@
+"""What a key profile changes in a compile: our own features, and what the report tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
+from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
+from orchestrator.samples import sample_path
+from orchestrator.sets.applications import FeatureGroup, decode_application
+from orchestrator.sets.archive import Archive
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.jobs import PIPELINE_TAGS, PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.key_profile import KeyProfile, key_profile_path, load_key_profile, save_key_profile
+from tests.run.small_sets import Opener, compiled, compute_keys
+from tests.sets.small_archives import application
+from tests.stores.profiles import IDENTITY, key_profile, tried
+
+CONTROL = ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")
+BINARIES = ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+MAINTENANCE_5 = ("VkPhysicalDeviceMaintenance5Features", "maintenance5")
+LOGIC_OP = "VkPhysicalDeviceFeatures::logicOp"  # captures cannot record it, so it is on
+DOOM = "DOOM"
+MESH_SHADERS = '{"sType":1000328000,"taskShader":1,"meshShader":1}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A cache directory."""
+    made = tmp_path / "cache"
+    made.mkdir(mode=0o700)
+    return made
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """Four compute pipelines of a captured application, which enabled mesh shaders."""
+    path = tmp_path / "recorded.foz"
+    write_pipelines(path, application("captured", 0, MESH_SHADERS))
+    return path
+
+
+@pytest.fixture
+def nobodys(tmp_path: Path) -> Path:
+    """Four compute pipelines of no application."""
+    path = tmp_path / "nobodys.foz"
+    write_pipelines(path, None)
+    return path
+
+
+def write_pipelines(path: Path, of: bytes | None) -> None:
+    """Write an archive of compute pipelines of the sample, with the payload of an application info."""
+    kept = compute_keys()[:4]
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        if of is not None:
+            writer.add(RecordTag.APPLICATION_INFO, decode_application(0, of).hash, of)
+        for tag in RecordTag:
+            if tag in (RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK):
+                continue
+            for key in sample.keys(tag):
+                if tag not in PIPELINE_TAGS or key in kept:
+                    writer.add(tag, key, sample.payload(tag, key))
+
+
+def know(folder: Path, **changes: object) -> KeyProfile:
+    profile = key_profile(**changes)
+    save_key_profile(folder, IDENTITY, profile)
+    return profile
+
+
+def on(device: SimulatedDevice) -> set[str]:
+    """Those of our own features that are enabled."""
+    return {
+        member for struct, member in ORCHESTRATOR_FEATURES if device.capabilities.has_feature(struct, member)
+    }
+
+
+def own() -> tuple[str, ...]:
+    return tuple("::".join(each) for each in sorted(ORCHESTRATOR_FEATURES))
+
+
+async def test_without_a_profile_nothing_changes(folder: Path, recorded: Path, nobodys: Path) -> None:
+    opener = Opener()
+    report = await compiled(recorded, folder, opener)
+    assert len(opener.opened) == 1
+    assert not [note for note in report.notes if "keys" in note]
+    assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES}
+    report = await compiled(nobodys, folder, opener)
+    assert not [note for note in report.notes if "keys" in note]
+    assert on(opener.device) == set()
+
+
+async def test_what_is_proven_to_matter_is_left_off(folder: Path, recorded: Path) -> None:
+    know(folder, depends=(tried("::".join(CONTROL)),))
+    opener = Opener(options={"keys_depend_on": frozenset({"::".join(CONTROL)})})
+    report = await compiled(recorded, folder, opener)
+    assert len(opener.opened) == 2  # what the driver is, is known when it is open
+    assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES} - {CONTROL[1]}
+    assert not report.features.externally_synchronized_caches
+    (note,) = [note for note in report.notes if "left off" in note]
+    assert "pipelineCreationCacheControl" in note
+    assert "2001-09-09" in note
+    assert "the driver's own locks" in note
+    assert hits_of_the_application(folder, recorded) == 4
+
+
+async def test_with_what_matters_the_application_would_miss(folder: Path, recorded: Path) -> None:
+    """The control of the test above: without the profile nothing is found."""
+    await compiled(recorded, folder, Opener(options={"keys_depend_on": frozenset({"::".join(CONTROL)})}))
+    assert hits_of_the_application(folder, recorded) == 0
+
+
+def hits_of_the_application(folder: Path, archive: Path) -> int:
+    """How many pipelines the application's own device, without our features, finds in the cache file."""
+    with PipelineSet.open(archive) as source:
+        (group,) = source.groups
+        request = DeviceRequest(
+            group.request.application, group.request.features, orchestrator_features=False
+        )
+        device = SimulatedDevice(
+            SimulatedOptions(
+                identity=IDENTITY, request=request, keys_depend_on=frozenset({"::".join(CONTROL)})
+            )
+        )
+        data = read_cache_file(cache_path(folder, IDENTITY), IDENTITY).data
+        prepared = device.prepare(build_image(source, group.pipelines, device.capabilities).image)
+        cache = device.create_pipeline_cache(data)
+        batch = device.create_pipelines(prepared, np.arange(4, dtype=np.int32), cache)
+        device.close()
+        return int(np.count_nonzero(batch.feedback_flags & FEEDBACK_APPLICATION_CACHE_HIT))
+
+
+async def test_what_is_proven_harmless_is_added(folder: Path, nobodys: Path) -> None:
+    know(folder, independent=tuple(map(tried, own())))
+    opener = Opener()
+    report = await compiled(nobodys, folder, opener)
+    assert on(opener.opened[0]) == set()
+    assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES}
+    # The first device twice; that with what the pipelines need, once.
+    assert len(opener.opened) <= 3
+    assert report.features.externally_synchronized_caches
+    assert not [note for note in report.notes if "left off" in note or "keys depend" in note]
+
+
+@pytest.mark.parametrize(
+    ("profile", "enabled"),
+    [
+        # Not proven for all kinds.
+        ({"independent": (tried("::".join(BINARIES), kinds=("compute",)),)}, set[str]()),
+        # Cannot be without another feature, of which nothing is known, that matters, or that does not.
+        ({"independent": (tried("::".join(BINARIES), given=(MAINTENANCE_5,)),)}, set[str]()),
+        (
+            {
+                "independent": (tried("::".join(BINARIES), given=(MAINTENANCE_5,)),),
+                "depends": (tried("::".join(MAINTENANCE_5)),),
+            },
+            set[str](),
+        ),
+        (
+            {
+                "independent": (
+                    tried("::".join(BINARIES), given=(MAINTENANCE_5,)),
+                    tried("::".join(MAINTENANCE_5)),
+                )
+            },
+            {"pipelineBinaries"},
+        ),
+    ],
+)
+async def test_half_a_proof_is_none(
+    folder: Path, nobodys: Path, profile: dict[str, object], enabled: set[str]
+) -> None:
+    know(folder, **profile)
+    opener = Opener()
+    await compiled(nobodys, folder, opener)
+    assert on(opener.device) == enabled
+
+
+async def test_what_the_request_says_of_our_features_stays(folder: Path) -> None:
+    know(folder, independent=tuple(map(tried, own())))
+    opener = Opener()
+    profiled = ProfiledOpener(opener, folder)
+    profiled(DeviceRequest(orchestrator_features=False))
+    assert len(opener.opened) == 1
+    assert on(opener.device) == set()
+
+
+async def test_what_is_enabled_beyond_the_record_is_told(folder: Path, recorded: Path) -> None:
+    recorded_feature = "VkPhysicalDeviceMeshShaderFeaturesEXT::meshShader"
+    know(
+        folder,
+        depends=(
+            tried(LOGIC_OP),
+            tried(recorded_feature),
+            tried("VkPhysicalDeviceShaderObjectFeaturesEXT::shaderObject"),
+        ),
+    )
+    report = await compiled(recorded, folder, Opener())
+    (note,) = [note for note in report.notes if "in no application's record" in note]
+    # The application is recorded to have the second, and the third is off: captures would have recorded it.
+    assert f"record: {LOGIC_OP}. This" in note
+
+
+async def test_what_matters_to_other_kinds_only_is_not_told(folder: Path, recorded: Path) -> None:
+    know(folder, depends=(tried(LOGIC_OP, kinds=("graphics", "ray tracing")),))
+    report = await compiled(recorded, folder, Opener())
+    assert not [note for note in report.notes if "keys depend" in note]
+
+
+async def test_libraries_are_told_from_other_graphics_pipelines(folder: Path) -> None:
+    know(
+        folder,
+        depends=(
+            tried(LOGIC_OP, kinds=("pipeline library",)),
+            tried("1.3", "apiVersion", kinds=("graphics",)),
+        ),
+    )
+    with PipelineSet.open(sample_path()) as source:
+        device = SimulatedDevice(SimulatedOptions(identity=IDENTITY))
+        image = build_image(source, source.pipelines, device.supported).image
+        linked = [index for index in range(len(image)) if image.libraries_of(index)]
+        kinds = [PipelineJob(int(image.keys[index]), image.kind_of(index)) for index in linked]
+        jobs = [job for job in kinds if job.kind is PipelineKind.GRAPHICS]
+        without = [job for job in source.pipelines if job.kind is PipelineKind.COMPUTE]
+        known = load_key_profile(folder, IDENTITY).profile
+        assert known is not None
+        (group,) = source.groups
+        nobodys = FeatureGroup(group.request, (), ())
+
+        def told(jobs: Sequence[PipelineJob]) -> str:
+            built = build_image(source, jobs, device.supported).image
+            return " ".join(key_notes(known, nobodys, device, built))
+
+        graphics = [job for job in source.pipelines if job.kind is PipelineKind.GRAPHICS]
+        assert told(without) == ""
+        assert "depend on Features::logicOp, by" in told(jobs[-1:])
+        assert "Features::logicOp, apiVersion" in told(graphics)
+        assert "depend on apiVersion, by" in told(graphics[:1])
+        device.close()
+
+
+async def test_no_application_at_all_is_told(folder: Path, nobodys: Path) -> None:
+    know(
+        folder,
+        depends=(
+            tried(LOGIC_OP),
+            tried("1.3", "apiVersion"),
+            tried(DOOM, "application name"),
+            tried("DXVK", "engine name"),
+        ),
+    )
+    report = await compiled(nobodys, folder, Opener())
+    (note,) = [note for note in report.notes if "no application is recorded" in note]
+    assert "Features::logicOp, apiVersion, application name, engine name" in note
+
+
+async def test_environment_and_layers_are_told(
+    folder: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know(
+        folder,
+        depends=(
+            tried("RADV_DEBUG=nongg", "environment"),
+            tried("ACO_DEBUG=noopt", "environment"),
+            tried("VK_LAYER_TEST_changes", "layer"),
+        ),
+        independent=(tried("RADV_DEBUG=nohiz", "environment"),),
+    )
+    monkeypatch.setenv("RADV_DEBUG", "nohiz")  # known to be harmless
+    monkeypatch.delenv("ACO_DEBUG", raising=False)
+    assert not [note for note in (await compiled(recorded, folder, Opener())).notes if "set here" in note]
+    monkeypatch.setenv("RADV_DEBUG", "nohiz,unheardof")
+    layers = ("VK_LAYER_TEST_other 1.3.239", "VK_LAYER_TEST_changes 1.4.300")
+    opener = Opener(options={"features": evolve(simulated_features(), layers=layers)})
+    (note,) = [note for note in (await compiled(recorded, folder, opener)).notes if "set here" in note]
+    assert "set here: RADV_DEBUG=nohiz,unheardof, layer VK_LAYER_TEST_changes. This" in note
+
+
+async def test_a_profile_that_cannot_be_used_is_told(folder: Path, recorded: Path) -> None:
+    path = key_profile_path(folder, IDENTITY)
+    path.write_bytes(b"{")
+    path.chmod(0o600)
+    report = await compiled(recorded, folder, Opener())
+    assert [note for note in report.notes if "driver's keys was not used: it is damaged" in note]
