@@ -50,6 +50,7 @@ def compile_document(report: CompileReport) -> dict[str, Any]:
                     "added": list(each.group.added),
                     "applications": [key_text(key) for key in each.group.applications],
                     "pipelines": each.pipelines,
+                    "cache_file": None if each.cache_file is None else path_text(each.cache_file),
                 }
                 for each in report.set.groups
             ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 
 from attrs import define, field
 
@@ -21,7 +22,7 @@ from orchestrator.run.compile_report import CacheFileSummary
 from orchestrator.run.compile_settings import CompileSettings
 from orchestrator.run.orchestrator import available_workers
 from orchestrator.run.rolling import MergedHook, MergePolicy
-from orchestrator.stores.cache_file import cache_path, load_into_cache
+from orchestrator.stores.cache_file import LoadResult, cache_path, load_into_cache
 from orchestrator.stores.load_status import LoadStatus
 from orchestrator.stores.save_policy import SaveReason
 
@@ -37,6 +38,8 @@ class CompileCache:
         batch: Largest batch, where a calibration says; None: the usual.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
+        loads: What became of each cache file when it was first opened. There may be several: a driver may have another
+            pipelineCacheUUID for another application.
     """
 
     settings: CompileSettings
@@ -45,6 +48,7 @@ class CompileCache:
     batch: int | None = field(default=None, init=False)
     file: CacheFileSummary = field(factory=lambda: CacheFileSummary(None), init=False)
     warm: bool = field(default=False, init=False)
+    loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
     _decision_note: str = field(default="", init=False)
@@ -138,6 +142,11 @@ class CompileCache:
         if not self.warm:
             self._decide(device, warm=False)
         self._keeper = CacheKeeper(device, path, loaded, settings.save_policy, settings.relax_driver_version)
+        self.loads.setdefault(path, loaded)
+        if self.file.path not in (None, path):
+            self._say(
+                f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
+            )
         if self.file.path is None:  # of several groups the first one's load is the report's
             self.file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
             if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):

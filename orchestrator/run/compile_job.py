@@ -44,6 +44,7 @@ from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.image_builder import BuiltImage, build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.prepare import decode_group
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import SaveError
 from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
 from orchestrator.stores.load_status import LoadStatus
@@ -95,16 +96,19 @@ class CompileJob:
         await trio.to_thread.run_sync(self._note_groups)
 
     def _note_groups(self) -> None:
-        """Note beside the cache file what it was made for."""
-        file = self._cache.file
-        begun_again = file.loaded is not None and file.loaded.status is not LoadStatus.LOADED
-        if file.path is None or not (file.saved_bytes or not begun_again):
-            return  # there is no such file
-        groups = [MadeFor(each.group.request, each.pipelines) for each in self._groups if each.pipelines]
-        try:
-            add_feature_groups(file.path, groups, anew=begun_again)
-        except SaveError as error:
-            self._notes.append(f"what the cache file was made for was not noted: {error}")
+        """Note beside each cache file what it was made for."""
+        for path, loaded in self._cache.loads.items():
+            if not path.is_file():
+                continue  # nothing was saved
+            groups = [
+                MadeFor(each.group.request, each.pipelines)
+                for each in self._groups
+                if each.pipelines and each.cache_file == path
+            ]
+            try:
+                add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+            except SaveError as error:
+                self._notes.append(f"what the cache file was made for was not noted: {error}")
 
     @property
     def _time_left_s(self) -> float | None:
@@ -227,7 +231,9 @@ class CompileJob:
 
     def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
         """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
-        self._groups.append(GroupSummary(group, len(built.image)))
+        directory = self.settings.cache_directory
+        path = None if directory is None else cache_path(directory, device.identity)
+        self._groups.append(GroupSummary(group, len(built.image), path))
         profile = self._opener.profile(device)
         if profile is not None and len(built.image):
             self._notes += key_notes(profile, group, device, built.image)

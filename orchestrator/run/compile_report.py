@@ -55,10 +55,12 @@ class GroupSummary:
     Attributes:
         group: The group, with what the device was opened as.
         pipelines: How many of its pipelines went to the driver.
+        cache_file: Where they are kept, or None.
     """
 
     group: FeatureGroup
     pipelines: int
+    cache_file: Path | None = None
 
 
 @frozen

@@ -1,0 +1,111 @@
+"""Groups of a set, compiled: what each device was opened as, where its pipelines are kept, and what the report says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_report import CompileReport
+from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.samples import sample_manifest_path
+from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.builder import PipelineSetBuilder
+from orchestrator.sets.memory import MemoryRecords
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.stores.feature_groups import read_feature_groups
+from tests.run.small_sets import Opener
+
+NAVI21 = "radv:navi21"
+SHADER = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
+
+
+def archive(path: Path, applications: Sequence[dict[str, Any]]) -> Path:
+    """One set of several applications, each with the same compute pipelines."""
+    parts = []
+    for each in applications:
+        records = MemoryRecords("part")
+        builder = PipelineSetBuilder(records)
+        builder.application(**each)
+        module = builder.shader_module(SHADER.read_bytes())
+        for group in (64, 128):
+            builder.compute_pipeline("auto", module, specialization={0: group, 1: 4, 2: False})
+        parts.append(records)
+    with ArchiveWriter(path) as writer:
+        for part in parts:
+            for tag in RecordTag:
+                for key in part.keys(tag):
+                    writer.add(tag, key, part.payload(tag, key))
+    return path
+
+
+def compiled(path: Path, folder: Path, **options: Any) -> CompileReport:
+    async def main() -> CompileReport:
+        with PipelineSet.open(path) as source:
+            return await compile_set(source, workers=1, cache_directory=folder, **options)
+
+    return trio.run(main)
+
+
+def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
+    path = archive(tmp_path / "set.foz", [{"name": "one"}, {"name": "two", "robust_buffer_access": True}])
+    opener = Opener(options={"keys_depend_on": frozenset({"VkPhysicalDeviceFeatures::robustBufferAccess"})})
+    report = compiled(path, tmp_path / "cache", opener=opener)
+    # Each application's own: to this driver the same pipeline is another one with robust access.
+    assert report.counts()[OutcomeStatus.COMPILED] == 2
+    assert sum(len(run) for run in report.runs) == 4
+    assert sum(each.cache_hits for each in report.runs) == 0
+    names = [each.group.request.application.application_name for each in report.set.groups]
+    assert names == ["one", "two"]
+    (file,) = {each.cache_file for each in report.set.groups}
+    assert file is not None
+    noted, problem = read_feature_groups(file)
+    assert problem == ""
+    assert [each.request for each in noted] == [each.group.request for each in report.set.groups]
+    assert [each.pipelines for each in noted] == [2, 2]
+    again = compiled(path, tmp_path / "cache", opener=opener)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
+    assert read_feature_groups(file) == (noted, "")
+
+
+def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
+    records = MemoryRecords("set")
+    builder = PipelineSetBuilder(records)
+    builder.application(name="game")
+    module = builder.shader_module(SHADER.read_bytes())
+    robust = {"structure": "VkPipelineRobustnessCreateInfo", "storage_buffers": "robust_buffer_access"}
+    builder.compute_pipeline("auto", module, specialization={0: 64, 1: 4, 2: False})
+    builder.compute_pipeline("auto", module, specialization={0: 64, 1: 4, 2: False}, p_next=[robust])
+
+    async def main() -> CompileReport:
+        source = PipelineSet.from_records(records)
+        return await compile_set(source, workers=1, mode=CacheMode.SHARED, opener=Opener())
+
+    report = trio.run(main)
+    assert report.counts()[OutcomeStatus.COMPILED] == 2
+    (note,) = [each for each in report.notes if "no application is recorded to have enabled" in each]
+    assert note.startswith("1 pipeline needs")
+    assert "VkPhysicalDevicePipelineRobustnessFeatures::pipelineRobustness" in note
+
+
+@pytest.mark.driver(NAVI21)
+def test_applications_for_which_the_driver_has_another_identity_have_a_file_each(tmp_path: Path) -> None:
+    """RADV gives some games, by their names, options that change pipelineCacheUUID."""
+    path = archive(tmp_path / "set.foz", [{"name": "a game of no renown"}, {"name": "DOOM"}])
+    report = compiled(path, tmp_path / "cache", selector=NAVI21)
+    files = [each.cache_file for each in report.set.groups]
+    assert len(set(files)) == 2
+    for each in report.set.groups:
+        assert each.cache_file is not None
+        assert each.cache_file.stat().st_size > 128
+        noted, _ = read_feature_groups(each.cache_file)
+        assert [one.request for one in noted] == [each.group.request]
+    assert any("another pipelineCacheUUID" in each for each in report.notes)
+    again = compiled(path, tmp_path / "cache", selector=NAVI21)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
