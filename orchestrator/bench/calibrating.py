@@ -40,7 +40,8 @@ from orchestrator.measure.calibration import (
 from orchestrator.measure.calibration_probes import ProbeResult, probe_findings
 from orchestrator.measure.samples import FailedSample, Sample
 from orchestrator.run import available_workers
-from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, Finding, ProfileIdentity
+from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, Finding
+from orchestrator.stores.profile_file import ProfileIdentity
 
 ROUNDS = 7
 """Rounds where the time allows: two more than the least from which a difference can be told."""

@@ -52,8 +52,8 @@ from orchestrator.key_dependence.variations import (
     structures,
     without,
 )
-from orchestrator.stores.calibration_profile import ProfileIdentity
 from orchestrator.stores.key_profile import KeyProfile, NotTried, ProbedKind, Tried
+from orchestrator.stores.profile_file import ProfileIdentity
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8

@@ -15,8 +15,9 @@ from attrs import frozen
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.stores.calibration_profile import CalibrationProfile as CalibrationProfile
-from orchestrator.stores.calibration_profile import Choice, ProfileLoad
+from orchestrator.stores.calibration_profile import Choice
 from orchestrator.stores.calibration_profile import load_profile as load_profile
+from orchestrator.stores.profile_file import ProfileLoad
 
 
 @frozen
@@ -38,7 +39,7 @@ class Decision:
 
 
 def decide(
-    loaded: ProfileLoad | None,
+    loaded: ProfileLoad[CalibrationProfile] | None,
     *,
     mode: CacheMode | None,
     workers: int | None,
@@ -83,7 +84,7 @@ def decide(
     return Decision(CacheMode(choice.mode), count, note, batch)
 
 
-def _choice(loaded: ProfileLoad | None, *, warm: bool) -> Choice | None:
+def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool) -> Choice | None:
     """The profile's choice; one that names a topology which this version lacks is none."""
     if loaded is None or loaded.profile is None:
         return None

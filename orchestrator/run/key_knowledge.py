@@ -27,8 +27,8 @@ from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, F
 from orchestrator.registry.features import same_members
 from orchestrator.sets.applications import FeatureGroup
 from orchestrator.sets.prepare import DeviceOpener
-from orchestrator.stores.calibration_profile import ProfileIdentity
 from orchestrator.stores.key_profile import KeyProfile, KeyProfileLoad, Tried, load_key_profile
+from orchestrator.stores.profile_file import ProfileIdentity
 
 _LOST: Mapping[str, str] = {
     "pipelineCreationCacheControl": "worker caches have the driver's own locks, and compiling cannot be forbidden",

@@ -18,10 +18,11 @@ Guarantees: reads only; damaged records are reported and never raised. Cheap: 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
+from orchestrator.devices.request import RECORDED_STRUCTURES
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.sets.applications import Application, decode_application, decode_link
@@ -40,22 +41,6 @@ from orchestrator.sets.hashes import (
 from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.records import Damage, RecordSource, RecordTag
 from orchestrator.sets.state_hashes import Era, SubpassUse, is_written_in_full, state_hash, subpass_uses
-
-#: Feature structures that recorders write and hash.
-_RECORDED_FEATURES: Final = (
-    "VkPhysicalDeviceRobustness2FeaturesKHR",
-    "VkPhysicalDeviceImageRobustnessFeatures",
-    "VkPhysicalDeviceFragmentShadingRateEnumsFeaturesNV",
-    "VkPhysicalDeviceFragmentShadingRateFeaturesKHR",
-    "VkPhysicalDeviceMeshShaderFeaturesNV",
-    "VkPhysicalDeviceMeshShaderFeaturesEXT",
-    "VkPhysicalDeviceDescriptorBufferFeaturesEXT",
-    "VkPhysicalDeviceShaderObjectFeaturesEXT",
-    "VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT",
-    "VkPhysicalDeviceImage2DViewOf3DFeaturesEXT",
-    "VkPhysicalDevicePipelineRobustnessFeatures",
-    "VkPhysicalDeviceMaintenance8FeaturesKHR",
-)
 
 
 class _Head(msgspec.Struct):
@@ -166,7 +151,7 @@ def _named(key: int, actual: int) -> str | None:
 def _application_refusal(application: Application, payload: bytes) -> str | None:
     known = structs_by_type()
     if any(
-        s_type not in known or known[s_type].name not in _RECORDED_FEATURES
+        s_type not in known or known[s_type].name not in RECORDED_STRUCTURES
         for s_type, _ in application.features
     ):
         return None

@@ -1,71 +1,16 @@
 # Purpose: what was measured about a device and its driver, kept beside its cache file, so that a run can follow it.
 #
-# Guarantees: the file is JSON, one per device identity like the cache file, with the same name but for its ending; written
-# atomically, read with a cap and only where its owner is to be trusted. Loading never raises: what cannot be used is named.
-# Fields may be added, with a default; none changes its meaning.
+# Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
 """`CalibrationProfile` and its file."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Self
-
 import msgspec
-from attrs import frozen
 
-from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.atomic_file import ensure_directory, read_capped_parts, write_atomically
-from orchestrator.stores.cache_content import cache_path
-from orchestrator.stores.errors import MissingFileError, ReadError
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.trust import trust_check
-
-PROFILE_SUFFIX = ".calibration.json"
-"""How the name of a profile ends."""
+from orchestrator.stores.beside import CALIBRATION_SUFFIX
+from orchestrator.stores.profile_file import ProfileFile, ProfileIdentity
 
 PROFILE_FORMAT = 1
-_CAP = 4 << 20
-
-
-class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The device and driver that a profile is about: the fields of `DeviceIdentity` that a machine compares.
-
-    Attributes:
-        vendor_id: vendorID.
-        device_id: deviceID.
-        driver_version: driverVersion.
-        driver_id: driverID.
-        driver_abi: Bits of a pointer.
-        pipeline_cache_uuid: pipelineCacheUUID, hex.
-    """
-
-    vendor_id: int
-    device_id: int
-    driver_version: int
-    driver_id: int
-    driver_abi: int
-    pipeline_cache_uuid: str
-
-    @classmethod
-    def of(cls, identity: DeviceIdentity) -> Self:
-        """Those of a device."""
-        return cls(
-            vendor_id=identity.vendor_id,
-            device_id=identity.device_id,
-            driver_version=identity.driver_version,
-            driver_id=identity.driver_id,
-            driver_abi=identity.driver_abi,
-            pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
-        )
-
-    def difference(self, identity: DeviceIdentity) -> str:
-        """The first field in which a device is another one, in words; "" where there is none."""
-        own = type(self).of(identity)
-        for name in self.__struct_fields__:
-            found, expected = getattr(self, name), getattr(own, name)
-            if found != expected:
-                return f"{name} is {found}, not {expected}"
-        return ""
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,81 +136,5 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
     format: int = PROFILE_FORMAT
 
 
-@frozen
-class ProfileLoad:
-    """What became of a look for a profile.
-
-    Attributes:
-        path: Where it is or would be.
-        profile: The profile, or None.
-        problem: Why there is none although there is a file; "" where there is none.
-    """
-
-    path: Path
-    profile: CalibrationProfile | None
-    problem: str = ""
-
-
-def profile_path(directory: Path, identity: DeviceIdentity) -> Path:
-    """Where the profile of a device is kept: beside its cache file, under the same name with another ending.
-
-    Args:
-        directory: The directory of cache files.
-        identity: Of the device.
-    """
-    return cache_path(directory, identity).with_suffix(PROFILE_SUFFIX)
-
-
-def load_profile(
-    directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> ProfileLoad:
-    """Look for the profile of a device. Never raises.
-
-    Args:
-        directory: The directory of cache files.
-        identity: Of the device; a profile of another device or driver is not used.
-        operations: The calls to use.
-    """
-    path = profile_path(directory, identity)
-    try:
-        _, data = read_capped_parts(path, 0, _CAP, operations, check=trust_check(path, operations))
-        profile = msgspec.json.decode(data, type=CalibrationProfile)
-    except MissingFileError:
-        return ProfileLoad(path, None)
-    except ReadError as error:
-        return ProfileLoad(path, None, error.reason)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return ProfileLoad(path, None, f"it is damaged: {error}")
-    if profile.format != PROFILE_FORMAT:
-        return ProfileLoad(
-            path, None, f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}"
-        )
-    if difference := profile.identity.difference(identity):
-        return ProfileLoad(path, None, f"it is of another device or driver: {difference}")
-    return ProfileLoad(path, profile)
-
-
-def save_profile(
-    directory: Path,
-    identity: DeviceIdentity,
-    profile: CalibrationProfile,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
-    """Keep a profile; replaces that of an earlier calibration.
-
-    Args:
-        directory: The directory of cache files; created, mode 0700, where it is missing.
-        identity: Of the device.
-        profile: What was measured.
-        operations: The calls to use.
-
-    Returns:
-        Where it is.
-
-    Raises:
-        SaveError: It could not be written. An old one is unchanged, unless `SaveError.replaced`.
-    """
-    path = profile_path(directory, identity)
-    ensure_directory(directory, operations)
-    write_atomically(path, (msgspec.json.format(msgspec.json.encode(profile), indent=1),), operations)
-    return path
+CALIBRATION = ProfileFile(CALIBRATION_SUFFIX, CalibrationProfile, PROFILE_FORMAT)
+profile_path, load_profile, save_profile = CALIBRATION.path, CALIBRATION.load, CALIBRATION.save

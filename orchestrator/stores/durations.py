@@ -28,13 +28,13 @@ from attrs import field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
-from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, cache_path
+from orchestrator.stores.beside import DURATIONS_SUFFIX, beside
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.hashing import content_hash128
 from orchestrator.stores.writer_lock import writer_lock
 
-SUFFIX: Final = ".durations"
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""
 
@@ -85,11 +85,7 @@ class Durations:
 
 def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
     """Where a device's compile times are kept."""
-    return _beside(cache_path(directory, identity))
-
-
-def _beside(cache_file: Path) -> Path:
-    return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + SUFFIX)
+    return beside(cache_path(directory, identity), DURATIONS_SUFFIX)
 
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
@@ -139,7 +135,7 @@ def add_durations(
     Raises:
         SaveError: It could not be written, or another process did not finish writing in time; the old file is as it was.
     """
-    path = _beside(cache_file)
+    path = beside(cache_file, DURATIONS_SUFFIX)
     ensure_directory(path.parent, operations)
     with writer_lock(cache_file, operations, wait_s=_LOCK_WAIT_S) as held:
         if not held:

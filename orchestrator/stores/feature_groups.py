@@ -18,12 +18,11 @@ import msgspec
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
-from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
+from orchestrator.stores.beside import FEATURE_GROUPS_SUFFIX, beside
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.writer_lock import writer_lock
 
-SUFFIX: Final = ".groups"
 MOST_GROUPS: Final = 1_000
 """More applications than any known set has; the newest are kept."""
 
@@ -53,7 +52,7 @@ _decoder: Final = msgspec.json.Decoder(_File)
 
 def feature_groups_path(cache_file: Path) -> Path:
     """Where the groups of a cache file are kept."""
-    return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + SUFFIX)
+    return beside(cache_file, FEATURE_GROUPS_SUFFIX)
 
 
 def read_feature_groups(

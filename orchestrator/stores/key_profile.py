@@ -1,32 +1,17 @@
 """What a driver's pipeline-cache keys depend on beside the pipeline, kept beside the device's cache file.
 
-Guarantees: the file is JSON, one per device identity like the cache file, with the same name but for its ending; written atomically
-under the lock of the cache file's writers, read with a cap and only where its owner is to be trusted. Loading never raises: what cannot be
-used is named. Fields may be added, with a default; none changes its meaning.
+Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-from attrs import frozen
 
-from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import Feature
-from orchestrator.stores.atomic_file import ensure_directory, read_capped_parts, write_atomically
-from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX, cache_path
-from orchestrator.stores.calibration_profile import ProfileIdentity
-from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.trust import trust_check
-from orchestrator.stores.writer_lock import writer_lock
-
-KEY_PROFILE_SUFFIX = ".keys.json"
-"""How the name of a profile ends."""
+from orchestrator.stores.beside import KEY_PROFILE_SUFFIX
+from orchestrator.stores.profile_file import ProfileFile, ProfileIdentity, ProfileLoad
 
 KEY_PROFILE_FORMAT = 1
-_CAP = 4 << 20
 
 
 class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,103 +122,6 @@ class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
-@frozen
-class KeyProfileLoad:
-    """What became of a look for a profile.
-
-    Attributes:
-        path: Where it is or would be.
-        profile: The profile, or None.
-        problem: Why there is none although there is a file; "" where there is none.
-    """
-
-    path: Path
-    profile: KeyProfile | None
-    problem: str = ""
-
-
-def key_profile_path(directory: Path, identity: DeviceIdentity) -> Path:
-    """Where the profile of a device is kept: beside its cache file, under the same name with another ending.
-
-    Args:
-        directory: The directory of cache files.
-        identity: Of the device.
-    """
-    return cache_path(directory, identity).with_suffix(KEY_PROFILE_SUFFIX)
-
-
-def cache_file_beside(path: Path) -> Path:
-    """The cache file whose writers' lock guards a file: itself, or for a profile the one that it lies beside."""
-    if path.name.endswith(KEY_PROFILE_SUFFIX):
-        return path.with_name(path.name.removesuffix(KEY_PROFILE_SUFFIX) + CACHE_FILE_SUFFIX)
-    return path
-
-
-def read_key_profile(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> KeyProfileLoad:
-    """Read a profile, whichever device it is of. Never raises.
-
-    Args:
-        path: The file.
-        operations: The calls to use.
-    """
-    try:
-        _, data = read_capped_parts(path, 0, _CAP, operations, check=trust_check(path, operations))
-        profile = msgspec.json.decode(data, type=KeyProfile)
-    except MissingFileError:
-        return KeyProfileLoad(path, None)
-    except ReadError as error:
-        return KeyProfileLoad(path, None, error.reason)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        return KeyProfileLoad(path, None, f"it is damaged: {error}")
-    if profile.format != KEY_PROFILE_FORMAT:
-        problem = f"it has format {profile.format}, and this version reads {KEY_PROFILE_FORMAT}"
-        return KeyProfileLoad(path, None, problem)
-    return KeyProfileLoad(path, profile)
-
-
-def load_key_profile(
-    directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> KeyProfileLoad:
-    """Look for the profile of a device. Never raises.
-
-    Args:
-        directory: The directory of cache files.
-        identity: Of the device; a profile of another device or driver is not used.
-        operations: The calls to use.
-    """
-    loaded = read_key_profile(key_profile_path(directory, identity), operations)
-    if loaded.profile is None:
-        return loaded
-    difference = loaded.profile.identity.difference(identity)
-    if difference:
-        return KeyProfileLoad(loaded.path, None, f"it is of another device or driver: {difference}")
-    return loaded
-
-
-def save_key_profile(
-    directory: Path,
-    identity: DeviceIdentity,
-    profile: KeyProfile,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
-    """Keep a profile; replaces an earlier one.
-
-    Args:
-        directory: The directory of cache files; created, mode 0700, where it is missing.
-        identity: Of the device.
-        profile: What was found.
-        operations: The calls to use.
-
-    Returns:
-        Where it is.
-
-    Raises:
-        SaveError: It could not be written, or another process is writing it. An old one is unchanged, unless `SaveError.replaced`.
-    """
-    path = key_profile_path(directory, identity)
-    ensure_directory(directory, operations)
-    with writer_lock(cache_path(directory, identity), operations) as held:
-        if not held:
-            raise SaveError(path, "locking", "another process did not finish saving in time")
-        write_atomically(path, (msgspec.json.encode(profile),), operations)
-    return path
+KEY_PROFILE = ProfileFile(KEY_PROFILE_SUFFIX, KeyProfile, KEY_PROFILE_FORMAT)
+KeyProfileLoad = ProfileLoad[KeyProfile]
+key_profile_path, load_key_profile, save_key_profile = KEY_PROFILE.path, KEY_PROFILE.load, KEY_PROFILE.save

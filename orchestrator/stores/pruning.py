@@ -1,7 +1,7 @@
 # Purpose: decide what in a directory of cache files is not wanted any more, and remove it.
 #
-#   leftovers of killed processes, quarantine, previous generations of whole files, files and key profiles of another build
-#   of a driver that is here, files older than asked for, and then the oldest files until the rest fits a bound
+#   leftovers of killed processes, quarantine, previous generations of whole files, files of another build of a driver
+#   that is here with what lies beside them, files older than asked for, and then the oldest files until the rest fits a bound
 #
 # Guarantees:
 # - Only names of our making are looked at. A plan changes nothing; what a plan names is removed one by one, each cache
@@ -21,13 +21,17 @@ from pathlib import Path
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.beside import cache_file_of
 from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX
+from orchestrator.stores.calibration_profile import CALIBRATION
 from orchestrator.stores.errors import ReadError, SaveError, likely_cause
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations, FileStatus
 from orchestrator.stores.generations import PREVIOUS_SUFFIX, previous_path
 from orchestrator.stores.inspection import CacheFileInspection, inspect_cache_file
-from orchestrator.stores.key_profile import KEY_PROFILE_SUFFIX, cache_file_beside, read_key_profile
+from orchestrator.stores.key_profile import KEY_PROFILE
 from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.quarantine import QUARANTINE_DIRECTORY
 from orchestrator.stores.writer_lock import writer_lock
 
@@ -162,7 +166,7 @@ def plan_prune(
             kept.append(orphan)
         else:
             items.append(_item(orphan, reason, detail))
-    items += _unwanted_profiles(found, here, older_than_ns, now_ns, operations)
+    items += _unwanted_beside(found, items, here, older_than_ns, now_ns, operations)
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
     if max_bytes is not None:
         while kept and sum(each.status.size for each in kept) > max_bytes:
@@ -194,7 +198,7 @@ def _remove(item: PruneItem, operations: FileOperations) -> str | None:
         return _unlink(item, operations)
     name = item.path.name.removesuffix(PREVIOUS_SUFFIX)
     try:
-        path = cache_file_beside(item.path.with_name(name))
+        path = cache_file_of(item.path.with_name(name))
         with writer_lock(path, operations, wait_s=0) as held:
             return _unlink(item, operations) if held else "a process is saving it"
     except SaveError as error:
@@ -236,33 +240,47 @@ def _files(directory: Path, operations: FileOperations) -> list[_File]:
     return found
 
 
-def _unwanted_profiles(
+def _unwanted_beside(
     found: Iterable[_File],
+    items: Iterable[PruneItem],
     here: Sequence[DeviceIdentity],
     older_than_ns: int | None,
     now_ns: int,
     operations: FileOperations,
 ) -> list[PruneItem]:
-    """What is said of the keys of another build of a driver that is here, or was said too long ago."""
-    items = []
+    """What lies beside cache files that go because of their driver, is about another one, or is too old."""
+    going = {each.path for each in items if each.reason is PruneReason.OTHER_DRIVER}
+    unwanted = []
     for each in found:
-        if not each.path.name.endswith(KEY_PROFILE_SUFFIX):
+        cache_file = cache_file_of(each.path)
+        if cache_file == each.path:
             continue
-        profile = read_key_profile(each.path, operations).profile
-        if profile is not None:
-            about = profile.identity
-            same = [
-                device
-                for device in here
-                if (device.vendor_id, device.device_id, device.driver_id, device.driver_abi)
-                == (about.vendor_id, about.device_id, about.driver_id, about.driver_abi)
-            ]
-            if same and all(about.difference(device) for device in same):
-                items.append(_item(each, PruneReason.OTHER_DRIVER, about.difference(same[0])))
-                continue
-        if older_than_ns is not None and now_ns - each.status.modified_ns > older_than_ns:
-            items.append(_item(each, PruneReason.OLD, _age(each, now_ns)))
-    return items
+        kind = next((one for one in (CALIBRATION, KEY_PROFILE) if each.path.name.endswith(one.suffix)), None)
+        profile = None if kind is None else kind.read(each.path, operations).profile
+        other = "" if profile is None else _other_driver(profile.identity, here)
+        if cache_file in going or other:
+            unwanted.append(
+                _item(each, PruneReason.OTHER_DRIVER, other or f"it lies beside {cache_file.name}")
+            )
+        elif older_than_ns is not None and now_ns - each.status.modified_ns > older_than_ns:
+            unwanted.append(_item(each, PruneReason.OLD, _age(each, now_ns)))
+    return unwanted
+
+
+def _other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
+    """How the version of a driver differs from that of every device here that it is of, or "".
+
+    A pipelineCacheUUID may differ between two applications on one driver, so that it alone says nothing.
+    """
+    versions = {
+        each.driver_version
+        for each in here
+        if (each.vendor_id, each.device_id, each.driver_id, each.driver_abi)
+        == (about.vendor_id, about.device_id, about.driver_id, about.driver_abi)
+    }
+    if not versions or about.driver_version in versions:
+        return ""
+    return f"driverVersion: expected {min(versions):#x}, found {about.driver_version:#x}"
 
 
 def _age(file: _File, now_ns: int) -> str:
@@ -277,15 +295,8 @@ def _unwanted(
     now_ns: int,
 ) -> tuple[PruneReason | None, str]:
     header = inspection.prefix_header
-    if header is not None:
-        same = [
-            each
-            for each in here
-            if (each.vendor_id, each.device_id, each.driver_id, each.driver_abi)
-            == (header.vendor_id, header.device_id, header.driver_id, header.driver_abi)
-        ]
-        if same and all(header.differences(each) for each in same):
-            return PruneReason.OTHER_DRIVER, "; ".join(str(one) for one in header.differences(same[0]))
+    if header is not None and (other := _other_driver(header, here)):
+        return PruneReason.OTHER_DRIVER, other
     if older_than_ns is not None and now_ns - file.status.modified_ns > older_than_ns:
         return PruneReason.OLD, _age(file, now_ns)
     return None, ""

@@ -6,7 +6,7 @@
 #   writer's lock knows that the others are dead; sentinels are locked by the process that they stand for, and one
 #   that is not armed yet is left alone for a minute.
 # - A sentinel that accuses data which is there stays: it is what keeps that data from the next driver.
-# - Key profiles are written under the lock of the cache file that they lie beside, and their leftovers removed under it.
+# - What lies beside a cache file is written under the lock of that file's writers, and its leftovers are removed under it.
 # - Names that are not exactly of our making stay.
 #
 # Assumptions: temporaries of a cache file are made under its writer's lock, by whatever makes them.
@@ -21,11 +21,11 @@ from pathlib import Path
 from attrs import frozen
 
 from orchestrator.stores.atomic_file import TEMPORARY_SUFFIX
+from orchestrator.stores.beside import BESIDE_SUFFIXES, cache_file_of
 from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX, stored_data_hash
 from orchestrator.stores.errors import ReadError, SaveError, likely_cause
 from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.generations import PREVIOUS_SUFFIX, previous_path
-from orchestrator.stores.key_profile import KEY_PROFILE_SUFFIX, cache_file_beside
 from orchestrator.stores.sentinel import SENTINEL_SUFFIX, DeadSentinel, dead_sentinels
 from orchestrator.stores.writer_lock import writer_lock
 
@@ -82,10 +82,10 @@ def sweep_directory(
         raise SaveError(directory, "listing the directory", likely_cause(error)) from error
     matches = (_LEFTOVER.fullmatch(name) for name in names)
     for name in sorted({match["name"] for match in matches if match is not None}):
-        if not name.endswith((CACHE_FILE_SUFFIX, KEY_PROFILE_SUFFIX)):
+        if not name.endswith((CACHE_FILE_SUFFIX, *BESIDE_SUFFIXES)):
             continue
         path = directory / name
-        with writer_lock(cache_file_beside(path), operations, wait_s=0) as held:
+        with writer_lock(cache_file_of(path), operations, wait_s=0) as held:
             if held:
                 swept = sweep_file(path, now_ns, operations)
                 removed += swept.removed

@@ -19,10 +19,11 @@ from orchestrator.samples import sample_path
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.calibration_profile import (
+    CalibrationProfile,
     Choice,
-    ProfileLoad,
     save_profile,
 )
+from orchestrator.stores.profile_file import ProfileLoad
 from orchestrator.stores.save_policy import SavePolicy
 from tests.stores.profiles import IDENTITY, profile
 
@@ -71,7 +72,8 @@ def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
 
 
 def test_without_a_profile_the_note_says_how_to_get_one() -> None:
-    for loaded in (None, ProfileLoad(Path("profile"), None)):
+    nothing: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("profile"), None)
+    for loaded in (None, nothing):
         found = decide(loaded, mode=None, workers=None, warm=True, available=4, selector="radv:navi21")
         assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 4)
         assert "`orchestrator calibrate --device radv:navi21`" in found.note

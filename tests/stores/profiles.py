@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.calibration_profile import CalibrationProfile, Choice, ProfileIdentity
+from orchestrator.stores.calibration_profile import CalibrationProfile, Choice
 from orchestrator.stores.key_profile import KeyProfile, ProbedKind, Tried
+from orchestrator.stores.profile_file import ProfileIdentity
 
 IDENTITY = simulated_identity()
 

@@ -10,7 +10,7 @@ import pytest
 from attrs import evolve
 
 from orchestrator.stores.cache_file import cache_path, save_cache_file, sweep_directory
-from orchestrator.stores.calibration_profile import ProfileIdentity, profile_path
+from orchestrator.stores.calibration_profile import profile_path
 from orchestrator.stores.errors import SaveError
 from orchestrator.stores.key_profile import (
     KEY_PROFILE_FORMAT,
@@ -18,6 +18,7 @@ from orchestrator.stores.key_profile import (
     load_key_profile,
     save_key_profile,
 )
+from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.pruning import PruneReason, plan_prune, prune
 from orchestrator.stores.writer_lock import writer_lock
 from tests.stores.faults.sets import OURS, data_of
@@ -106,7 +107,7 @@ def test_a_profile_of_another_build_of_a_driver_that_is_here_is_pruned(folder: P
     assert plan_prune(folder, here=[]).items == ()
     plan = plan_prune(folder, here=[NEWER])
     assert [(each.path, each.reason) for each in plan.items] == [(path, PruneReason.OTHER_DRIVER)]
-    assert "driver_version" in plan.items[0].detail
+    assert "driverVersion" in plan.items[0].detail
     with writer_lock(cache_path(folder, IDENTITY)) as held:
         assert held
         assert [cause for _, cause in prune(plan).failed] == ["a process is saving it"]
