@@ -96,7 +96,9 @@ def add_feature_groups(
     Raises:
         SaveError: It could not be written, or another process did not finish writing in time; what is there stays.
     """
-    path = feature_groups_path(cache_file)
+    path, groups = feature_groups_path(cache_file), list(groups)
+    if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
+        return  # as in every run that compiles nothing new; nothing is written then
     ensure_directory(path.parent, operations)
     with writer_lock(cache_file, operations) as held:
         if not held:

@@ -103,3 +103,12 @@ def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
     assert [each.wait() for each in writers] == [0, 0]
     names = {each.request.application.application_name for each in read_feature_groups(cache_file)[0]}
     assert names == {f"{name} {number}" for name in ("one", "two") for number in range(40)}
+
+
+def test_what_is_noted_already_is_not_written_again(cache_file: Path) -> None:
+    add_feature_groups(cache_file, [MadeFor(GAME, 3), MadeFor(TOOL, 1)])
+    before = feature_groups_path(cache_file).stat().st_ino
+    add_feature_groups(cache_file, [MadeFor(GAME, 3)])
+    assert feature_groups_path(cache_file).stat().st_ino == before
+    add_feature_groups(cache_file, [MadeFor(GAME, 4)])
+    assert feature_groups_path(cache_file).stat().st_ino != before
