@@ -22,6 +22,7 @@ PACKAGE = "orchestrator"
 # Protocol and its values; "devices" is the one place that opens a device.
 ROOMS = {
     "orchestrator.errors": "errors",
+    "orchestrator.version": "errors",
     "orchestrator.registry": "registry",
     "orchestrator.devices": "devices",
     "orchestrator.devices.device": "seam",
@@ -188,6 +189,37 @@ def violations(root: Path) -> list[str]:
             elif room == "schedule" and top in IMPURE_IN_SCHEDULE:
                 wrong.append(f"{each}: the schedule is pure")
     return wrong
+
+
+def circles(root: Path) -> list[list[str]]:
+    """Modules that import each other, by whatever way round; every import statement counts."""
+    found = modules(root)
+    imports = {
+        name: {each.imported for each in imports_of(name, path, set(found)) if each.imported in found}
+        - {name}
+        for name, path in found.items()
+    }
+    # What nothing left imports, or imports nothing left, is in no circle.
+    left = set(imports)
+    while True:
+        free = {name for name in left if not imports[name] & left}
+        free |= {name for name in left if not any(name in imports[other] for other in left)}
+        if not free:
+            return [sorted(left)] if left else []
+        left -= free
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    assert circles(REPOSITORY / PACKAGE) == []
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    package = tmp_path / PACKAGE
+    package.mkdir()
+    for name, imported in (("__init__", ""), ("a", "b"), ("b", "c"), ("c", "a"), ("d", "a")):
+        text = f"from {PACKAGE} import {imported}\n" if imported else ""
+        (package / f"{name}.py").write_text(text)
+    assert circles(package) == [[f"{PACKAGE}.{name}" for name in "abc"]]
 
 
 def test_imports_follow_the_table() -> None:

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +47,7 @@ from orchestrator.sets.prepare import OpenedGroup, opened_groups
 from orchestrator.sets.repeated_image import repeat_pipelines
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.load_status import LoadStatus
+from orchestrator.version import version
 
 _SEED = 7
 _COMPILED = status_code(OutcomeStatus.COMPILED)
@@ -300,7 +300,7 @@ def environment(
         processor=_processor(),
         load_average=load,
         python=platform.python_version(),
-        orchestrator=_version(),
+        orchestrator=version(),
     )
 
 
@@ -314,10 +314,3 @@ def _processor() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return platform.processor() or platform.machine()
-
-
-def _version() -> str:
-    try:
-        return metadata.version("orchestrator")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -31,17 +31,7 @@ from orchestrator.cli.pack import pack_verb
 from orchestrator.cli.prune import prune_verb
 from orchestrator.cli.verify import verify_verb
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-
-
-def version() -> str:
-    """Version of the installed package."""
-    from importlib import metadata  # a sixth of what asking for help costs, and nothing else here needs it
-
-    try:
-        return metadata.version("orchestrator")
-    except metadata.PackageNotFoundError:
-        return "unknown (the package is not installed)"
-
+from orchestrator.version import version
 
 app = App(
     name="orchestrator",

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 from typing import Any
 
 from attrs import asdict
@@ -24,6 +23,7 @@ from orchestrator.registry import registry
 from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming, Savings
 from orchestrator.run.merge import Duplicates, MergeReport, RollingReport
 from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.version import version
 
 _NAMES = {
     OutcomeStatus.COMPILED: "compiled",
@@ -71,7 +71,7 @@ def compile_document(report: CompileReport) -> dict[str, Any]:
         "notes": list(report.notes),
         "versions": {
             "python": platform.python_version(),
-            "orchestrator": _version(),
+            "orchestrator": version(),
             "registry": registry().version,
         },
     }
@@ -201,10 +201,3 @@ def _timing(timing: CompileTiming) -> dict[str, float]:
     return {
         f"{name.removesuffix('_ns')}_s": seconds(nanoseconds) for name, nanoseconds in asdict(timing).items()
     }
-
-
-def _version() -> str:
-    try:
-        return metadata.version("orchestrator")
-    except metadata.PackageNotFoundError:
-        return "unknown"

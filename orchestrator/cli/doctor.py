@@ -187,9 +187,9 @@ def doctor_verb(
 def _program() -> list[_Finding]:
     import platform
 
-    from orchestrator.cli.application import version
     from orchestrator.registry import registry
     from orchestrator.sets.spirv_validation import find_spirv_val
+    from orchestrator.version import version
 
     program = find_spirv_val()
     return [

@@ -10,7 +10,6 @@ Guarantees: those of the package. Blocking; nothing is written but temporary fil
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import tempfile
 import threading
@@ -54,6 +53,7 @@ from orchestrator.key_dependence.variations import (
 )
 from orchestrator.stores.key_profile import KeyProfile, NotTried, ProbedKind, Tried
 from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.version import version
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
@@ -493,17 +493,13 @@ class _Bisection:
         ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"{count} pipelines of the sample set are not for this device: {reason}")
-        try:
-            version = importlib.metadata.version("orchestrator")
-        except importlib.metadata.PackageNotFoundError:
-            version = ""
         return KeyProfile(
             identity=ProfileIdentity.of(identity),
             device_name=identity.device_name,
             driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
             made_at=made_at,
             took_s=took_s,
-            orchestrator=version,
+            orchestrator=version(),
             api_version=self.found.application.api_version,
             method=self._method(),
             kinds=self._kinds(),

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.cli import app, application, main
 from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.errors import ExternalSynchronizationError
+from orchestrator.version import version
 from tests.cli.conftest import Call, run_program
 from tests.drivers import REPOSITORY, run_on_device
 
@@ -61,7 +62,7 @@ def test_without_a_verb_there_is_help(call: Call) -> None:
 
 
 def test_version(call: Call) -> None:
-    assert call("--version").out.strip() == application.version()
+    assert call("--version").out.strip() == version()
 
 
 @pytest.mark.parametrize(

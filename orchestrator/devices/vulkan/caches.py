@@ -10,16 +10,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from orchestrator.devices.device import INCOMPLETE, PipelineCache, PipelineCacheData
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.loader import check
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
-
-if TYPE_CHECKING:
-    from orchestrator.devices.vulkan.device import VulkanDevice
 
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
@@ -31,8 +29,8 @@ _GROWTH_ROOM: Final = 64 * 1024
 class VulkanCaches:
     """Creates, merges, reads and destroys caches. Thread-safe but for what `PipelineCache` says."""
 
-    def __init__(self, device: VulkanDevice) -> None:
-        self._device = device
+    def __init__(self, context: DeviceContext) -> None:
+        self._context = context
         self._live: set[PipelineCache] = set()
         self._lock = threading.Lock()
 
@@ -45,7 +43,7 @@ class VulkanCaches:
         name: str,
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
-        features = self._device.features
+        features = self._context.features
         if externally_synchronized and internally_synchronized_merge:
             raise DeviceError(
                 "a cache is externally synchronized or internally synchronized in merges, not both"
@@ -63,8 +61,8 @@ class VulkanCaches:
         info.initialDataSize = len(initial_data)
         info.pInitialData = data
         handle = ffi.new("uint64_t *")
-        device = self._device
-        result = device.commands.vkCreatePipelineCache(device.handle, info, device.allocator, handle)
+        context = self._context
+        result = context.commands.vkCreatePipelineCache(context.handle, info, context.allocator, handle)
         check("vkCreatePipelineCache", result)
         cache = PipelineCache(
             int(handle[0]),
@@ -83,13 +81,13 @@ class VulkanCaches:
         if not sources:
             return
         what = "vkMergePipelineCaches"
-        device = self._device
+        context = self._context
         with ExitStack() as held:
             for each in (destination, *sources):
                 held.enter_context(each.exclusive(what))
             handles = ffi.new("uint64_t[]", [each.handle for each in sources])
-            merge = device.commands.vkMergePipelineCaches
-            check(what, merge(device.handle, destination.handle, len(sources), handles))
+            merge = context.commands.vkMergePipelineCaches
+            check(what, merge(context.handle, destination.handle, len(sources), handles))
 
     def size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
@@ -121,8 +119,8 @@ class VulkanCaches:
             return
         with cache.exclusive("vkDestroyPipelineCache"):
             cache.destroyed = True
-            self._device.commands.vkDestroyPipelineCache(
-                self._device.handle, cache.handle, self._device.allocator
+            self._context.commands.vkDestroyPipelineCache(
+                self._context.handle, cache.handle, self._context.allocator
             )
         with self._lock:
             self._live.discard(cache)
@@ -133,6 +131,6 @@ class VulkanCaches:
             self.destroy(cache)
 
     def _get(self, cache: PipelineCache, size: object, data: object) -> int:
-        device = self._device
-        result = device.commands.vkGetPipelineCacheData(device.handle, cache.handle, size, data)
+        context = self._context
+        result = context.commands.vkGetPipelineCacheData(context.handle, cache.handle, size, data)
         return check("vkGetPipelineCacheData", result)

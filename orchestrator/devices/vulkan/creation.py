@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,9 @@ import numpy.typing as npt
 from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineCache
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, clear, pointer_to
 from orchestrator.errors import OrchestratorError
-
-if TYPE_CHECKING:
-    from orchestrator.devices.vulkan.device import VulkanDevice
 
 _KINDS: Final = tuple(PipelineKind)
 _COMMANDS: Final = {
@@ -52,8 +50,8 @@ class MissingLibraryError(OrchestratorError):
 class PipelineCreation:
     """Creates batches. Thread-safe as `Device.create_pipelines` is."""
 
-    def __init__(self, device: VulkanDevice) -> None:
-        self._device = device
+    def __init__(self, context: DeviceContext) -> None:
+        self._context = context
         self._local = threading.local()
 
     def create(
@@ -94,15 +92,15 @@ class PipelineCreation:
     ) -> int:
         """One call into the driver: contiguous create infos in, handles out; the VkResult."""
         command, ctype = _COMMANDS[kind]
-        device = self._device
-        create = getattr(device.commands, command)
+        context = self._context
+        create = getattr(context.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
         count, first, out = len(handles), pointer_to(infos, ctype), pointer_to(handles, _HANDLES)
         if cache is None:
-            return int(create(device.handle, *deferred, 0, count, first, device.allocator, out))
+            return int(create(context.handle, *deferred, 0, count, first, context.allocator, out))
         cache.begin_use(command)
         try:
-            return int(create(device.handle, *deferred, cache.handle, count, first, device.allocator, out))
+            return int(create(context.handle, *deferred, cache.handle, count, first, context.allocator, out))
         finally:
             cache.end_use()
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,11 +23,10 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan.creation import PipelineCreation
 from orchestrator.devices.vulkan.loader import check
 from orchestrator.registry import registry
-
-if TYPE_CHECKING:
-    from orchestrator.devices.vulkan.device import VulkanDevice
 
 _INFOS: Final = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo *",
@@ -39,16 +38,20 @@ _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
 
 
 def inspect_executables(
-    device: VulkanDevice, kind: PipelineKind, infos: npt.NDArray[np.uint8], rest: int, *, feedback: bool
+    context: DeviceContext,
+    creation: PipelineCreation,
+    kind: PipelineKind,
+    infos: npt.NDArray[np.uint8],
+    rest: int,
 ) -> PipelineExecutables:
     """Create a pipeline, ask for its executables, and destroy it.
 
     Args:
-        device: The device; it has the feature.
+        context: The device; it has the feature.
+        creation: Creates pipelines on it.
         kind: What the pipeline is.
         infos: Its create info, shape (1, stride), a copy that may be changed; statistics are captured by its flags.
         rest: Address of what follows the creation feedback in its chain, 0 for nothing.
-        feedback: Whether the device gives creation feedback.
 
     Raises:
         DriverError: The driver refused a query.
@@ -68,17 +71,21 @@ def inspect_executables(
     chained.pPipelineCreationFeedback = whole
     chained.pipelineStageCreationFeedbackCount = len(flags)
     chained.pPipelineStageCreationFeedbacks = of_stages
-    info.pNext = chained if feedback else ffi.cast("void *", rest)
+    info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
-    result, handle = device.create_one(kind, infos)
+    handles = np.zeros(1, np.uint64)
+    result = creation.call(kind, infos, handles, None)
     wall_ns = time.perf_counter_ns() - started
+    handle = int(handles[0])
     if not handle:
         return PipelineExecutables(result, wall_ns, 0, ())
     try:
         times = [(flag, _duration(of_stages[place])) for place, flag in enumerate(flags)]
-        return PipelineExecutables(SUCCESS, wall_ns, _duration(whole[0]), _executables(device, handle, times))
+        return PipelineExecutables(
+            SUCCESS, wall_ns, _duration(whole[0]), _executables(context, handle, times)
+        )
     finally:
-        device.destroy_pipelines(np.array([handle], np.uint64))
+        context.destroy_pipelines(handles)
 
 
 def _duration(feedback: Any) -> int:
@@ -86,34 +93,34 @@ def _duration(feedback: Any) -> int:
 
 
 def _executables(
-    device: VulkanDevice, handle: int, stage_times: list[tuple[int, int]]
+    context: DeviceContext, handle: int, stage_times: list[tuple[int, int]]
 ) -> tuple[PipelineExecutable, ...]:
     info = ffi.new("VkPipelineInfoKHR *")
     info.sType = registry().struct("VkPipelineInfoKHR").s_type
     info.pipeline = handle
     found = _enumerate(
-        device, "vkGetPipelineExecutablePropertiesKHR", info, "VkPipelineExecutablePropertiesKHR"
+        context, "vkGetPipelineExecutablePropertiesKHR", info, "VkPipelineExecutablePropertiesKHR"
     )
     return tuple(
         PipelineExecutable(
             name=_text(each.name),
             subgroup_size=int(each.subgroupSize),
             stage_ns=sum(duration for flag, duration in stage_times if flag & each.stages),
-            statistics=_statistics(device, handle, place),
+            statistics=_statistics(context, handle, place),
         )
         for place, each in enumerate(found)
     )
 
 
 def _statistics(
-    device: VulkanDevice, handle: int, executable: int
+    context: DeviceContext, handle: int, executable: int
 ) -> tuple[tuple[str, bool | int | float], ...]:
     info = ffi.new("VkPipelineExecutableInfoKHR *")
     info.sType = registry().struct("VkPipelineExecutableInfoKHR").s_type
     info.pipeline = handle
     info.executableIndex = executable
     found = _enumerate(
-        device, "vkGetPipelineExecutableStatisticsKHR", info, "VkPipelineExecutableStatisticKHR"
+        context, "vkGetPipelineExecutableStatisticsKHR", info, "VkPipelineExecutableStatisticKHR"
     )
     return tuple((_text(each.name), _value(each)) for each in found)
 
@@ -128,15 +135,15 @@ def _value(statistic: Any) -> bool | int | float:
     return int(statistic.value.u64)
 
 
-def _enumerate(device: VulkanDevice, command: str, info: Any, struct: str) -> Any:
+def _enumerate(context: DeviceContext, command: str, info: Any, struct: str) -> Any:
     """The two calls of a query, how many and which: an array of what there is; its owner keeps it alive."""
-    query = getattr(device.commands, command)
+    query = getattr(context.commands, command)
     count = ffi.new("uint32_t *")
-    check(command, query(device.handle, info, count, ffi.NULL))
+    check(command, query(context.handle, info, count, ffi.NULL))
     entries = ffi.new(f"{struct}[]", count[0])
     for place in range(count[0]):
         entries[place].sType = registry().struct(struct).s_type
-    check(command, query(device.handle, info, count, entries))
+    check(command, query(context.handle, info, count, entries))
     return entries
 
 

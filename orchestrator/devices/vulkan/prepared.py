@@ -15,7 +15,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +24,11 @@ import numpy.typing as npt
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, FEEDBACK_VALID
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.loader import check
 from orchestrator.devices.vulkan.shader_modules import ShaderModules
 from orchestrator.errors import DriverError, OrchestratorError
 from orchestrator.registry import registry
-
-if TYPE_CHECKING:
-    from orchestrator.devices.vulkan.device import VulkanDevice
 
 _CREATE: Final = {
     ObjectKind.SAMPLER_YCBCR_CONVERSION: (
@@ -74,8 +73,16 @@ class VulkanPreparedPipelines:
         has_libraries: Whether any pipeline links another.
     """
 
-    def __init__(self, device: VulkanDevice, image: CreateInfoImage, module_limit: int) -> None:
-        self._device = device
+    def __init__(
+        self,
+        context: DeviceContext,
+        image: CreateInfoImage,
+        module_limit: int,
+        closed: Callable[[VulkanPreparedPipelines], None],
+    ) -> None:
+        """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
+        self._context = context
+        self._on_closed = closed
         self._image = image
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
@@ -83,7 +90,7 @@ class VulkanPreparedPipelines:
         self._words[image.pointer_slots >> 3] = image.pointer_targets.astype(np.uint64) + np.uint64(
             self.address
         )
-        if not device.features.creation_feedback:
+        if not context.features.creation_feedback:
             self._unlink_feedback()
         start = image.feedback_offset // 8
         self._feedback = self._words[start : start + _FEEDBACK_WORDS * len(image)].reshape(
@@ -125,13 +132,13 @@ class VulkanPreparedPipelines:
             return
         self._closed = True
         self._destroy_discarded()
-        self._device.destroy_pipelines(self.library_handles)
+        self._context.destroy_pipelines(self.library_handles)
         self._modules.close()
-        commands = self._device.commands
+        commands = self._context.commands
         for entry, handle in reversed(list(zip(self._image.objects, self._handles, strict=True))):
             if handle:
-                getattr(commands, _DESTROY[entry.kind])(self._device.handle, handle, self._device.allocator)
-        self._device.forget(self)
+                getattr(commands, _DESTROY[entry.kind])(self._context.handle, handle, self._context.allocator)
+        self._on_closed(self)
 
     def span_of(self, indices: npt.NDArray[np.int32]) -> slice | None:
         """The pipelines as a slice, where they follow one another in the image: what is read by it is not copied.
@@ -246,7 +253,7 @@ class VulkanPreparedPipelines:
         with self._discard_lock:  # two workers may find it full: each takes a list of its own
             taken, self._discarded, self._discarded_count = self._discarded, [], 0
         for handles in taken:
-            self._device.destroy_pipelines(handles)
+            self._context.destroy_pipelines(handles)
 
     def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
         """Make the modules of pipelines and fill their fields; release what is returned after the call.
@@ -330,8 +337,8 @@ class VulkanPreparedPipelines:
         command, struct = _CREATE[entry.kind]
         info = ffi.cast(f"{struct} *", self.address + entry.offset)
         handle = ffi.new("uint64_t *")
-        create = getattr(self._device.commands, command)
-        check(command, create(self._device.handle, info, self._device.allocator, handle))
+        create = getattr(self._context.commands, command)
+        check(command, create(self._context.handle, info, self._context.allocator, handle))
         return int(handle[0])
 
     def _create_module(self, module: ImageModule) -> int:
@@ -343,15 +350,15 @@ class VulkanPreparedPipelines:
         words = ffi.from_buffer("uint32_t[]", code)
         info.pCode = words
         handle = ffi.new("uint64_t *")
-        create = self._device.commands.vkCreateShaderModule
+        create = self._context.commands.vkCreateShaderModule
         try:
-            check("vkCreateShaderModule", create(self._device.handle, info, self._device.allocator, handle))
+            check("vkCreateShaderModule", create(self._context.handle, info, self._context.allocator, handle))
         except DriverError as error:
             raise ModuleRefusedError(module.key, error) from None
         return int(handle[0])
 
     def _destroy_module(self, handle: int) -> None:
-        self._device.commands.vkDestroyShaderModule(self._device.handle, handle, self._device.allocator)
+        self._context.commands.vkDestroyShaderModule(self._context.handle, handle, self._context.allocator)
 
 
 class ModuleRefusedError(OrchestratorError):

@@ -20,11 +20,12 @@ from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
     PIPELINE_COMPILE_REQUIRED,
-    DeviceFeatures,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
+from orchestrator.devices.vulkan.shader_modules import DEFAULT_LIMIT
 from orchestrator.registry import registry
 from orchestrator.samples import sample_path
 from orchestrator.sets.image_builder import build_image
@@ -72,9 +73,9 @@ class WatchedCommands:
 class WithoutFeedback(VulkanDevice):
     """A real driver as if it had no creation feedback."""
 
-    @property
-    def features(self) -> DeviceFeatures:
-        return evolve(super().features, creation_feedback=False)
+    def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
+        features = evolve(context.features, creation_feedback=False)
+        super().__init__(evolve(context, features=features), module_limit=module_limit)
 
 
 @pytest.fixture
@@ -94,8 +95,10 @@ def opened() -> Iterator[Open]:
 
 def watch(device: VulkanDevice) -> WatchedCommands:
     """Note what a device is handed from now on."""
-    watched = WatchedCommands(device.commands)
-    device.commands = watched  # type: ignore[assignment]
+    watched = WatchedCommands(device.context.commands)
+    object.__setattr__(
+        device.context, "commands", watched
+    )  # frozen, and shared by all that works on the device
     return watched
 
 

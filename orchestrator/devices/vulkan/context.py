@@ -1,0 +1,163 @@
+"""An open VkDevice: the handles that every call needs, and what it offers.
+
+What works on a device (caches, prepared pipelines, creation) is given this and owns none of it, so whoever opened the device
+decides how long it lives.
+
+Guarantees: immutable once made; thread-safe. `close` destroys the device and its instance, after the last use of either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.host_memory import HostMemory
+from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
+from orchestrator.devices.vulkan.layers import Layer, active_layers, keys_withheld
+from orchestrator.devices.vulkan.loader import DeviceCommands, check
+from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, Selection
+from orchestrator.registry import registry
+
+_INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
+
+
+@frozen(eq=False)
+class DeviceContext:
+    """A VkDevice with its commands.
+
+    Attributes:
+        instance: The instance that it was made from.
+        handle: VkDevice.
+        commands: Its commands.
+        allocator: VkAllocationCallbacks or null.
+        host_memory: The counters behind the allocator, or None where memory is not counted.
+        identity: What caches of this device are valid for.
+        capabilities: What is enabled of what captured pipelines may need.
+        features: What it offers to an orchestrator.
+    """
+
+    instance: VulkanInstance
+    handle: Any
+    commands: DeviceCommands
+    allocator: Any
+    host_memory: HostMemory | None
+    identity: DeviceIdentity
+    capabilities: Capabilities
+    features: DeviceFeatures
+
+    @classmethod
+    def open(
+        cls, selector: str, request: DeviceRequest | None, *, driver_caches: bool, count_host_memory: bool
+    ) -> Self:
+        """Open a device; see `orchestrator.devices.open_device` for the arguments.
+
+        Raises:
+            NoDeviceError: Nothing answers to the selector.
+            DriverError: The driver refused.
+        """
+        selection = Selection.parse(selector)
+        wanted = request or DeviceRequest()
+        known = wanted.application if request is not None else None
+        instance = VulkanInstance(selection, application=known, driver_caches=driver_caches)
+        try:
+            physical = instance.find(selection)
+            capabilities = Capabilities(instance, physical, wanted)
+            memory = HostMemory() if count_host_memory else None
+            allocator = ffi.NULL if memory is None else memory.callbacks
+            handle, how = _create(instance, physical, capabilities, allocator, driver_caches=driver_caches)
+            layers = active_layers(instance.commands, physical.handle)
+            return cls(
+                instance,
+                handle,
+                DeviceCommands(instance.commands, handle),
+                allocator,
+                memory,
+                physical.identity,
+                capabilities,
+                _offered(capabilities, "enabled" if driver_caches else f"disabled: {how}", layers),
+            )
+        except BaseException:
+            instance.close()
+            raise
+
+    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
+        """Destroy pipelines; zeros are skipped."""
+        destroy, device, allocator = self.commands.vkDestroyPipeline, self.handle, self.allocator
+        for handle in handles[handles != 0].tolist():
+            destroy(device, handle, allocator)
+
+    def close(self) -> None:
+        """Destroy the device and its instance; once."""
+        self.commands.vkDestroyDevice(self.handle, self.allocator)
+        self.instance.close()
+
+
+def _create(
+    instance: VulkanInstance,
+    physical: PhysicalDevice,
+    capabilities: Capabilities,
+    allocator: Any,
+    *,
+    driver_caches: bool,
+) -> tuple[Any, str]:
+    """Create a VkDevice; it, and how the driver's own caches were turned off."""
+    tables = registry()
+    priority = ffi.new("float *", 1.0)
+    queue = ffi.new("VkDeviceQueueCreateInfo *")
+    queue.sType = tables.struct("VkDeviceQueueCreateInfo").s_type
+    queue.queueCount = 1
+    queue.pQueuePriorities = priority
+    names = [ffi.new("char[]", each.encode()) for each in capabilities.extensions]
+    extensions = ffi.new("char *[]", names)
+    info = ffi.new("VkDeviceCreateInfo *")
+    info.sType = tables.struct("VkDeviceCreateInfo").s_type
+    info.queueCreateInfoCount = 1
+    info.pQueueCreateInfos = queue
+    info.enabledExtensionCount = len(names)
+    info.ppEnabledExtensionNames = extensions
+    info.pNext = capabilities.features.pointer("void *")
+    how = "environment " + ", ".join(f"{name}={value}" for name, value in DRIVER_CACHES_OFF.items())
+    control = ffi.new(f"{_INTERNAL_CACHE_CONTROL} *")
+    if not driver_caches and capabilities.property_value(
+        "VkPhysicalDevicePipelineBinaryPropertiesKHR", "pipelineBinaryInternalCacheControl"
+    ):
+        control.sType = tables.struct(_INTERNAL_CACHE_CONTROL).s_type
+        control.disableInternalCache = 1
+        control.pNext = info.pNext
+        info.pNext = control
+        how = f"{_INTERNAL_CACHE_CONTROL}, {how}"
+    handle = ffi.new("VkDevice *")
+    create = instance.commands.vkCreateDevice
+    check("vkCreateDevice", create(physical.handle, info, allocator, handle))
+    return handle[0], how
+
+
+def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:
+    """What the device offers to an orchestrator, from what was enabled."""
+    has = capabilities.has_feature
+    cache_control = has(
+        "VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"
+    )
+    binaries = has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+    withheld = keys_withheld(layers) if binaries else ""
+    return DeviceFeatures(
+        externally_synchronized_caches=cache_control,
+        creation_feedback=capabilities.api_version >= (1 << 22 | 3 << 12)
+        or capabilities.has_extension("VK_EXT_pipeline_creation_feedback"),
+        pipeline_binaries=binaries and not withheld,
+        shader_module_identifiers=has(
+            "VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"
+        ),
+        internally_synchronized_merge=has("VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"),
+        compile_required=cache_control,
+        driver_caches=driver_caches,
+        layers=tuple(map(str, layers)),
+        keys_withheld=withheld,
+    )
