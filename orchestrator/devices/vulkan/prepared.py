@@ -131,7 +131,7 @@ class VulkanPreparedPipelines:
         if self._closed:
             return
         self._closed = True
-        self._destroy_discarded()
+        self.destroy_discarded()
         self._context.destroy_pipelines(self.library_handles)
         self._modules.close()
         commands = self._context.commands
@@ -247,9 +247,10 @@ class VulkanPreparedPipelines:
             self._discarded_count += len(handles)
             full = self._discarded_count > _MOST_DISCARDED
         if full:
-            self._destroy_discarded()
+            self.destroy_discarded()
 
-    def _destroy_discarded(self) -> None:
+    def destroy_discarded(self) -> None:
+        """Destroy what was taken over so far."""
         with self._discard_lock:  # two workers may find it full: each takes a list of its own
             taken, self._discarded, self._discarded_count = self._discarded, [], 0
         for handles in taken:

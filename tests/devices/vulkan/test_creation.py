@@ -51,20 +51,30 @@ class WatchedCommands:
         commands: The device's own.
         calls: Each call that creates pipelines: its command, and the flags of each create info.
         refusals: VkResults that the next such calls return without reaching the driver.
+        order: Each call that creates pipelines, by how many, and each that destroys one, as -1.
     """
 
     commands: Any
     calls: list[tuple[str, list[int]]] = field(factory=list)
     refusals: list[int] = field(factory=list)
+    order: list[int] = field(factory=list)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         command: Callable[..., Any] = getattr(self.commands, name)
+        if name == "vkDestroyPipeline":
+
+            def destroyed(*arguments: Any) -> None:
+                self.order.append(-1)
+                command(*arguments)
+
+            return destroyed
         if not (name.startswith("vkCreate") and "Pipelines" in name):
             return command
 
         def watched(*arguments: Any) -> Any:
             count, infos = arguments[-4:-2]
             self.calls.append((name, [int(infos[each].flags) for each in range(count)]))
+            self.order.append(int(count))
             return self.refusals.pop(0) if self.refusals else command(*arguments)
 
         return watched
@@ -297,3 +307,41 @@ def test_a_batch_may_be_larger_than_any_that_is_usual(count: int, opened: Open, 
         assert (batch.feedback_flags == HIT).all()
         assert len(set(batch.handles.tolist()) - {0}) == count
         device.destroy_pipelines(batch.handles)
+
+
+@pytest.mark.driver(NAVI21)
+def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
+    opened: Open, sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NVIDIA's driver needs it for ray tracing; RADV stands in for it, and gives the same results either way."""
+    device = opened(NAVI21)
+    image = image_for(device, sample)
+    rays = as_indices(
+        [index for index in range(len(image)) if image.kind_of(index) is PipelineKind.RAY_TRACING]
+    )
+    plain = rays[~image.is_library[rays]][:4]
+    assert len(plain) == 4
+    prepared = device.prepare(image)
+    device.create_pipelines(prepared, rays[image.is_library[rays]], None)
+    order = watch(device).order
+    together = device.create_pipelines(prepared, plain, device.create_pipeline_cache())
+    assert order == [4]
+    order.clear()
+    monkeypatch.setattr(
+        "orchestrator.devices.vulkan.device.SHARES_LIVING_STAGES", {device.identity.driver_id}
+    )
+    cache = device.create_pipeline_cache()
+    alone = device.create_pipelines(prepared, plain, cache)
+    assert [each for each in order if each > 0] == [1] * 4
+    # Before each but the first, all that was created before is gone: that of the call above, too.
+    assert order[-2:] == [1, -1]
+    assert order.count(-1) == 8
+    assert alone.results.tolist() == together.results.tolist() == [0] * 4
+    assert alone.feedback_flags.tolist() == together.feedback_flags.tolist()
+    assert not alone.handles.any()
+    again = device.create_pipelines(prepared, plain, cache)
+    assert (again.feedback_flags & HIT).tolist() == [HIT] * 4
+    order.clear()
+    kept = device.create_pipelines(prepared, plain, cache, keep=True)
+    assert order == [4]
+    device.destroy_pipelines(kept.handles)
