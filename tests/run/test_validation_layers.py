@@ -444,8 +444,9 @@ def test_every_entry_of_the_tables_is_needed(runs: LayeredRuns) -> None:
 _WITH_A_DEVICE: Final = """
 import threading
 import numpy as np
-import orchestrator.devices.vulkan.device as module
+from orchestrator.devices.vulkan import context as module
 from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.host_memory import HostMemory
 from orchestrator.samples import sample_path
 from orchestrator.sets.image_builder import build_image
@@ -466,7 +467,7 @@ class InterruptedMemory(HostMemory):
 module.HostMemory = InterruptedMemory
 maintenance8 = "VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"
 request = DeviceRequest(features=frozenset({maintenance8}))
-device = module.VulkanDevice.open("radv:navi21", request=request, count_host_memory=True)
+device = VulkanDevice.open("radv:navi21", request=request, count_host_memory=True)
 with PipelineSet.open(sample_path()) as source:
     image = build_image(source, source.pipelines[:1], device.capabilities).image
 prepared = device.prepare(image)
