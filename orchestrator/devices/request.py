@@ -107,11 +107,10 @@ class DeviceRequest:
         """It in words, for reports: the version, the features that captures record, and what becomes of the others."""
         version = self.application.api_version
         parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
-        recorded = {each for each in self.features if is_recorded(*each) or each[0] == BASE_FEATURES}
-        if self.others is OtherFeatures.NONE:
-            recorded = {each for each in recorded if is_recorded(*each)}
-        parts += sorted(f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in recorded)
-        rest = len(self.features) - len(recorded)
+        exact = self.others is OtherFeatures.NONE
+        told = {each for each in self.features if not exact or is_recorded(*each)}
+        parts += sorted(f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in told)
+        rest = len(self.features) - len(told)
         return (
             ", ".join(parts)
             + {

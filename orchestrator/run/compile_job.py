@@ -127,8 +127,10 @@ class CompileJob:
             decoded = await self._timed("prepare_ns", lambda: decode_group(settings.source, group, device))
             if decoded.group.request != group.request:
                 await trio.to_thread.run_sync(device.close)
-                group = decoded.group
-                device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
+                device = self._device = await self._timed(
+                    "open_ns", lambda: self._opener(decoded.group.request)
+                )
+            group = decoded.group  # without what was split off
             if settings.inspect_executables:
                 require_inspector(device)
             self._waiting.extend(decoded.split)

@@ -177,8 +177,8 @@ def _split(
         return EnabledCapabilities(device.supported, request.plus(needs.features, needs.extensions))
 
     def sort(problems: BuiltImage, so_far: Needs) -> None:
+        enabled = with_more(so_far)
         for each in problems.problems:
-            enabled = with_more(so_far)
             more = _missing(each.reason, enabled, device.supported, so_far) if each.unsupported else None
             if more is not None and len(more.features) + len(more.extensions) <= _MOST_ADDED:
                 waiting.setdefault(more, []).append(each.job)

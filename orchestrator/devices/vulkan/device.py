@@ -40,7 +40,7 @@ from orchestrator.registry import registry
 #: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one that is created:
 #: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in every cache, and none where each
 #: was destroyed before the next was created. Pipelines that their owner keeps live all the same.
-SHARES_LIVING_STAGES = {4}
+SHARES_LIVING_STAGES: Final = frozenset({4})
 _RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
 
 
@@ -173,15 +173,17 @@ class VulkanDevice:
         """See `Device.create_pipelines`."""
         self._require_open()
         bound = _own(prepared)
-        if not keep and self._context.identity.driver_id in SHARES_LIVING_STAGES:
-            of_rays = bound.image.kinds[indices] == _RAY_TRACING
-            if of_rays.any():
-                if len(indices) > 1:
-                    return self._one_by_one(bound, indices, cache, fail_on_compile_required)
-                batch = self._create(bound, indices, cache, fail_on_compile_required)
-                bound.destroy_discarded()
-                return batch
-        return self._create(bound, indices, cache, fail_on_compile_required, keep=keep)
+        alone = (
+            not keep
+            and self._context.identity.driver_id in SHARES_LIVING_STAGES
+            and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
+        )
+        if alone and len(indices) > 1:
+            return self._one_by_one(bound, indices, cache, fail_on_compile_required)
+        batch = self._create(bound, indices, cache, fail_on_compile_required, keep=keep)
+        if alone:
+            bound.destroy_discarded()
+        return batch
 
     def _one_by_one(
         self,
@@ -211,7 +213,7 @@ class VulkanDevice:
         cache: PipelineCache | None,
         fail_on_compile_required: bool,
         *,
-        keep: bool = False,
+        keep: bool,
     ) -> CreationBatch:
         acquired = bound.acquire_modules(indices)
         try:
