@@ -20,7 +20,7 @@ lint: setup ## style, types, and generated files that must regenerate identicall
 	@$(PYTHON) -m mypy
 	@$(PYTHON) -m orchestrator.registry.codegen --check
 	@$(PYTHON) -m orchestrator.devices.vulkan.codegen --check
-	@$(PYTHON) -m orchestrator.samples --check
+	@$(PYTHON) -m orchestrator.sets.sample --check
 
 setup: ## system packages (as root) and .venv, for demo and tests
 	@bash .ci/setup.sh test

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import parser_of
 from orchestrator.run import available_workers
-from orchestrator.samples import sample_path
+from orchestrator.sets.sample import sample_path
 
 
 def main() -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.registry.any_device import AnyDevice
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:
@@ -31,7 +31,7 @@ def measure(job: Job) -> Figures:
         image = build_image(source, jobs, AnyDevice()).image
         built = time.perf_counter()
         if job["copies"] > 1:
-            from orchestrator.bench.sampling import run_order
+            from orchestrator.bench.take import run_order
 
             repeat_pipelines(image, run_order(image, passes=job["copies"]))
         ended = time.perf_counter()

@@ -30,16 +30,16 @@ import numpy as np
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.sampling import no_garbage_collection, run_order
+from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.run.compile_schedule import TARGET_NS
-from orchestrator.samples import sample_path
+from orchestrator.run.compile import TARGET_NS
 from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.sets.sample import sample_path
 
 OPTIONS = ScheduleOptions(target_ns=TARGET_NS, expect_hits=0.0)
 """As in a first `compile`."""

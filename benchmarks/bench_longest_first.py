@@ -32,13 +32,12 @@ import trio
 from attrs import evolve
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.sampling import no_garbage_collection
+from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import Progress, RunReport, run_pipelines
-from orchestrator.run.compile_schedule import TARGET_NS, CompileSchedule
-from orchestrator.run.recorded_costs import RecordedCosts
-from orchestrator.samples import sample_path
+from orchestrator.run.compile import TARGET_NS, CompileSchedule
+from orchestrator.run.keeping import RecordedCosts
 from orchestrator.schedule import (
     Assignment,
     CostScheduler,
@@ -48,8 +47,9 @@ from orchestrator.schedule import (
     Scheduler,
 )
 from orchestrator.schedule.graphs import estimated_costs
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 RECORD = "ORCHESTRATOR_BENCHMARK_RECORD"
 Told = tuple[float, float | None, float | None]

@@ -27,11 +27,11 @@ import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from benchmarks.warm import fill, make_set, opened, run_warm
-from orchestrator.bench.sampling import no_garbage_collection
+from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import RunReport, available_workers, run_pipelines, worker
 from orchestrator.run.accounting import Reading, ThreadMeter
-from orchestrator.samples import sample_path
+from orchestrator.sets.sample import sample_path
 
 NOTHING = Reading(0, 0, 0)
 

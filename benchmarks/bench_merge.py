@@ -19,9 +19,9 @@ import numpy as np
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices import open_device
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:

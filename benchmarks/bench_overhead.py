@@ -20,14 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.sampling import no_garbage_collection
+from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.samples import sample_path
 from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:

@@ -38,10 +38,10 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices import open_device
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.run import RunReport, available_workers, open_session, run_pipelines
-from orchestrator.samples import sample_path
 from orchestrator.schedule import Priority
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 BUDGET_S = 0.004
 FRAME_S = 1 / 60

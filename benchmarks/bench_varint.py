@@ -23,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.fresh import machine
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.varint import decode_varint, encode_varint
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.varint import decode_varint, encode_varint
 
 RECORDS = 100_000
 

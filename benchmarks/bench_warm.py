@@ -30,14 +30,14 @@ import numpy as np
 
 from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of
 from benchmarks.warm import fill, make_set, opened, run_warm
-from orchestrator.bench.sampling import no_garbage_collection
+from orchestrator.bench.contention import ratio_text
+from orchestrator.bench.statistics import by_round, paired_ratio
+from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
-from orchestrator.measure.contention import ratio_text
-from orchestrator.measure.statistics import by_round, paired_ratio
 from orchestrator.run import available_workers
 
 MODES = (CacheMode.SHARED, CacheMode.PER_WORKER)

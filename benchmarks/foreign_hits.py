@@ -34,7 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.devices import list_devices
 from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, environment_for
-from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
+from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.saving import save_cache_file
 
 REPLAYER = "ORCHESTRATOR_REPLAYER"
 _HITS = re.compile(r"Pipeline cache hits reported: (\d+)")

@@ -22,8 +22,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.measure.contention import ratio_text
-from orchestrator.measure.statistics import Difference, by_round, estimate, noise_of, paired_ratio
+from orchestrator.bench.contention import ratio_text
+from orchestrator.bench.statistics import Difference, by_round, estimate, noise_of, paired_ratio
 
 Job = dict[str, Any]
 Figures = dict[str, float]

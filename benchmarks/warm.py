@@ -22,16 +22,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trio
 
-from orchestrator.bench.sampling import no_garbage_collection, run_order
+from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.samples import sample_manifest_path
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
-from orchestrator.sets.image_builder import build_image
-from orchestrator.sets.manifest import pack_manifest
+from orchestrator.sets.authoring.manifest import pack_manifest
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.sets.sample import sample_manifest_path
 
 _GROUPS = [32, 64, 128, 256]
 _PERMUTATIONS: dict[str, tuple[str, dict[str, list[object]]]] = {

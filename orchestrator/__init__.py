@@ -54,31 +54,31 @@ if TYPE_CHECKING:
     from orchestrator.run import run_pipelines as run_pipelines
     from orchestrator.run.compile import CompileProgress as CompileProgress
     from orchestrator.run.compile import compile_set as compile_set
-    from orchestrator.run.compile_report import CompileReport as CompileReport
-    from orchestrator.run.compile_schedule import PipelineKeyUse as PipelineKeyUse
+    from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
+    from orchestrator.run.records import CompileReport as CompileReport
     from orchestrator.run.trial import TrialLimits as TrialLimits
     from orchestrator.run.vetting import ModulePolicy as ModulePolicy
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
     from orchestrator.schedule import cost_first as cost_first
-    from orchestrator.sets.applications import FeatureGroup as FeatureGroup
-    from orchestrator.sets.archive import Archive as Archive
-    from orchestrator.sets.archive_writer import ArchiveWriter as ArchiveWriter
-    from orchestrator.sets.builder import PipelineSetBuilder as PipelineSetBuilder
-    from orchestrator.sets.image_builder import BuiltImage as BuiltImage
-    from orchestrator.sets.image_builder import build_image as build_image
+    from orchestrator.sets.archive.reader import Archive as Archive
+    from orchestrator.sets.archive.writer import ArchiveWriter as ArchiveWriter
+    from orchestrator.sets.authoring.builder import PipelineSetBuilder as PipelineSetBuilder
+    from orchestrator.sets.groups import FeatureGroup as FeatureGroup
+    from orchestrator.sets.image.builder import BuiltImage as BuiltImage
+    from orchestrator.sets.image.builder import build_image as build_image
     from orchestrator.sets.jobs import PipelineJob as PipelineJob
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
     from orchestrator.sets.prepare import opened_groups as opened_groups
     from orchestrator.stores.cache_file import cache_path as cache_path
-    from orchestrator.stores.cache_file import load_into_cache as load_into_cache
     from orchestrator.stores.cache_file import read_cache_file as read_cache_file
-    from orchestrator.stores.cache_file import save_cache_file as save_cache_file
-    from orchestrator.stores.cache_file import save_merged as save_merged
-    from orchestrator.stores.load_status import LoadStatus as LoadStatus
-    from orchestrator.stores.save_policy import SavePolicy as SavePolicy
+    from orchestrator.stores.errors import LoadStatus as LoadStatus
+    from orchestrator.stores.loading import load_into_cache as load_into_cache
+    from orchestrator.stores.saving import SavePolicy as SavePolicy
+    from orchestrator.stores.saving import save_cache_file as save_cache_file
+    from orchestrator.stores.saving import save_merged as save_merged
 
 _HOMES = {
     "orchestrator.devices": (
@@ -133,8 +133,8 @@ _HOMES = {
         "CompileProgress",
         "compile_set",
     ),
-    "orchestrator.run.compile_report": ("CompileReport",),
-    "orchestrator.run.compile_schedule": ("PipelineKeyUse",),
+    "orchestrator.run.options": ("PipelineKeyUse",),
+    "orchestrator.run.records": ("CompileReport",),
     "orchestrator.run.trial": ("TrialLimits",),
     "orchestrator.run.vetting": ("ModulePolicy",),
     "orchestrator.schedule": (
@@ -143,11 +143,11 @@ _HOMES = {
         "ScheduleOptions",
         "cost_first",
     ),
-    "orchestrator.sets.applications": ("FeatureGroup",),
-    "orchestrator.sets.archive": ("Archive",),
-    "orchestrator.sets.archive_writer": ("ArchiveWriter",),
-    "orchestrator.sets.builder": ("PipelineSetBuilder",),
-    "orchestrator.sets.image_builder": (
+    "orchestrator.sets.archive.reader": ("Archive",),
+    "orchestrator.sets.archive.writer": ("ArchiveWriter",),
+    "orchestrator.sets.authoring.builder": ("PipelineSetBuilder",),
+    "orchestrator.sets.groups": ("FeatureGroup",),
+    "orchestrator.sets.image.builder": (
         "BuiltImage",
         "build_image",
     ),
@@ -159,13 +159,15 @@ _HOMES = {
     ),
     "orchestrator.stores.cache_file": (
         "cache_path",
-        "load_into_cache",
         "read_cache_file",
+    ),
+    "orchestrator.stores.errors": ("LoadStatus",),
+    "orchestrator.stores.loading": ("load_into_cache",),
+    "orchestrator.stores.saving": (
+        "SavePolicy",
         "save_cache_file",
         "save_merged",
     ),
-    "orchestrator.stores.load_status": ("LoadStatus",),
-    "orchestrator.stores.save_policy": ("SavePolicy",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

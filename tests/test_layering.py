@@ -27,7 +27,6 @@ ROOMS = {
     "orchestrator.devices": "devices",
     "orchestrator.devices.device": "seam",
     "orchestrator.devices.image": "seam",
-    "orchestrator.devices.enabled": "seam",
     "orchestrator.devices.request": "seam",
     "orchestrator.devices.pipeline_cache": "seam",
     "orchestrator.devices.simulated": "simulated",
@@ -36,10 +35,8 @@ ROOMS = {
     "orchestrator.schedule": "schedule",
     "orchestrator.run": "run",
     "orchestrator.stores": "stores",
-    "orchestrator.measure": "measure",
     "orchestrator.bench": "bench",
     "orchestrator.key_dependence": "key_dependence",
-    "orchestrator.samples": "samples",
     "orchestrator.cli": "cli",
 }
 
@@ -58,8 +55,7 @@ ALLOWED = {
     "stores": {"errors", "seam"},
     # "devices" is the one place that opens a device; the main job opens one for each group of features.
     "run": {"errors", "registry", "seam", "devices", "sets", "schedule", "stores"},
-    "measure": {"errors", "seam", "sets", "schedule", "stores"},
-    # Takes samples: opens devices and runs sets, and hands rows to measure, which stays free of all that.
+    # Takes samples: opens devices and runs sets; then judges and reports.
     "bench": {
         "errors",
         "registry",
@@ -69,12 +65,9 @@ ALLOWED = {
         "schedule",
         "stores",
         "run",
-        "measure",
-        "samples",
     },
     # Opens devices in processes of its own, with pipelines of the sample set.
-    "key_dependence": {"errors", "registry", "seam", "devices", "sets", "stores", "samples"},
-    "samples": {"errors", "registry", "seam", "sets"},
+    "key_dependence": {"errors", "registry", "seam", "devices", "sets", "stores"},
     "cli": {
         "errors",
         "registry",
@@ -84,12 +77,10 @@ ALLOWED = {
         "schedule",
         "stores",
         "run",
-        "measure",
         "bench",
         "key_dependence",
-        "samples",
     },
-    "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "run", "measure"},
+    "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "run"},
 }
 
 # Libraries with a place of their own: module prefixes that may import them.
@@ -100,7 +91,7 @@ LIBRARIES = {
     "trio": ("orchestrator.run", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.hashing",),
     "rich": ("orchestrator.cli",),
-    "plotly": ("orchestrator.measure.html_report",),
+    "plotly": ("orchestrator.bench.html_report",),
     "cyclopts": ("orchestrator.cli",),
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),
@@ -244,12 +235,12 @@ def test_rooms_form_no_cycle() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("sets/jobs.py", "from orchestrator.devices.vulkan.loader import load", "'vulkan'"),
+        ("sets/jobs.py", "from orchestrator.devices.vulkan.instance import load", "'vulkan'"),
         ("sets/jobs.py", "def f():\n    import orchestrator.run.merge", "'run'"),
         ("sets/jobs.py", "from ..devices import vulkan", "'vulkan'"),
         ("sets/jobs.py", "from .. import cli", "'cli'"),
         ("stores/cache_file.py", "import xxhash", "stores.hashing"),
-        ("measure/report.py", "import trio.lowlevel", "trio"),
+        ("stores/report.py", "import trio.lowlevel", "trio"),
         ("sets/archive.py", "from pickle import loads", "nobody"),
         ("sets/archive.py", "import importlib\nimportlib.import_module('pickle')", "nobody"),
         ("schedule/fifo.py", "import time", "pure"),

@@ -1,1 +1,1 @@
-"""Takes samples: a matrix of runs, each in a process of its own. What they mean is the room `measure`'s business."""
+"""Takes samples, each in a process of its own, then judges and reports them."""

@@ -8,8 +8,8 @@ import enum
 
 import msgspec
 
+from orchestrator.bench.samples import FailedSample, Sample
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.measure.samples import FailedSample, Sample
 
 COLD, WARM = "cold", "warm"
 
@@ -91,7 +91,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
 
 
 class ProbeStep(enum.StrEnum):
-    """What a `ProbeJob` does; see orchestrator/bench/probing.py."""
+    """What a `ProbeJob` does; see orchestrator/bench/take.py."""
 
     COMPILE = "compile"
     LOOK_UP = "look up"

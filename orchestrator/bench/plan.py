@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
+from orchestrator.bench.contention import SHARED
 from orchestrator.bench.jobs import COLD, WARM, SampleJob
-from orchestrator.measure.contention import SHARED
-from orchestrator.measure.samples import Cell, Leg, Row, Sample
+from orchestrator.bench.samples import Cell, Leg, Row, Sample
 
 NO_CACHE = "none"
 

@@ -1,15 +1,30 @@
-# Purpose: running a benchmark: one process a sample, in the order of the plan, every row kept as soon as it is there.
-#
-# Guarantees:
-# - results.jsonl is the whole state. Interrupted (Ctrl-C, a time limit, power), the same command goes on where it was:
-#   rows that are there are not taken again. Rows of another set, device or driver are refused, not mixed.
-# - A sample that crashes or hangs is a row that says so and which leg of the round it was; that leg is left alone from then on
-#   (and the control with its baseline), and tried again when the benchmark is run again. Nothing else suffers.
-# - The time limit is kept by not starting a round that would, by all that is known, end after it; one that has begun is
-#   finished, so that the legs of a pair were taken side by side. What comes first under a limit is in pacing.py.
-# - Going on, the caches of warm runs are those that earlier samples began with.
-# - A sample's process is in a session of its own and is killed when this one is interrupted: nothing keeps running.
-"""Runs the samples of a benchmark."""
+"""What to measure next.
+
+What to measure next where time may be short: many cells with too few pairs say nothing, a few with enough
+do.
+
+no limit          the rounds of the plan, in its order a limit           groups with the most workers first:
+as many of them as can get the pairs that a verdict needs, round by round; then what brings others nearer to
+that; then more pairs for all
+
+Guarantees: pure. What is handed out is one round of one group, all of it that has no row yet, so that the
+legs of a pair are taken side by side. Under a limit a round is handed out only where, by all that is known,
+it ends in time; a group of which nothing is known gets one, its warm-up as a rule, to learn what it costs.
+
+Runs the samples of a benchmark.
+
+Running a benchmark: one process a sample, in the order of the plan, every row kept as soon as it is there.
+
+Guarantees: - results.jsonl is the whole state. Interrupted (Ctrl-C, a time limit, power), the same command
+goes on where it was: rows that are there are not taken again. Rows of another set, device or driver are
+refused, not mixed. - A sample that crashes or hangs is a row that says so and which leg of the round it
+was; that leg is left alone from then on (and the control with its baseline), and tried again when the
+benchmark is run again. Nothing else suffers. - The time limit is kept by not starting a round that would,
+by all that is known, end after it; one that has begun is finished, so that the legs of a pair were taken
+side by side. What comes first under a limit is in pacing.py. - Going on, the caches of warm runs are those
+that earlier samples began with. - A sample's process is in a session of its own and is killed when this one
+is interrupted: nothing keeps running.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +40,11 @@ import msgspec
 from attrs import evolve, frozen
 
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
-from orchestrator.bench.pacing import next_round
 from orchestrator.bench.plan import WARM, BenchPlan, Eta, eta_of, key_of, leg_of, remaining
-from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.measure.samples import (
+from orchestrator.bench.samples import (
     Cell,
     FailedSample,
+    Group,
     Leg,
     Row,
     RowWriter,
@@ -38,7 +52,55 @@ from orchestrator.measure.samples import (
     failed_legs,
     read_rows,
 )
-from orchestrator.measure.statistics import LEAST_PAIRS
+from orchestrator.bench.statistics import LEAST_PAIRS
+from orchestrator.errors import NoDeviceError, OrchestratorError
+
+Round = tuple[SampleJob, ...]
+
+
+def next_round(waiting: Sequence[SampleJob], rows: Sequence[Row], left_s: float | None) -> Round:
+    """The samples to take next: one round of one group; none where nothing ends in time.
+
+    Args:
+        waiting: What has no row yet, in the order of the plan.
+        rows: What is there.
+        left_s: Time left, s; None for as long as it takes.
+    """
+    rounds = _rounds(waiting)
+    if left_s is None or not rounds:
+        return rounds[0] if rounds else ()
+    if left_s <= 0:
+        return ()
+    groups = sorted(dict.fromkeys(map(_group, rounds)), key=lambda each: -each.workers)
+    budget, chosen, short = left_s, set(), []
+    for group in groups:
+        missing = [each for each in rounds if _group(each) == group and each[0].round < LEAST_PAIRS]
+        eta = eta_of([job for each in missing for job in each], rows)
+        if eta.unknown:
+            return missing[0]
+        if missing and eta.seconds <= budget:
+            budget -= eta.seconds
+            chosen.add(group)
+        elif missing:
+            short.append((eta.seconds, missing[0]))
+    # In the order of the plan the chosen groups take turns. Of the others the one that lacks least comes first.
+    wanted = [each for each in rounds if _group(each) in chosen and each[0].round < LEAST_PAIRS]
+    wanted += [each for _, each in sorted(short, key=lambda item: item[0])]
+    wanted += [each for each in rounds if each[0].round >= LEAST_PAIRS]
+    return next((each for each in wanted if eta_of(each, rows).seconds <= left_s), ())
+
+
+def _rounds(waiting: Sequence[SampleJob]) -> list[Round]:
+    """The jobs by round and group, in the order of the plan."""
+    found: dict[tuple[int, Group], list[SampleJob]] = {}
+    for job in waiting:
+        found.setdefault((job.round, _group((job,))), []).append(job)
+    return [tuple(each) for each in found.values()]
+
+
+def _group(jobs: Round) -> Group:
+    return Group(*leg_of(jobs[0]).cell[:4])
+
 
 RESULTS = "results.jsonl"
 CACHES = "caches"

@@ -29,9 +29,7 @@ def main() -> int:
 
 def answer(job: Job) -> Answer:
     """Do a job; what is wrong with it is an answer."""
-    from orchestrator.bench.filling import fill
-    from orchestrator.bench.probing import probe
-    from orchestrator.bench.sampling import take_sample
+    from orchestrator.bench.take import fill, probe, take_sample
 
     try:
         if isinstance(job, ProbeJob):

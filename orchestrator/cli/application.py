@@ -22,8 +22,7 @@ from orchestrator.cli.compare import compare_verb
 from orchestrator.cli.compile import compile_verb
 from orchestrator.cli.devices import devices_verb
 from orchestrator.cli.doctor import doctor_verb
-from orchestrator.cli.errors import Failure, explain, report
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, Failure, explain, report
 from orchestrator.cli.inspect import inspect_verb
 from orchestrator.cli.list_set import list_verb
 from orchestrator.cli.merge import merge_verb

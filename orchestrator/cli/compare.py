@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import UsageError
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
 
 if TYPE_CHECKING:
@@ -17,10 +16,10 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from orchestrator.bench.compare import CellChange, ComparisonReport
+    from orchestrator.bench.samples import Group
+    from orchestrator.bench.statistics import Difference
     from orchestrator.cli.output import Output
-    from orchestrator.measure.compare import CellChange, ComparisonReport
-    from orchestrator.measure.samples import Group
-    from orchestrator.measure.statistics import Difference
 
 
 def compare_verb(
@@ -51,9 +50,9 @@ def compare_verb(
         orchestrator compare before/results.jsonl after/results.jsonl
         orchestrator compare main/ branch/ --threshold 0.05
     """
+    from orchestrator.bench.compare import compare_samples
+    from orchestrator.bench.samples import read_samples
     from orchestrator.cli.output import Output
-    from orchestrator.measure.compare import compare_samples
-    from orchestrator.measure.samples import read_samples
 
     if threshold < 0:
         raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected")
@@ -114,9 +113,9 @@ def _change_document(change: CellChange) -> dict[str, Any]:
 
 
 def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
+    from orchestrator.bench.samples import Group, Leg
+    from orchestrator.bench.statistics import LEAST_PAIRS
     from orchestrator.cli.output import DIM, HEAD, styled
-    from orchestrator.measure.samples import Group, Leg
-    from orchestrator.measure.statistics import LEAST_PAIRS
 
     for each in report.differences:
         output.line(each)
@@ -142,7 +141,7 @@ def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
 
 
 def _heading(group: Group, changes: Sequence[CellChange]) -> str:
-    from orchestrator.cli.text import plural
+    from orchestrator.cli.output import plural
 
     before = changes[0].before.device
     device = group.device if before == group.device else f"{before} -> {group.device}"
@@ -153,9 +152,8 @@ def _heading(group: Group, changes: Sequence[CellChange]) -> str:
 
 
 def _table(report: ComparisonReport, changes: Sequence[CellChange], threshold: float) -> Table:
-    from orchestrator.cli.output import BAD, DIM, GOOD, styled, table
-    from orchestrator.cli.text import seconds_text
-    from orchestrator.measure.contention import ratio_text
+    from orchestrator.bench.contention import ratio_text
+    from orchestrator.cli.output import BAD, DIM, GOOD, seconds_text, styled, table
 
     made = table("mode", "before", "after", "time", "CPU", "memory", numbers=range(1, 6))
     made.padding = (0, 0, 0, 1)

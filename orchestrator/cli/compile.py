@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import UsageError
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames
 
 if TYPE_CHECKING:
     import trio
 
     from orchestrator.cli.progress import ProgressView
-    from orchestrator.run.compile_report import CompileReport
+    from orchestrator.run.records import CompileReport
     from orchestrator.sets.pipeline_set import PipelineSet
 
 
@@ -144,15 +143,13 @@ def compile_verb(
 
     from orchestrator.cli.compile_document import compile_document
     from orchestrator.cli.compile_tables import show_report
-    from orchestrator.cli.directories import usable_directory
+    from orchestrator.cli.options import open_set, time_limit_seconds, usable_directory
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
-    from orchestrator.cli.set_names import open_set
-    from orchestrator.cli.time_limit import time_limit_seconds
     from orchestrator.devices.device import CacheMode
+    from orchestrator.run.caches import BARRIER, ROLLING
     from orchestrator.run.compile import compile_set
-    from orchestrator.run.compile_schedule import PipelineKeyUse
-    from orchestrator.run.rolling import BARRIER, ROLLING
+    from orchestrator.run.options import PipelineKeyUse
     from orchestrator.run.vetting import ModulePolicy
 
     if merge == "rolling" and mode in ("shared", "none"):
@@ -208,15 +205,14 @@ def _write_extras(
     Raises:
         SaveError: One cannot be written.
     """
-    from orchestrator.stores.atomic_file import write_atomically
+    from orchestrator.stores.files.atomic_file import write_atomically
 
     if trace is not None:
-        from orchestrator.bench.spans import compile_spans
-        from orchestrator.measure.trace import encode_trace
+        from orchestrator.bench.trace import compile_spans, encode_trace
 
         write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.name}")])
     if pipeline_stats is not None:
-        from orchestrator.measure.pipeline_statistics import PipelineStatistics, statistics_csv
+        from orchestrator.bench.pipeline_statistics import PipelineStatistics, statistics_csv
 
         rows = [
             PipelineStatistics(
@@ -282,7 +278,7 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
 
 
 def _exit_code(report: CompileReport) -> ExitCode:
-    from orchestrator.run.outcomes import OutcomeStatus
+    from orchestrator.run.records import OutcomeStatus
 
     if report.stopped and not report.out_of_time:
         return ExitCode.INTERRUPTED

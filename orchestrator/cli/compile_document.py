@@ -10,19 +10,19 @@ from typing import Any
 
 from attrs import asdict
 
-from orchestrator.cli.documents import (
+from orchestrator.cli.output import (
     damage_document,
     device_document,
+    key_text,
     kinds_document,
+    path_text,
     request_document,
     seconds,
 )
-from orchestrator.cli.text import key_text, path_text
 from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import registry
-from orchestrator.run.compile_report import CacheFileSummary, CompileReport, CompileTiming, Savings
 from orchestrator.run.merge import Duplicates, MergeReport, RollingReport
-from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.records import CacheFileSummary, CompileReport, CompileTiming, OutcomeStatus, Savings
 from orchestrator.version import version
 
 _NAMES = {

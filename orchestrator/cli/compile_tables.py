@@ -10,14 +10,26 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from orchestrator.cli.compile_document import merge_totals
-from orchestrator.cli.documents import tag_name
-from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, WARN, Output, styled, table
-from orchestrator.cli.text import byte_text, key_text, path_text, plural, seconds_text
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    WARN,
+    Output,
+    byte_text,
+    key_text,
+    path_text,
+    plural,
+    seconds_text,
+    styled,
+    table,
+    tag_name,
+)
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
-from orchestrator.run.compile_report import CompileReport, Outcome, Savings
-from orchestrator.run.outcomes import OutcomeStatus
-from orchestrator.stores.load_status import LoadStatus
+from orchestrator.run.records import CompileReport, Outcome, OutcomeStatus, Savings
+from orchestrator.stores.errors import LoadStatus
 
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3

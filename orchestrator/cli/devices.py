@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def devices_verb(
         orchestrator devices --device radv:navi31
         orchestrator devices --json
     """
-    from orchestrator.cli.documents import device_document
-    from orchestrator.cli.output import Output
+    from orchestrator.cli.output import Output, device_document
 
     output = Output(json=json)
     found = [_open(device)] if device else _all()
@@ -95,8 +94,7 @@ def _show(
     features: DeviceFeatures | None,
     problem: str,
 ) -> None:
-    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, styled
-    from orchestrator.cli.text import version_text
+    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, styled, version_text
 
     output.line(styled(f"{index}  ", DIM), styled(identity.device_name, HEAD))
     driver = " ".join(each for each in (identity.driver_name, identity.driver_info) if each)

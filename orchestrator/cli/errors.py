@@ -1,16 +1,23 @@
-# Purpose: the one place that turns what went wrong into what a person needs: what, where, and what to do next.
-# Guarantees: every OrchestratorError has a message, an exit code and, where there is one, a next step; the same
-# facts go into the JSON. Anything else is a bug of the program and keeps its traceback.
-"""From exceptions to messages and exit codes."""
+"""Exit codes of the command line.
+
+What the exit status of every verb means; scripts build on it, so a meaning never changes.
+
+From exceptions to messages and exit codes.
+
+The one place that turns what went wrong into what a person needs: what, where, and what to do next.
+
+Guarantees: every OrchestratorError has a message, an exit code and, where there is one, a next step; the
+same facts go into the JSON. Anything else is a bug of the program and keeps its traceback.
+"""
 
 from __future__ import annotations
 
+import enum
 import sys
 from typing import Any
 
 from attrs import frozen
 
-from orchestrator.cli.exit_codes import ExitCode
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,
@@ -20,6 +27,29 @@ from orchestrator.errors import (
     OrchestratorError,
     RecordError,
 )
+
+
+class ExitCode(enum.IntEnum):
+    """The exit status of a verb.
+
+    OK: all good.
+    PIPELINES_FAILED: the verb did its work, and some pipelines failed.
+    BAD_INPUT: usage, a file that is not what it should be, or a place that cannot be written.
+    NO_DEVICE: no device answers, or the one that does cannot be used.
+    BUG: the program itself failed; not 1, which would say that it did its work.
+    OUT_OF_TIME: the time budget was used up before the work was done; running again goes on.
+    INTERRUPTED: stopped by SIGINT or SIGTERM; what was done by then is kept.
+    BROKEN_PIPE: whoever read the output went away, as for a program that SIGPIPE ends.
+    """
+
+    OK = 0
+    PIPELINES_FAILED = 1
+    BAD_INPUT = 2
+    NO_DEVICE = 3
+    BUG = 70
+    OUT_OF_TIME = 75
+    INTERRUPTED = 130
+    BROKEN_PIPE = 141
 
 
 class UsageError(OrchestratorError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def inspect_verb(
         orchestrator inspect capture.foz --json
     """
     from orchestrator.cli.output import Output
-    from orchestrator.sets.archive_index import MAGIC
+    from orchestrator.sets.archive.index import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
 
     output = Output(json=json)
@@ -86,11 +86,18 @@ def _identity(selector: str) -> DeviceIdentity:
 
 
 def _inspect_archive(output: Output, file: Path) -> int:
-    from orchestrator.cli.documents import damage_document, tag_name
-    from orchestrator.cli.output import BAD, HEAD, styled
-    from orchestrator.cli.text import byte_text, path_text, plural
-    from orchestrator.sets.archive import Archive
-    from orchestrator.sets.archive_index import FILE_HEADER_SIZE
+    from orchestrator.cli.output import (
+        BAD,
+        HEAD,
+        byte_text,
+        damage_document,
+        path_text,
+        plural,
+        styled,
+        tag_name,
+    )
+    from orchestrator.sets.archive.index import FILE_HEADER_SIZE
+    from orchestrator.sets.archive.reader import Archive
     from orchestrator.sets.records import RecordTag
 
     path = path_text(file)
@@ -122,8 +129,7 @@ def _inspect_archive(output: Output, file: Path) -> int:
 
 
 def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> int:
-    from orchestrator.cli.output import BAD, HEAD, styled
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import BAD, HEAD, path_text, styled
 
     path = path_text(found.path)
     seems = _seems(found.path, head)
@@ -195,12 +201,20 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, 
 
 
 def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
-    from orchestrator.cli.documents import request_document
-    from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, styled
-    from orchestrator.cli.text import byte_text, path_text, plural
-    from orchestrator.stores.feature_groups import read_feature_groups
+    from orchestrator.cli.output import (
+        BAD,
+        GOOD,
+        HEAD,
+        WARN,
+        byte_text,
+        path_text,
+        plural,
+        request_document,
+        styled,
+    )
+    from orchestrator.stores.errors import LoadStatus
     from orchestrator.stores.inspection import CacheFileKind
-    from orchestrator.stores.load_status import LoadStatus
+    from orchestrator.stores.profile_file import read_feature_groups
 
     bare = found.kind is CacheFileKind.DRIVER_DATA
     whole = bare or found.status is LoadStatus.LOADED
@@ -264,8 +278,7 @@ def _document(
 ) -> dict[str, Any]:
     from attrs import asdict
 
-    from orchestrator.cli.documents import device_document
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import device_document, path_text
 
     prefix = found.prefix_header
     header = found.vulkan_header

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag, SetNames
 
 if TYPE_CHECKING:
     from orchestrator.cli.output import Output
-    from orchestrator.sets.applications import Application, FeatureGroup
-    from orchestrator.sets.archive import Archive
+    from orchestrator.sets.archive.reader import Archive
+    from orchestrator.sets.groups import Application, FeatureGroup
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.records import RecordSource, RecordTag
 
@@ -50,8 +50,8 @@ def list_verb(
         orchestrator list capture.foz capture.1.foz --pipelines
         orchestrator list capture.foz --json
     """
+    from orchestrator.cli.options import open_set
     from orchestrator.cli.output import Output
-    from orchestrator.cli.set_names import open_set
 
     output = Output(json=json)
     with open_set(sets) as opened:
@@ -65,8 +65,8 @@ def list_verb(
 
 
 def _archives(source: RecordSource) -> list[Archive]:
-    from orchestrator.sets.archive import Archive
-    from orchestrator.sets.combined_records import CombinedRecords
+    from orchestrator.sets.archive.combined import CombinedRecords
+    from orchestrator.sets.archive.reader import Archive
 
     sources = source.sources if isinstance(source, CombinedRecords) else (source,)
     return [each for each in sources if isinstance(each, Archive)]
@@ -94,8 +94,15 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
 
 
 def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
-    from orchestrator.cli.documents import damage_document, kinds_document, request_document, tag_name
-    from orchestrator.cli.text import key_text, path_text, version_text
+    from orchestrator.cli.output import (
+        damage_document,
+        key_text,
+        kinds_document,
+        path_text,
+        request_document,
+        tag_name,
+        version_text,
+    )
     from orchestrator.devices.image import PipelineKind
 
     sizes = _sizes(opened.records)
@@ -157,9 +164,7 @@ def _show(
     *,
     pipelines: bool,
 ) -> None:
-    from orchestrator.cli.documents import tag_name
-    from orchestrator.cli.output import HEAD, styled, table
-    from orchestrator.cli.text import byte_text, key_text, path_text, plural
+    from orchestrator.cli.output import HEAD, byte_text, key_text, path_text, plural, styled, table, tag_name
 
     archives = _archives(opened.records)
     for archive in archives:
@@ -195,8 +200,7 @@ def _show(
 
 
 def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
-    from orchestrator.cli.output import HEAD, styled
-    from orchestrator.cli.text import plural, version_text
+    from orchestrator.cli.output import HEAD, plural, styled, version_text
 
     output.line("")
     if not opened.applications:
@@ -227,9 +231,7 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
 
 
 def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
-    from orchestrator.cli.documents import tag_name
-    from orchestrator.cli.output import BAD, GOOD, WARN, styled
-    from orchestrator.cli.text import key_text, plural
+    from orchestrator.cli.output import BAD, GOOD, WARN, key_text, plural, styled, tag_name
 
     output.line("")
     damage = opened.damage

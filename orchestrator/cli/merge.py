@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import UsageError
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
 
 if TYPE_CHECKING:
@@ -55,11 +54,9 @@ def merge_verb(
         orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
     """
-    from orchestrator.cli.documents import device_document
-    from orchestrator.cli.output import Output
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import Output, device_document, path_text
     from orchestrator.devices import open_device
-    from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
+    from orchestrator.stores.profile_file import add_feature_groups, read_feature_groups
     from orchestrator.stores.saving import save_cache_file
 
     out = Output(json=json)
@@ -104,10 +101,11 @@ def _merge(device: Device, files: list[Path], out: Output) -> tuple[list[_Merged
 
 
 def _add(device: Device, destination: PipelineCache, path: Path, out: Output) -> _Merged:
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import path_text
     from orchestrator.errors import DriverError
-    from orchestrator.stores.cache_file import KEPT_FRACTION, read_cache_file
-    from orchestrator.stores.load_status import LoadStatus
+    from orchestrator.stores.cache_file import read_cache_file
+    from orchestrator.stores.errors import LoadStatus
+    from orchestrator.stores.loading import KEPT_FRACTION
 
     found = read_cache_file(path.resolve(), device.identity)
     if found.status is not LoadStatus.LOADED:
@@ -138,7 +136,7 @@ def _add(device: Device, destination: PipelineCache, path: Path, out: Output) ->
 
 
 def _document(each: _Merged) -> dict[str, Any]:
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import path_text
 
     return {
         "path": path_text(each.path),
@@ -150,8 +148,7 @@ def _document(each: _Merged) -> dict[str, Any]:
 
 
 def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, skipped: str | None) -> None:
-    from orchestrator.cli.output import BAD, GOOD, styled, table
-    from orchestrator.cli.text import byte_text, path_text
+    from orchestrator.cli.output import BAD, GOOD, byte_text, path_text, styled, table
 
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:

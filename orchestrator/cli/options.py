@@ -1,12 +1,34 @@
-# Purpose: parameters that several verbs share, so that an option reads and behaves the same everywhere.
-# Assumptions: imported for every call of the program, so nothing heavy is imported here.
-"""Parameters that verbs share."""
+"""Parameters that verbs share.
+
+Parameters that several verbs share, so that an option reads and behaves the same everywhere.
+
+Assumptions: imported for every call of the program, so nothing heavy is imported here.
+
+Options that are a time, such as ``--time-limit``.
+
+Times as people write them on a command line.
+
+The directory for caches.
+
+Where verbs keep caches and profiles.
+
+Sets by name: archives, a manifest, or the sample.
+
+From what a user calls a set to the set.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from orchestrator.cli.errors import UsageError
+from orchestrator.sets.authoring.manifest import load_manifest
+from orchestrator.sets.pipeline_set import PipelineSet
 
 JsonFlag = Annotated[
     bool,
@@ -30,3 +52,89 @@ DEVICE_HELP = (
     "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an index or "
     "a part of a name as `orchestrator devices` shows them, or `simulated`."
 )
+
+
+_UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
+
+
+def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
+    """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds.
+
+    Args:
+        text: The time.
+        option: The option that it was given for.
+
+    Raises:
+        UsageError: It is none, or 0.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise UsageError(f"{option} {text!r}: a time such as 90s, 20m or 2h is expected")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def usable_directory(given: Path | None) -> Path:
+    """The directory for cache files, created if need be.
+
+    Raises:
+        SaveError: It cannot be created or written.
+    """
+    import os
+
+    import platformdirs
+
+    from orchestrator.stores.errors import SaveError
+    from orchestrator.stores.files.atomic_file import ensure_directory
+
+    directory = platformdirs.user_cache_path("orchestrator") if given is None else given
+    ensure_directory(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise SaveError(directory, "writing", "the directory belongs to someone else or forbids it")
+    return directory
+
+
+SAMPLE = "sample"
+
+
+def open_set(names: Sequence[str]) -> PipelineSet:
+    """Open a set; the caller closes it.
+
+    Args:
+        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path of a
+            manifest.
+
+    Raises:
+        UsageError: A manifest stands beside something else, or the package came without its sample.
+        ArchiveError: An archive cannot be read as a whole.
+        ManifestError: The manifest cannot be understood.
+    """
+    manifests = [name for name in names if Path(name).suffix.lower() == ".toml"]
+    if manifests and len(names) > 1:
+        raise UsageError(
+            f"{manifests[0]}: a manifest cannot be combined with other sets",
+            f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
+        )
+    if manifests:
+        return PipelineSet.from_records(load_manifest(Path(manifests[0])).records)
+    return PipelineSet.open([_archive(name) for name in names])
+
+
+def set_paths(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of a set, absolute, for a process that opens it by its paths.
+
+    Raises:
+        UsageError: The package came without its sample.
+    """
+    return tuple(str(Path(_archive(name)).absolute()) for name in names)
+
+
+def _archive(name: str) -> str:
+    if name != SAMPLE:
+        return name
+    from orchestrator.sets.sample import sample_path
+
+    try:
+        return str(sample_path())
+    except FileNotFoundError as error:
+        raise UsageError(f"the sample set is not there: {error}") from error

@@ -1,29 +1,104 @@
-# Purpose: where the command line writes: results to stdout, everything else to stderr.
-#
-# Guarantees:
-# - With --json stdout holds one JSON document and nothing else.
-# - Where a stream is no terminal, or TERM says dumb, no control code is written to it; NO_COLOR takes colours and styles away and
-#   leaves the live display.
-# - Words from archives, drivers and file names are written as text: never as markup, never as control codes.
-# - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
-"""Writing results and messages."""
+"""Text for people: bytes, times, versions, and words that came from elsewhere.
+
+Figures and strangers' words as text for people.
+
+Guarantees: what comes out of `printable` cannot move a terminal's cursor, whatever an archive, a driver or
+a file name holds. Pure.
+
+Writing results and messages.
+
+Where the command line writes: results to stdout, everything else to stderr.
+
+Guarantees: - With --json stdout holds one JSON document and nothing else. - Where a stream is no terminal,
+or TERM says dumb, no control code is written to it; NO_COLOR takes colours and styles away and leaves the
+live display. - Words from archives, drivers and file names are written as text: never as markup, never as
+control codes. - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
+
+Shared parts of the JSON documents.
+
+The parts of JSON documents that several verbs share, so that a device, a pipeline or a damaged record looks
+the same in all of them.
+
+Guarantees: names are those of the values (Vulkan's words in snake_case); keys of pipelines are 16 hex
+digits; versions of the API are text; times are seconds. Fields may be added, and none changes its meaning.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, NoReturn
 
 import msgspec
+from attrs import asdict
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.text import printable
+from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.sets.records import Damage, RecordTag
+
+
+def printable(text: str) -> str:
+    """Text with everything that is not printable escaped; line breaks too."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """A path as text that UTF-8 can carry: bytes that are not UTF-8 are escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def byte_text(count: int) -> str:
+    """A number of bytes, such as ``1.4 MiB``."""
+    if abs(count) < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if abs(size) < 1024:
+            return f"{size:.1f} {unit}"
+    return f"{size / 1024:.1f} TiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time, such as ``12.3 ms`` or ``4 min 05 s``."""
+    size = abs(seconds)
+    if size >= 3600:
+        minutes = round(seconds / 60)
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    if size >= 99.95:
+        whole = round(seconds)
+        return f"{whole // 60} min {whole % 60:02} s"
+    if size >= 0.9995:
+        return f"{seconds:.2f} s"
+    if size >= 1e-3:
+        return f"{seconds * 1e3:.1f} ms"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def key_text(key: int) -> str:
+    """A hash of a set, as archives and other programs write it: 16 hex digits."""
+    return f"{key:016x}"
+
+
+def version_text(version: int) -> str:
+    """A Vulkan version number (VK_MAKE_API_VERSION), such as ``1.4.335``."""
+    return f"{version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """A count with its noun: ``1 pipeline``, ``2 pipelines``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
 
 PIPE_WIDTH = 120
 """Columns where the output is no terminal and COLUMNS does not say."""
@@ -174,3 +249,58 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
 
 def _joined(parts: Sequence[str | Text]) -> Text:
     return Text.assemble(*(each if isinstance(each, Text) else styled(each) for each in parts))
+
+
+def device_document(identity: DeviceIdentity, features: DeviceFeatures | None = None) -> dict[str, Any]:
+    """A device: its identity and, where known, what it offers to an orchestrator."""
+    document = {
+        **asdict(identity),
+        "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
+        "api_version": version_text(identity.api_version),
+    }
+    if features is not None:
+        document["features"] = asdict(features)
+    return document
+
+
+def request_document(request: DeviceRequest) -> dict[str, Any]:
+    """What a device is opened as."""
+    told = request.application
+    return {
+        "application": told.application_name,
+        "application_version": told.application_version,
+        "engine": told.engine_name,
+        "engine_version": told.engine_version,
+        "api_version": version_text(told.api_version) if told.api_version else None,
+        "features": sorted(f"{struct}::{member}" for struct, member in request.features),
+        "extensions": sorted(request.extensions),
+        "others": request.others.value,
+    }
+
+
+def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:
+    """Pipelines by kind; every kind has an entry."""
+    return {kind.value: counts.get(kind, 0) for kind in PipelineKind}
+
+
+def damage_document(damage: Damage) -> dict[str, Any]:
+    """Something in a set that could not be read."""
+    return {
+        "offset": damage.offset,
+        "tag": None if damage.tag is None else tag_name(damage.tag),
+        "key": None if damage.key is None else key_text(damage.key),
+        "reason": damage.reason,
+    }
+
+
+def tag_name(tag: int) -> str:
+    """Name of a record tag, such as ``shader_module``; its number where it is not known."""
+    try:
+        return RecordTag(tag).name.lower()
+    except ValueError:
+        return str(tag)
+
+
+def seconds(nanoseconds: int) -> float:
+    """Nanoseconds as seconds."""
+    return nanoseconds / 1e9

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
 
 
@@ -31,10 +31,8 @@ def pack_verb(
         orchestrator pack game.toml -o game.foz
         orchestrator pack game.toml -o game.foz --json
     """
-    from orchestrator.cli.documents import kinds_document
-    from orchestrator.cli.output import Output
-    from orchestrator.cli.text import byte_text, key_text, path_text, plural
-    from orchestrator.sets.manifest import pack_manifest
+    from orchestrator.cli.output import Output, byte_text, key_text, kinds_document, path_text, plural
+    from orchestrator.sets.authoring.manifest import pack_manifest
 
     out = Output(json=json)
     report = pack_manifest(manifest, output)

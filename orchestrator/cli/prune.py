@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import UsageError
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
 
 if TYPE_CHECKING:
@@ -68,10 +67,8 @@ def prune_verb(
 
     import platformdirs
 
-    from orchestrator.cli.output import BAD, DIM, Output, styled
-    from orchestrator.cli.text import byte_text, path_text, plural
-    from orchestrator.stores.pruning import PruneReport, plan_prune, prune
-    from orchestrator.stores.sweeping import SweepReport, sweep_directory
+    from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
+    from orchestrator.stores.pruning import PruneReport, SweepReport, plan_prune, prune, sweep_directory
 
     bound, age = _size(max_size), _age(older_than)
     directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir
@@ -119,7 +116,7 @@ def prune_verb(
 
 
 def _document(item: PruneItem) -> dict[str, Any]:
-    from orchestrator.cli.text import path_text
+    from orchestrator.cli.output import path_text
 
     return {
         "path": path_text(item.path),

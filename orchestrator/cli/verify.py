@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from attrs import field, frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ def verify_verb(
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
     """
-    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, styled
-    from orchestrator.cli.text import path_text, plural
+    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, path_text, plural, styled
 
     output = Output(json=json)
     checked = [each for path in paths for each in _check(path)]
@@ -92,7 +91,7 @@ def verify_verb(
 
 
 def _check(path: Path) -> Iterator[_Checked]:
-    from orchestrator.sets.archive_index import MAGIC
+    from orchestrator.sets.archive.index import MAGIC
 
     try:
         if path.is_dir():
@@ -109,11 +108,11 @@ def _check(path: Path) -> Iterator[_Checked]:
 
 
 def _check_directory(path: Path) -> Iterator[_Checked]:
-    from orchestrator.stores.cache_content import CACHE_FILE_SUFFIX
-    from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
-    from orchestrator.stores.generations import PREVIOUS_SUFFIX
-    from orchestrator.stores.quarantine import QUARANTINE_DIRECTORY
-    from orchestrator.stores.trust import distrust_directory
+    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
+    from orchestrator.stores.files.generations import PREVIOUS_SUFFIX
+    from orchestrator.stores.files.quarantine import QUARANTINE_DIRECTORY
+    from orchestrator.stores.files.trust import distrust_directory
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -142,12 +141,12 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
 
 
 def _check_cache_file(path: Path) -> _Checked:
-    from orchestrator.cli.text import byte_text
-    from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
-    from orchestrator.stores.generations import previous_path
+    from orchestrator.cli.output import byte_text
+    from orchestrator.stores.errors import LoadStatus
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
+    from orchestrator.stores.files.generations import previous_path
+    from orchestrator.stores.files.trust import distrust, distrust_directory
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
-    from orchestrator.stores.load_status import LoadStatus
-    from orchestrator.stores.trust import distrust, distrust_directory
 
     found = inspect_cache_file(path)
     problems: list[str] = []
@@ -192,8 +191,7 @@ def _check_cache_file(path: Path) -> _Checked:
 
 
 def _check_archive(path: Path) -> _Checked:
-    from orchestrator.cli.documents import damage_document, tag_name
-    from orchestrator.cli.text import byte_text, key_text, plural
+    from orchestrator.cli.output import byte_text, damage_document, key_text, plural, tag_name
     from orchestrator.errors import ArchiveError
     from orchestrator.sets.pipeline_set import PipelineSet
 

@@ -82,7 +82,7 @@ def list_layers(selector: str = "") -> tuple[str, ...]:
     """
     if selector == SIMULATED:
         return ()
-    from orchestrator.devices.vulkan.layers import known_layers
+    from orchestrator.devices.vulkan.instance import known_layers
 
     return known_layers()
 

@@ -51,8 +51,7 @@ from orchestrator.key_dependence.variations import (
     structures,
     without,
 )
-from orchestrator.stores.key_profile import KeyProfile, NotTried, ProbedKind, Tried
-from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
 from orchestrator.version import version
 
 _PROCESSES_MOST: Final = 8

@@ -50,11 +50,11 @@ from orchestrator.key_dependence.messages import (
 )
 from orchestrator.key_dependence.probes import all_features, canonical, choose_probes, features_of
 from orchestrator.registry import registry
-from orchestrator.registry.features import same_members
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import BuiltImage, build_image
+from orchestrator.registry.tables import same_members
+from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 CACHE_CONTROL: Final = (
     "VkPhysicalDevicePipelineCreationCacheControlFeatures",

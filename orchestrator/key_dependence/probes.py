@@ -19,11 +19,11 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import BASE_FEATURES, Feature
 from orchestrator.key_dependence.messages import ProbeGroup, ProbeKind, ProbePipeline
 from orchestrator.registry import registry
-from orchestrator.registry.features import FEATURES_ROOT, is_collection, same_members
-from orchestrator.sets.image_builder import build_image
+from orchestrator.registry.tables import FEATURES_ROOT, is_collection, same_members
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.requirements import Needs
 
 _LIBRARY: Final = "VK_KHR_pipeline_library"
 _EACH: Final = 2

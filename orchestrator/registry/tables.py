@@ -1,19 +1,41 @@
-# Purpose: typed, read-only access to what the Khronos registry says about Vulkan, as far as pipelines need
-# it: structure layouts, pNext chains, and which version, extension or feature enables what.
-# The data lies in registry.json beside this file; `python -m orchestrator.registry.codegen` writes it from
-# the vk.xml inside the vulkan-object package. This module only decodes it.
-#
-# Guarantees: pure and lazy (nothing is read before the first call of registry()); immutable; thread-safe.
-# Assumptions: 64-bit little-endian C ABI for offsets and sizes (checked against a C compiler in the tests).
-"""Tables of the Vulkan registry."""
+"""Tables of the Vulkan registry.
+
+Typed, read-only access to what the Khronos registry says about Vulkan, as far as pipelines need it:
+structure layouts, pNext chains, and which version, extension or feature enables what. The data lies in
+registry.json beside this file; `python -m orchestrator.registry.codegen` writes it from the vk.xml inside
+the vulkan-object package. This module only decodes it.
+
+Guarantees: pure and lazy (nothing is read before the first call of registry()); immutable; thread-safe.
+
+Assumptions: 64-bit little-endian C ABI for offsets and sizes (checked against a C compiler in the tests).
+
+Names of features and properties: which structures hold the same one, and which extension brings which.
+
+A core version collects members of extensions' structures in VkPhysicalDeviceVulkanNNFeatures (and
+Properties) under the same name, so one feature may be asked for, and enabled, by several names. Whoever
+compares features compares them here.
+
+Guarantees: pure; answers are remembered. Thread-safe.
+
+A device that has everything that the registry knows: what a set needs, before there is a device, and what a
+simulation has.
+
+Guarantees: pure; thread-safe. Answers as `orchestrator.devices.device.DeviceCapabilities` does.
+"""
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import resources
+from typing import Final
 
 import msgspec
+from attrs import field, frozen
+
+from orchestrator.registry import expressions
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -234,3 +256,124 @@ def _decode() -> Registry:
 def structs_by_type() -> dict[int, Struct]:
     """The structures that can stand in a pNext chain, by VkStructureType."""
     return {each.s_type: each for each in registry().structs.values() if each.s_type is not None}
+
+
+FEATURES_ROOT: Final = "VkPhysicalDeviceFeatures2"
+PROPERTIES_ROOT: Final = "VkPhysicalDeviceProperties2"
+_COLLECTIONS: Final = re.compile(r"VkPhysicalDeviceVulkan1\d(Features|Properties)")
+
+# A property that a collection renamed when it took it over (specification, VkPhysicalDeviceVulkan11Properties).
+_RENAMED: Final = {
+    ("VkPhysicalDeviceVulkan11Properties", "subgroupSupportedOperations"): (
+        "VkPhysicalDeviceSubgroupProperties",
+        "supportedOperations",
+    ),
+}
+
+
+@lru_cache(maxsize=4096)
+def same_members(struct: str, member: str) -> tuple[tuple[str, str], ...]:
+    """The structures under which a device may answer for a feature or property; the one asked for first.
+
+    Structures of two extensions are different things even where a member has the same name (task and mesh shaders of NV
+    and EXT).
+
+    Args:
+        struct: A structure of features or properties, or an alias of one.
+        member: Its member.
+    """
+    name = registry().aliases.get(struct, struct)
+    same = [(name, member)]
+    if renamed := _RENAMED.get((name, member)):
+        same.append(renamed)
+    for other in _holders().get(member, ()):
+        if other != name and (is_collection(name) or is_collection(other)):
+            same.append((other, member))
+    return tuple(same)
+
+
+def is_collection(struct: str) -> bool:
+    """Whether a structure is one in which a core version collects features or properties."""
+    return _COLLECTIONS.fullmatch(struct) is not None
+
+
+@lru_cache(maxsize=1)
+def feature_structs() -> dict[str, tuple[str, ...]]:
+    """The feature structures that each device extension provides, by its name; none has no entry."""
+    found: dict[str, list[str]] = {}
+    for struct in registry().structs.values():
+        if FEATURES_ROOT in struct.extends:
+            for name in expressions.names(struct.requires):
+                if name in registry().extensions:
+                    found.setdefault(name, []).append(struct.name)
+    return {name: tuple(structs) for name, structs in found.items()}
+
+
+@lru_cache(maxsize=1)
+def _holders() -> dict[str, tuple[str, ...]]:
+    """Structures of features and properties that hold a member, by the member's name."""
+    holders: dict[str, list[str]] = {}
+    for struct in registry().structs.values():
+        if FEATURES_ROOT in struct.extends or PROPERTIES_ROOT in struct.extends:
+            for member in struct.members:
+                holders.setdefault(member.name, []).append(struct.name)
+    return {member: tuple(structs) for member, structs in holders.items()}
+
+
+NEWEST_VERSION: Final = 1 << 22 | 4 << 12
+"""VK_MAKE_API_VERSION(0, 1, 4, 0)."""
+
+_LARGEST = {"B": 0xFF, "H": 0xFFFF, "i": 0x7FFFFFFF, "I": 0xFFFFFFFF, "q": 2**63 - 1, "Q": 2**64 - 1}
+_LARGEST_FLOAT = float(2**100)
+
+
+@frozen
+class AnyDevice:
+    """Has everything that the registry knows, except what it is told to lack.
+
+    Attributes:
+        api_version: VkPhysicalDeviceProperties::apiVersion.
+        missing_extensions: Names of extensions that are not there.
+        missing_features: (structure, member) pairs that are not there.
+        properties: Values by (structure, member); None for a structure that is not there. Others allow as much
+            as their type can say: the largest value, or 1 for a lower bound (minSubgroupSize).
+        formats: (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all.
+    """
+
+    api_version: int = NEWEST_VERSION
+    missing_extensions: frozenset[str] = frozenset()
+    missing_features: frozenset[tuple[str, str]] = frozenset()
+    properties: Mapping[tuple[str, str], int | float | tuple[int, ...] | None] = field(factory=dict)
+    formats: Mapping[int, tuple[int, int, int]] = field(factory=dict)
+
+    def has_extension(self, name: str) -> bool:
+        """Whether an extension is there."""
+        return name not in self.missing_extensions
+
+    def has_feature(self, struct: str, member: str) -> bool:
+        """Whether a feature is there."""
+        return (struct, member) not in self.missing_features
+
+    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
+        """Value of a property, or None where the device or the registry does not have it."""
+        if (struct, member) in self.properties:
+            return self.properties[struct, member]
+        known = registry()
+        if struct not in known.structs and struct not in known.aliases:
+            return None
+        for each in known.struct(struct).members:
+            if each.name == member:
+                return _largest(each)
+        return None
+
+    def format_features(self, format_number: int) -> tuple[int, int, int]:
+        """Feature flags of a VkFormat."""
+        return self.formats.get(format_number, (0x7FFFFFFF, 0x7FFFFFFF, 0x7FFFFFFF))
+
+
+def _largest(member: Member) -> int | float | tuple[int, ...] | None:
+    if member.type == "VkBool32" or member.name.startswith("min"):
+        return 1
+    if member.array:
+        return (_LARGEST.get(member.format, 0),) * member.array
+    return _LARGEST_FLOAT if member.format in ("f", "d") else _LARGEST.get(member.format)

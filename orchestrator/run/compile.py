@@ -1,31 +1,554 @@
-# Purpose: the main job, whole: a set, a device, a cache file. This is the way in; the work is compile_job.py's, the cache
-# file and the choice of topology compile_cache.py's.
-#
-# Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved before this
-# returns or raises (cancellation included), unless saving itself fails, which the report says. The device is closed.
-"""`compile_set`: compile a pipeline set on a device and keep the cache."""
+"""`CompileSchedule`: how the pipelines of a compile are scheduled, and what that saved.
+
+The schedule of one group's run of a compile: what pipelines are believed to cost, which of them are the
+same work, how large batches are; and, from what it did, what was saved and how long the rest will take.
+
+recorded costs ─┐ code sizes ─────┼─> CostScheduler: longest first, the same work once ──> time to go,
+compiles saved pipeline keys ──┘
+
+Batches aim at a fifth of a second. A call of one pipeline costs about 0.5 ms of interpreter, most of it
+because the compiler has filled the processor's caches: at 200 ms that is nothing, and whoever stops a run
+still waits no longer than that beyond the longest pipeline. The tail stays short, because batches shrink
+with what is left (batching.py).
+
+Keys are asked for before the run, in one thread (two would wait for each other in the interpreter), and
+only of pipelines that could have one in common: those of one code (likeness.py) that the cache is not
+believed to hold. What links libraries is told apart by its state alone: they do not exist yet.
+
+Guarantees: keys and costs are hints. A driver that refuses a key costs compiles, never a pipeline.
+
+Assumptions: one thread at a time; `ask_keys` blocks. `eta_s` may be called beside the workers.
+
+`CompileJob`: one compile.
+
+The steps of a compile, group by group, and its report.
+
+set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
+
+Guarantees: those of `compile_set`. Groups run one after the other: each is a device with features of its
+own, and all keep one cache file, since the features are in the driver's keys and not in the identity of the
+cache.
+
+`compile_set`: compile a pipeline set on a device and keep the cache.
+
+The main job, whole: a set, a device, a cache file. This is the way in; the work is compile_job.py's, the
+cache file and the choice of topology compile_cache.py's.
+
+Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
+before this returns or raises (cancellation included), unless saving itself fails, which the report says.
+The device is closed.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import trio
+from attrs import define, evolve, field
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.run.compile_job import CompileJob
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.compile_schedule import PipelineKeyUse
-from orchestrator.run.compile_settings import CompileSettings
-from orchestrator.run.compile_tally import CompileProgress as CompileProgress
-from orchestrator.run.rolling import MergePolicy
+from orchestrator.errors import DeviceError, DriverError
+from orchestrator.run.caches import MergePolicy
+from orchestrator.run.executables import inspect_pipelines, require_inspector
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.keeping import CompileCache, RecordedCosts
+from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
+from orchestrator.run.options import CompileSettings, PipelineKeyUse
+from orchestrator.run.records import CompileProgress as CompileProgress
+from orchestrator.run.records import (
+    CompileReport,
+    GroupSummary,
+    InspectedPipeline,
+    OutcomeStatus,
+    Progress,
+    RunReport,
+    Savings,
+    SetSummary,
+    Stage,
+    Tally,
+    TimeToGo,
+    combine,
+    problem_outcomes,
+    status_code,
+    timing_of_runs,
+)
 from orchestrator.run.trial import TrialLimits
-from orchestrator.run.vetting import ModulePolicy
+from orchestrator.run.vetting import ModulePolicy, Vetter
+from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, SchedulerFactory
+from orchestrator.schedule.costs import DEFAULT_MODEL, fit
+from orchestrator.schedule.graphs import code_sizes, cost_first, estimated_costs
+from orchestrator.schedule.job_table import possibly_same
+from orchestrator.sets.groups import FeatureGroup
+from orchestrator.sets.image.builder import BuiltImage, build_image
+from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import DeviceOpener
-from orchestrator.stores.save_policy import SavePolicy
+from orchestrator.sets.prepare import DeviceOpener, decode_group
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.profile_file import MadeFor, add_feature_groups
+from orchestrator.stores.saving import SavePolicy
+
+# Modes in which a worker's own cache holds what it compiled, so that a duplicate hits only there.
+_OWN_CACHES: Final = frozenset({CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL})
+TARGET_NS: Final = 200_000_000
+_LEAST_TARGET_NS: Final = 5_000_000
+_BATCHES_IN_BUDGET: Final = 20
+_BATCH_LIMIT: Final = 1024
+_MOSTLY: Final = 0.5
+_KEYS_AT_ONCE: Final = 256
+_MOST_FOR_KEYS: Final = 0.02
+"""Asking for keys ends when it has taken this share of what compiling is believed to take."""
+
+
+@define(eq=False)
+class CompileSchedule:
+    """See the top of the module.
+
+    Attributes:
+        image: The pipelines.
+        mode: The cache topology.
+        workers: Number of workers.
+        recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
+        warm: Whether the run begins with a cache that holds something.
+        batch: Largest batch of a warm run, by a calibration; None for the usual.
+        time_budget_s: How long work may begin; batches are so small then that a wrong belief overruns it by little.
+        notes: What a reader of the report must know.
+    """
+
+    image: CreateInfoImage
+    mode: CacheMode
+    workers: int
+    recorded_ns: npt.NDArray[np.int64] = field(repr=False)
+    warm: bool = False
+    batch: int | None = None
+    time_budget_s: float | None = None
+    notes: list[str] = field(factory=list)
+    _believed_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
+    _asked: int = field(default=0, init=False)
+    _keys_ns: int = field(default=0, init=False)
+    _scheduler: CostScheduler | None = field(default=None, init=False)
+    _time_to_go: TimeToGo | None = field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        recorded = self.recorded_ns > 0
+        model = DEFAULT_MODEL
+        if recorded.any():
+            # What this device took for some of the set says what it will take for the rest.
+            model = fit(self.image.kinds, *code_sizes(self.image), self.recorded_ns)
+        self._believed_ns = np.where(recorded, self.recorded_ns, estimated_costs(self.image, model))
+
+    @property
+    def known(self) -> float:
+        """Share of the believed costs that was recorded, 0..1."""
+        total = int(self._believed_ns.sum())
+        return float(self._believed_ns[self.recorded_ns > 0].sum()) / total if total else 0.0
+
+    def ask_keys(
+        self,
+        device: Device,
+        prepared: PreparedPipelines,
+        use: PipelineKeyUse,
+        stop: trio.Event | None = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Ask the driver for pipeline keys, where that may save compiles. Blocking.
+
+        Args:
+            device: The device; one without pipeline keys is not asked.
+            prepared: The pipelines.
+            use: Whether to ask.
+            stop: Ends the asking early when set.
+            clock_ns: The clock.
+        """
+        if use is PipelineKeyUse.OFF:
+            return
+        if self.mode is CacheMode.NONE or (self.workers == 1 and use is PipelineKeyUse.AUTO):
+            return  # no cache has what was compiled before, or there is one, which all pipelines are looked up in
+        if not device.features.pipeline_binaries:
+            if device.features.keys_withheld:
+                self.notes.append(
+                    f"the driver was asked for no pipeline keys: {device.features.keys_withheld}"
+                )
+            return
+        # Before the run there are no libraries to link, and without them a driver has no key to give.
+        chosen = np.diff(self.image.library_slot_start) == 0
+        if self.warm:
+            chosen &= self.recorded_ns == 0
+        if use is PipelineKeyUse.AUTO:
+            chosen &= possibly_same(self.image)
+        indices = np.flatnonzero(chosen).astype(np.int32)
+        limit_ns = _MOST_FOR_KEYS * float(self._believed_ns.sum())
+        keys: list[bytes | None] = [None] * len(self.image)
+        began = clock_ns()
+        for start in range(0, len(indices), _KEYS_AT_ONCE):
+            some = indices[start : start + _KEYS_AT_ONCE]
+            if stop is not None and stop.is_set():
+                break
+            try:
+                found = device.pipeline_keys(prepared, some)
+            except (DeviceError, DriverError) as error:
+                self.notes.append(f"pipeline keys were not used: {error}")
+                break
+            for index, key in zip(some.tolist(), found, strict=True):
+                keys[index] = key
+            self._asked += len(some)
+            self._keys_ns = clock_ns() - began
+            if use is PipelineKeyUse.AUTO and self._keys_ns > limit_ns and self._asked < len(indices):
+                self.notes.append(
+                    f"the driver takes {self._keys_ns / self._asked / 1e3:.0f} us for a pipeline key, too long for what "
+                    f"that can save: {self._asked} of {len(indices)} were asked for"
+                )
+                break
+        if self._asked:
+            self._keys = keys
+
+    def factory(self) -> SchedulerFactory:
+        """Makes the scheduler of the run, once."""
+        expected = 0.0
+        if self.warm:
+            # A time was recorded when a pipeline was compiled, and saved in the cache.
+            expected = float(np.count_nonzero(self.recorded_ns)) / len(self.image) if self.known else 1.0
+        options = ScheduleOptions(
+            pin_followers=self.mode in _OWN_CACHES,
+            target_ns=TARGET_NS if self.time_budget_s is None else self._target_within(self.time_budget_s),
+            batch_limit=_BATCH_LIMIT if self.batch is None or not self.warm else self.batch,
+            expect_hits=expected,
+        )
+        make = cost_first(self.image, options=options, costs_ns=self._believed_ns, pipeline_keys=self._keys)
+
+        def factory(graph: JobGraph, workers: int) -> Scheduler:
+            made = make(graph, workers)
+            if isinstance(made, CostScheduler):
+                self._scheduler = made
+                # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
+                trusted = self.known > _MOSTLY and not self.warm
+                self._time_to_go = TimeToGo(made, workers, trusted=trusted)
+            return made
+
+        return factory
+
+    @staticmethod
+    def _target_within(budget_s: float) -> int:
+        return round(min(TARGET_NS, max(_LEAST_TARGET_NS, budget_s * 1e9 / _BATCHES_IN_BUDGET)))
+
+    def eta_s(self, now_ns: int) -> float | None:
+        """Seconds to go in this run, by costs; None until something is known of them.
+
+        Args:
+            now_ns: Now, on any one clock.
+        """
+        return None if self._time_to_go is None else self._time_to_go.eta_s(now_ns)
+
+    def savings(self, report: RunReport) -> Savings:
+        """Compiles that the run did not make, because it made the same one before.
+
+        A follower counts where its leader was compiled and itself was found in the cache; its cost is what its leader took.
+
+        Args:
+            report: The run's report.
+        """
+        saved, leaders = self._saved(report)
+        work_ns = report.driver_ns[leaders].astype(np.int64) - report.driver_ns[saved].astype(np.int64)
+        # The first of each state key that is not its leader's own was told by the driver's key, the others by state.
+        other = report.keys[saved] != report.keys[leaders]
+        told = len(set(zip(leaders[other].tolist(), report.keys[saved[other]].tolist(), strict=True)))
+        return Savings(
+            by_state_key=len(saved) - told,
+            by_pipeline_key=told,
+            driver_ns=int(np.maximum(work_ns, 0).sum()),
+            keys_asked=self._asked,
+            keys_ns=self._keys_ns,
+        )
+
+    def compile_times(self, report: RunReport) -> npt.NDArray[np.int64]:
+        """What the run knows to be the cost of compiling each pipeline, shape (n,), nanoseconds; 0 where it knows none.
+
+        A pipeline that was found because the same work was done before costs what that took.
+        """
+        compiled = report.status == status_code(OutcomeStatus.COMPILED)
+        times = np.where(compiled, report.driver_ns, np.uint64(0)).astype(np.int64)
+        saved, leaders = self._saved(report)
+        times[saved] = times[leaders]
+        return times
+
+    def _saved(self, report: RunReport) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Followers that were found in the cache, and their leaders, which were compiled."""
+        scheduler = self._scheduler
+        hits = np.flatnonzero(report.status == status_code(OutcomeStatus.CACHE_HIT))
+        leaders = hits
+        if scheduler is not None and (
+            scheduler.statistics.saved_by_key or scheduler.statistics.saved_by_pipeline_key
+        ):
+            leaders = np.fromiter(map(scheduler.leader_of, hits.tolist()), np.int64, len(hits))
+        compiled = report.status[leaders] == status_code(OutcomeStatus.COMPILED)
+        return hits[compiled], leaders[compiled]
+
+
+_T = TypeVar("_T")
+
+
+@define(eq=False)
+class CompileJob:
+    """One compile. Its public methods run in the trio thread; what blocks goes to a thread.
+
+    Attributes:
+        settings: What was asked for.
+    """
+
+    settings: CompileSettings
+    _cache: CompileCache = field(init=False)
+    _opener: ProfiledOpener = field(init=False)
+    _device: Device | None = field(default=None, init=False)
+    _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
+    _groups: list[GroupSummary] = field(factory=list, init=False)
+    _tally: Tally = field(factory=Tally, init=False)
+    _notes: list[str] = field(factory=list, init=False)
+    _untried: int = field(default=0, init=False)
+    _spent: dict[str, int] = field(factory=dict, init=False)
+    _stages: list[Stage] = field(factory=list, init=False)
+    _inspected: list[InspectedPipeline] = field(factory=list, init=False)
+    _schedule: CompileSchedule | None = field(default=None, init=False)
+    _savings: list[Savings] = field(factory=lambda: [Savings()], init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._cache = CompileCache(self.settings)
+        self._opener = ProfiledOpener(self.settings.opener, self.settings.cache_directory)
+
+    async def run(self) -> None:
+        """Compile all groups; raises what `compile_set` does."""
+        settings = self.settings
+        settings.on_stage("reading the set")
+        groups = await self._timed("read_ns", lambda: settings.source.groups)
+        self._tally.total = sum(len(group.pipelines) for group in groups)
+        if len(groups) > 1:
+            self._notes.append(
+                f"the set was recorded from applications that tell the driver {len(groups)} different things; "
+                "each one's pipelines are compiled on a device opened as its own"
+            )
+        self._waiting = deque(groups)
+        while self._waiting and (self._device is None or not (settings.stopped or self._time_left_s == 0.0)):
+            await self._run_group(self._waiting.popleft())
+        await trio.to_thread.run_sync(self._note_groups)
+
+    def _note_groups(self) -> None:
+        """Note beside each cache file what it was made for."""
+        for path, loaded in self._cache.loads.items():
+            if not path.is_file():
+                continue  # nothing was saved
+            groups = [
+                MadeFor(each.group.request, each.pipelines)
+                for each in self._groups
+                if each.pipelines and each.cache_file == path
+            ]
+            try:
+                add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+            except SaveError as error:
+                self._notes.append(f"what the cache file was made for was not noted: {error}")
+
+    @property
+    def _time_left_s(self) -> float | None:
+        """What is left of the time budget; None where there is none."""
+        budget = self.settings.time_budget_s
+        if budget is None:
+            return None
+        return max(0.0, budget - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
+
+    async def _run_group(self, group: FeatureGroup) -> None:
+        settings = self.settings
+        settings.on_stage("opening the device")
+        device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
+        try:
+            settings.on_stage("preparing")
+            decoded = await self._timed("prepare_ns", lambda: decode_group(settings.source, group, device))
+            if decoded.group.request != group.request:
+                await trio.to_thread.run_sync(device.close)
+                device = self._device = await self._timed(
+                    "open_ns", lambda: self._opener(decoded.group.request)
+                )
+            group = decoded.group  # without what was split off
+            if settings.inspect_executables:
+                require_inspector(device)
+            self._waiting.extend(decoded.split)
+            built = decoded.built
+            self._take_group(group, built, device)
+            self._tally.leave_out(problem_outcomes(built))
+            if settings.spirv_val is not ModulePolicy.OFF:
+                built = await self._vet(group, device, built)
+            prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
+            settings.on_stage("loading the cache")
+            primary = await self._timed("cache_load_ns", lambda: self._cache.open(device))
+            compiled: int | None = None
+            try:
+                settings.on_stage("compiling")
+                async with self._cache.keeping(primary):
+                    report = await self._run_pipelines(device, prepared, primary)
+                self._tally.take_run(report)
+                self._notes += report.notes
+                compiled = report.counts()[OutcomeStatus.COMPILED]
+            finally:
+                # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
+                with trio.CancelScope(shield=True):
+                    if primary is not None:
+                        await self._timed(
+                            "cache_save_ns", lambda: self._cache.close(device, primary, compiled)
+                        )
+            if settings.inspect_executables and not settings.stopped:
+                settings.on_stage("inspecting the code of the pipelines")
+                await self._inspect(device, prepared, report)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(device.close)
+
+    async def _run_pipelines(
+        self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
+    ) -> RunReport:
+        settings, cache = self.settings, self._cache
+        costs = await trio.to_thread.run_sync(RecordedCosts.open, settings.cache_directory, device.identity)
+        schedule = self._schedule = CompileSchedule(
+            prepared.image,
+            cache.mode,
+            cache.workers,
+            costs.of(prepared.image),
+            warm=cache.warm,
+            batch=cache.batch,
+            time_budget_s=self._time_left_s,
+        )
+        await self._timed(
+            "pipeline_keys_ns",
+            lambda: schedule.ask_keys(device, prepared, settings.pipeline_keys, settings.stop),
+        )
+        report = await run_pipelines(
+            device,
+            prepared,
+            workers=cache.workers,
+            mode=cache.mode,
+            scheduler=schedule.factory(),
+            merge=cache.merge,
+            on_merged=cache.on_merged,
+            primary=primary,
+            count_duplicate_pipeline_keys=settings.count_duplicate_pipeline_keys,
+            time_budget_s=self._time_left_s,
+            stop=settings.stop,
+            on_progress=self._progress,
+        )
+        await trio.to_thread.run_sync(costs.learn, report.keys, schedule.compile_times(report))
+        self._savings.append(schedule.savings(report))
+        self._notes += [*costs.notes, *schedule.notes]
+        return report
+
+    def _progress(self, progress: Progress) -> None:
+        self._cache.progress(progress.compiled)
+        if self._schedule is not None and progress.done < progress.total:
+            now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
+            progress = evolve(progress, eta_s=self._schedule.eta_s(now_ns))
+        self.settings.on_progress(self._tally.during(progress))
+
+    async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
+        """Do blocking work in a thread and add its time to a total."""
+        started = time.perf_counter_ns()
+        try:
+            return await trio.to_thread.run_sync(work)
+        finally:
+            duration = time.perf_counter_ns() - started
+            self._spent[what] = self._spent.get(what, 0) + duration
+            self._stages.append(Stage(what.removesuffix("_ns"), started, duration))
+
+    async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
+        created = np.flatnonzero(
+            (report.status == status_code(OutcomeStatus.COMPILED))
+            | (report.status == status_code(OutcomeStatus.CACHE_HIT))
+        )
+        kinds = tuple(PipelineKind)
+        found_of = await inspect_pipelines(
+            device, prepared, created.tolist(), workers=self._cache.workers, stop=self.settings.stop
+        )
+        for index, found in sorted(found_of.items()):
+            job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
+            self._inspected.append(InspectedPipeline(job, found))
+
+    def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
+        """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
+        directory = self.settings.cache_directory
+        path = None if directory is None else cache_path(directory, device.identity)
+        self._groups.append(GroupSummary(group, len(built.image), path))
+        profile = self._opener.profile(device)
+        if profile is not None and len(built.image):
+            self._notes += key_notes(profile, group, device, built.image)
+        if group.added and len(built.image):
+            several = len(group.pipelines) > 1
+            self._notes.append(
+                f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is recorded to "
+                f"have enabled: {', '.join(group.added)}; compiled on a device that has it. The application finds "
+                f"{'them' if several else 'it'} only if it enables the same, or if this driver's keys do not depend on it"
+            )
+
+    async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
+        """Leave out what the driver should not be given in this process."""
+        settings = self.settings
+        isolates = settings.spirv_val is ModulePolicy.ISOLATE
+        settings.on_stage("trying pipelines in child processes" if isolates else "validating modules")
+        vetter = Vetter(
+            settings.source,
+            settings.spirv_val,
+            self._cache.workers,
+            settings.selector,
+            settings.driver_caches,
+            settings.trial_limits,
+        )
+        started = time.perf_counter_ns()
+        vetted = await vetter.vet(built.image, group.request, settings.stop)
+        self._stages.append(Stage("vet", started, time.perf_counter_ns() - started))
+        self._notes += vetted.notes
+        self._tally.leave_out(vetted.left_out)
+        self._untried += len(vetted.untried)
+        if not (vetted.left_out or vetted.untried):
+            return built
+        known = {each.job for each in built.problems}
+        rest = vetted.allowed([job for job in group.pipelines if job not in known])
+        return await self._timed(
+            "prepare_ns", lambda: build_image(settings.source, rest, device.capabilities)
+        )
+
+    def report(self) -> CompileReport:
+        """The report; after `run`."""
+        assert self._device is not None  # noqa: S101 - a set has at least one group
+        source, runs = self.settings.source, self._tally.runs
+        stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
+        return CompileReport(
+            identity=self._device.identity,
+            features=self._device.features,
+            set=SetSummary(
+                name=source.name,
+                counts=source.counts,
+                content_hash=source.content_hash(),
+                applications=tuple(each.name or "" for each in source.applications),
+                groups=tuple(self._groups),
+                damage=source.damage,
+            ),
+            mode=self._cache.mode,
+            workers=self._cache.workers,
+            outcomes=combine(source.pipelines, self._tally.outcomes),
+            runs=tuple(runs),
+            cache_file=self._cache.file,
+            timing=timing_of_runs(runs, self._spent),
+            stopped=stopped,
+            # Each is told once, whichever groups it is of.
+            notes=tuple(dict.fromkeys([*self._notes, *self._opener.notes, *self._cache.notes])),
+            stages=tuple(self._stages),
+            inspected=tuple(self._inspected),
+            savings=Savings.total(self._savings),
+            out_of_time=stopped and self.settings.time_budget_s is not None and not self.settings.stopped,
+        )
 
 
 async def compile_set(

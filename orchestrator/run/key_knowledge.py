@@ -24,11 +24,16 @@ from attrs import define, evolve, field
 from orchestrator.devices.device import Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
-from orchestrator.registry.features import same_members
-from orchestrator.sets.applications import FeatureGroup
+from orchestrator.registry.tables import same_members
+from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.prepare import DeviceOpener
-from orchestrator.stores.key_profile import KeyProfile, KeyProfileLoad, Tried, load_key_profile
-from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.profile_file import (
+    KeyProfile,
+    KeyProfileLoad,
+    ProfileIdentity,
+    Tried,
+    load_key_profile,
+)
 
 _LOST: Mapping[str, str] = {
     "pipelineCreationCacheControl": "worker caches have the driver's own locks, and compiling cannot be forbidden",

@@ -23,7 +23,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.frames import FrameReader, pack_frame
 from orchestrator.run.trial_messages import Ready, Request, Setup, Survived, Try, Unready
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 

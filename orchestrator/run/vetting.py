@@ -24,14 +24,13 @@ from attrs import field, frozen
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
-from orchestrator.run.compile_report import Outcome
-from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.records import Outcome, OutcomeStatus
 from orchestrator.run.trial import TrialLimits, try_pipelines
 from orchestrator.run.trial_messages import Setup
-from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.spirv_validation import Judgement, Verdict, find_spirv_val, validate_modules
+from orchestrator.sets.spirv.validation import Judgement, Verdict, find_spirv_val, validate_modules
 
 _SHOWN = 3
 

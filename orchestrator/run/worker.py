@@ -24,9 +24,9 @@ import trio
 from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.accounting import CallLog, CreationCall, ThreadMeter
-from orchestrator.run.creation import Creator
+from orchestrator.run.caches import Creator
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.outcomes import OutcomeTable
+from orchestrator.run.records import OutcomeTable
 from orchestrator.schedule import Assignment, Wait
 
 _NO_REASONS: Mapping[int, str] = {}

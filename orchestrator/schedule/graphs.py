@@ -14,8 +14,7 @@ import numpy.typing as npt
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.schedule.cost_scheduler import CostScheduler
 from orchestrator.schedule.costs import DEFAULT_MODEL, CostModel
-from orchestrator.schedule.options import ScheduleOptions
-from orchestrator.schedule.scheduler import JobGraph, SchedulerFactory
+from orchestrator.schedule.scheduler import JobGraph, ScheduleOptions, SchedulerFactory
 
 
 def code_sizes(image: CreateInfoImage) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

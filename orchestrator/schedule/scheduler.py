@@ -1,17 +1,38 @@
-# Purpose: the interface between what decides who compiles what (this room) and what does it (run). A
-# scheduler is a state machine: events go in (a worker asks, a batch ended, the run is cancelled), decisions
-# come out (a batch, wait, done). It can be tested, replayed and replaced without a thread or a driver.
-#
-# Guarantees of every implementation:
-# - Each job is assigned at most once; a job is assigned only after all libraries it links were created.
-# - A job that can no longer be assigned (a library of it failed, or it was unusable from the start) is in
-#   `unassignable`, with the reason, from the event on that made it so.
-# - After `cancel` nothing more is assigned. Once nothing can be assigned and nothing is in flight, every
-#   request is answered with Done.
-#
-# Assumptions: not thread-safe: the caller holds a lock, or calls from one thread. No clock, no I/O; the same
-# events give the same decisions.
-"""The `Scheduler` Protocol and the values that cross it."""
+"""The `Scheduler` Protocol and the values that cross it.
+
+The interface between what decides who compiles what (this room) and what does it (run). A scheduler is a
+state machine: events go in (a worker asks, a batch ended, the run is cancelled), decisions come out (a
+batch, wait, done). It can be tested, replayed and replaced without a thread or a driver.
+
+Guarantees of every implementation: - Each job is assigned at most once; a job is assigned only after all
+libraries it links were created. - A job that can no longer be assigned (a library of it failed, or it was
+unusable from the start) is in `unassignable`, with the reason, from the event on that made it so. - After
+`cancel` nothing more is assigned. Once nothing can be assigned and nothing is in flight, every request is
+answered with Done.
+
+Assumptions: not thread-safe: the caller holds a lock, or calls from one thread. No clock, no I/O; the same
+events give the same decisions.
+
+`ScheduleOptions`: the settings of `CostScheduler`.
+
+What a caller may decide about `CostScheduler`, in one frozen value, so that a run can name it in its report
+and two runs can be compared.
+
+Guarantees: an impossible value is refused when it is made.
+
+`ScheduleStatistics`: what a schedule did so far.
+
+What a schedule did, as a value for a report.
+
+Guarantees: a snapshot; it does not change with the schedule.
+
+`Cancellation`: what was cancelled, and whether it has come to rest.
+
+The answer to "is nothing of it in flight any more?", which a caller needs before it frees what the jobs
+use: a driver call cannot be stopped, so a cancelled job may still be inside one.
+
+Guarantees: `quiet` turns true with the event that ends the last batch, and stays true.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +42,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import define, field, frozen, validators
+
+from orchestrator.schedule.job_table import JobState
 
 
 class Priority(enum.IntEnum):
@@ -194,3 +217,112 @@ class SharesOutcomes(Protocol):
 
 SchedulerFactory = Callable[[JobGraph, int], Scheduler]
 """Makes a scheduler for a set's jobs and a number of workers."""
+
+
+class Followers(enum.StrEnum):
+    """What becomes of a job that is the same work as another one (its leader), once the leader was created.
+
+    CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job has
+        a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
+    SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
+    """
+
+    CREATE = "create"
+    SHARE = "share"
+
+
+@frozen
+class ScheduleOptions:
+    """Settings of `CostScheduler`.
+
+    Attributes:
+        followers: What becomes of duplicates.
+        pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the code.
+            False where all workers use one cache.
+        affinity: Whether jobs that share a module or a library prefer one worker. Even so, a worker never idles
+            and a long job never waits for the sake of it.
+        target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs: what
+            is urgent waits no longer than that for a worker. A cold run that nobody steers does well with 200 ms, for
+            a call costs half a millisecond beside the driver.
+        batch_limit: Largest batch.
+        expect_hits: Share of jobs believed to hit before anything was learned, 0..1.
+        capacity: Most jobs that may be queued; `submit` answers `Full` beyond it. None: no bound.
+        streaming: Whether jobs may still be submitted: workers are told to wait, not that all is done, until
+            `close` is called.
+    """
+
+    followers: Followers = Followers.CREATE
+    pin_followers: bool = True
+    affinity: bool = True
+    target_ns: int = field(default=2_000_000, validator=validators.ge(1))
+    batch_limit: int = field(default=256, validator=validators.ge(1))
+    expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
+    capacity: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    streaming: bool = False
+
+
+@frozen
+class ScheduleStatistics:
+    """What a schedule did so far.
+
+    Attributes:
+        states: Number of jobs in each state.
+        saved_by_key: Compiles saved because another job had the same state key.
+        saved_by_pipeline_key: Compiles saved because another job had the same second-level key.
+        saved_ns: What those compiles would have cost, as far as is believed, nanoseconds.
+        at_home: Jobs that went to the worker that was assigned their label first.
+        moved: Jobs that share code and went elsewhere.
+        hit_shares: For each kind, share of jobs believed to hit.
+        cost_scales: For each kind, measured over believed cost of compiles.
+        nbytes: Bytes that all jobs take.
+    """
+
+    states: dict[JobState, int]
+    saved_by_key: int
+    saved_by_pipeline_key: int
+    saved_ns: int
+    at_home: int
+    moved: int
+    hit_shares: dict[int, float]
+    cost_scales: dict[int, float]
+    nbytes: int
+
+
+@define(eq=False)
+class Cancellation:
+    """What a call to cancel did. The scheduler changes it; the caller reads it, under the scheduler's lock.
+
+    Attributes:
+        cancelled: Jobs that will not be assigned any more because of it.
+        kept: Jobs that are created all the same, because a job that is not cancelled links them.
+        pending: Workers with a batch that holds one of the jobs asked for.
+    """
+
+    cancelled: int = 0
+    kept: int = 0
+    pending: set[int] = field(factory=set)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether none of the jobs is in flight: nothing uses a cache on their behalf any more."""
+        return not self.pending
+
+
+class Cancellations:
+    """Those that are not quiet yet."""
+
+    def __init__(self) -> None:
+        self._loud: list[Cancellation] = []
+
+    def watch(self, cancellation: Cancellation) -> Cancellation:
+        """Keep one up to date from now on; returns it."""
+        if cancellation.pending:
+            self._loud.append(cancellation)
+        return cancellation
+
+    def ended(self, worker: int) -> None:
+        """A worker's batch has ended."""
+        if self._loud:
+            for each in self._loud:
+                each.pending.discard(worker)
+            self._loud = [each for each in self._loud if each.pending]

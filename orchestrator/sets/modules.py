@@ -22,9 +22,9 @@ import numpy as np
 from attrs import field, frozen
 
 from orchestrator.errors import RecordError
-from orchestrator.sets.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.varint import decode_varint, encode_varint
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.varint import decode_varint, encode_varint
 
 SPIRV_MAGIC = b"\x03\x02\x23\x07"  # 0x07230203, little-endian (SPIR-V specification, 2.3 Physical Layout)
 SPIRV_HEADER_SIZE = 20

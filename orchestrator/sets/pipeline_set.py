@@ -13,25 +13,24 @@ from typing import Self
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError
-from orchestrator.sets.applications import (
+from orchestrator.sets.archive.combined import (
+    CombinedRecords,
+    open_archives,
+    record_offset,
+)
+from orchestrator.sets.archive.hashes import hash_u64, hash_values
+from orchestrator.sets.archive.reader import Archive, ArchiveLimits, copy_records
+from orchestrator.sets.archive.record_proof import RecordProof, is_module_of_format_5
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.groups import (
     Application,
     FeatureGroup,
     feature_groups,
     read_applications,
 )
-from orchestrator.sets.archive import Archive, ArchiveLimits, copy_records
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.combined_records import (
-    CombinedRecords,
-    open_archives,
-    record_offset,
-)
-from orchestrator.sets.damage_log import DamageLog
-from orchestrator.sets.hashes import hash_u64, hash_values
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
 from orchestrator.sets.modules import ShaderModule, decode_module, misnamed_modules
-from orchestrator.sets.record_proof import RecordProof, is_module_of_format_5
-from orchestrator.sets.records import Damage, RecordSource, RecordTag
+from orchestrator.sets.records import Damage, DamageLog, RecordSource, RecordTag
 
 _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
 

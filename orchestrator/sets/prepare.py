@@ -20,22 +20,21 @@ from typing import Final
 from attrs import evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceCapabilities
-from orchestrator.devices.enabled import EnabledCapabilities
 from orchestrator.devices.request import (
     BASE_FEATURES,
     RECORDED_STRUCTURES,
     DeviceRequest,
+    EnabledCapabilities,
     Feature,
     OtherFeatures,
 )
 from orchestrator.registry import registry
-from orchestrator.registry.any_device import AnyDevice
-from orchestrator.registry.features import FEATURES_ROOT, same_members
-from orchestrator.sets.applications import FeatureGroup
-from orchestrator.sets.image_builder import BuiltImage, Problem, build_image
+from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
+from orchestrator.sets.groups import FeatureGroup
+from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
 from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.requirements import Needs
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""

@@ -27,13 +27,18 @@ import numpy.typing as npt
 from attrs import field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.atomic_file import ensure_directory, read_capped, write_atomically
-from orchestrator.stores.beside import DURATIONS_SUFFIX, beside
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    ensure_directory,
+    read_capped,
+    write_atomically,
+)
+from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.hashing import content_hash128
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.kinds import DURATIONS_SUFFIX, beside
 
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""

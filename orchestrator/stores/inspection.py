@@ -9,23 +9,23 @@ from pathlib import Path
 
 from attrs import frozen
 
-from orchestrator.stores.atomic_file import read_capped_parts
-from orchestrator.stores.cache_content import DEFAULT_CAP, prove_content
+from orchestrator.stores.cache_file import (
+    DEFAULT_CAP,
+    PREFIX_HEADER_SIZE,
+    PipelineCacheHeader,
+    PipelineCachePrefixHeader,
+    prove_content,
+)
 from orchestrator.stores.errors import (
     CacheHeaderError,
+    LoadStatus,
     MissingFileError,
     ReadError,
     TooLargeError,
     likely_cause,
 )
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, read_capped_parts
 from orchestrator.stores.hashing import content_hash128
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import (
-    PREFIX_HEADER_SIZE,
-    PipelineCacheHeader,
-    PipelineCachePrefixHeader,
-)
 
 
 class CacheFileKind(enum.StrEnum):

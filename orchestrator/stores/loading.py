@@ -26,15 +26,19 @@ from attrs import define, evolve, field
 
 from orchestrator.devices.device import Device, PipelineCache
 from orchestrator.errors import DriverError
-from orchestrator.stores.cache_content import DEFAULT_CAP, LoadResult, read_cache_file, stored_data_hash
-from orchestrator.stores.errors import QuarantineError, ReadError, SaveError, likely_cause
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.generations import has_previous, previous_path, retire_previous
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import PipelineCacheHeader
-from orchestrator.stores.quarantine import quarantine_file
-from orchestrator.stores.sentinel import DeadSentinel, dead_sentinels, is_sentinel_of, loading_sentinel
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.cache_file import (
+    DEFAULT_CAP,
+    LoadResult,
+    PipelineCacheHeader,
+    read_cache_file,
+    stored_data_hash,
+)
+from orchestrator.stores.errors import LoadStatus, QuarantineError, ReadError, SaveError, likely_cause
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.generations import has_previous, previous_path, retire_previous
+from orchestrator.stores.files.quarantine import quarantine_file
+from orchestrator.stores.files.sentinel import DeadSentinel, dead_sentinels, is_sentinel_of, loading_sentinel
+from orchestrator.stores.files.writer_lock import writer_lock
 
 KEPT_FRACTION = 0.10
 """A driver that keeps less than this of the data behind the header has dropped it."""

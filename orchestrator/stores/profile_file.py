@@ -1,12 +1,34 @@
-"""Files that hold one value about a device and its driver, beside its cache file: what was measured, what was found out.
+"""Files that hold one value about a device and its driver, beside its cache file.
 
-Guarantees: the file is JSON, one per device identity like the cache file, with the same name but for its ending. It is
-written atomically under the lock of the cache file's writers, and read with a cap and only where its owner is to be trusted.
-Loading never raises: what cannot be used is named. Thread-safe.
+Guarantees: the file is JSON, one per device identity like the cache file, with the same name but for its
+ending. It is written atomically under the lock of the cache file's writers, and read with a cap and only
+where its owner is to be trusted. Loading never raises: what cannot be used is named. Thread-safe.
+
+`CalibrationProfile` and its file.
+
+What was measured about a device and its driver, kept beside its cache file, so that a run can follow it.
+
+Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
+
+What a driver's pipeline-cache keys depend on beside the pipeline, kept beside the device's cache file.
+
+Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
+
+For which applications a cache file was made: one small file beside it.
+
+A driver finds a pipeline in a cache only on a device that is, to it, the one that it was compiled on; what
+that was is not in the driver's data. So every compile notes what its devices were opened as. JSON:
+`{"format": 1, "groups": [...]}`, each group a `MadeFor`. The name of the file is that of the cache file
+with another suffix.
+
+Guarantees: reading never raises and is bounded. Adding is atomic, under the lock of the cache file's
+writers, so two processes lose nothing of each other. It is for people: nothing is decided by it. Thread-
+safe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Generic, Protocol, Self, TypeVar
 
@@ -14,13 +36,20 @@ import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.atomic_file import ensure_directory, read_capped_parts, write_atomically
-from orchestrator.stores.beside import beside
-from orchestrator.stores.cache_content import cache_path
+from orchestrator.devices.request import DeviceRequest, Feature
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.trust import trust_check
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    ensure_directory,
+    read_capped,
+    read_capped_parts,
+    write_atomically,
+)
+from orchestrator.stores.files.trust import trust_check
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import CALIBRATION_SUFFIX, FEATURE_GROUPS_SUFFIX, KEY_PROFILE_SUFFIX, beside
 
 _CAP: Final = 4 << 20
 
@@ -190,3 +219,339 @@ class ProfileFile(Generic[P]):
                 )
             write_atomically(path, (msgspec.json.format(msgspec.json.encode(profile), indent=1),), operations)
         return path
+
+
+PROFILE_FORMAT = 1
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """What one contender took: making the caches, one pass over the set, and the merge.
+
+    Attributes:
+        temperature: "cold" or "warm".
+        mode: The cache topology.
+        workers: Number of workers.
+        batch: Largest number of pipelines in a call.
+        control: Whether it is the baseline once more.
+        samples: How many samples.
+        seconds: Their median.
+        low: Lower end of its interval.
+        high: Upper end.
+        pipelines_per_s: Pipelines of one pass over the median.
+    """
+
+    temperature: str
+    mode: str
+    workers: int
+    batch: int
+    control: bool
+    samples: int
+    seconds: float
+    low: float
+    high: float
+    pipelines_per_s: float
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one question.
+
+    Attributes:
+        question: Which, such as "the lock of the shared cache, cold".
+        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" where times were compared; a number; or
+            "not measured".
+        words: The answer in a sentence or two, with its figures.
+        ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was compared.
+        low: Lower end of its interval.
+        high: Upper end.
+        pairs: Number of pairs.
+        noise: What the same thing measured twice differs by, as a factor of at least 1; None where it is not known.
+    """
+
+    question: str
+    answer: str
+    words: str
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    pairs: int = 0
+    noise: float | None = None
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do.
+
+    Attributes:
+        mode: The cache topology.
+        workers: Number of workers.
+        words: Why.
+    """
+
+    mode: str
+    workers: int
+    words: str
+
+
+class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured about a device and its driver on a machine.
+
+    Attributes:
+        identity: What it is about.
+        device_name: For people.
+        driver: Name and version of the driver, for people.
+        made_at: Seconds since 1970.
+        cores: Processors that were there.
+        processor: What the processor calls itself.
+        load_average: Highest load of the machine while it was measured.
+        driver_caches: How the driver's own caches were turned off.
+        set_name: What was compiled.
+        set_hash: Hash over the names of its records, 16 hex digits.
+        pipelines: Pipelines of it that the device takes.
+        orchestrator: Version of this project.
+        python: Version of Python.
+        rounds: Rounds that were taken.
+        figures: What each contender took.
+        findings: Questions and answers.
+        cold: What to do with an empty cache; None where it was not measured.
+        warm: What to do with a cache that holds the set; None where it was not measured, or where caches keep nothing.
+        batch: Largest number of pipelines in a call when everything hits; None where it was not measured.
+        merge_works: Whether merged caches hold what their sources held; None where it was not measured.
+        cache_keeps: Whether the driver's cache keeps anything; None where it was not measured.
+        read_back_grows: Whether loading and reading a cache over and over makes it grow; None where it was not measured.
+        notes: What a reader must know.
+        format: Version of this layout.
+    """
+
+    identity: ProfileIdentity
+    device_name: str
+    driver: str
+    made_at: float
+    cores: int
+    processor: str
+    load_average: float
+    driver_caches: str
+    set_name: str
+    set_hash: str
+    pipelines: int
+    orchestrator: str
+    python: str
+    rounds: int
+    figures: tuple[Figure, ...]
+    findings: tuple[Finding, ...]
+    cold: Choice | None
+    warm: Choice | None
+    batch: int | None
+    merge_works: bool | None
+    cache_keeps: bool | None
+    read_back_grows: bool | None
+    notes: tuple[str, ...] = ()
+    format: int = PROFILE_FORMAT
+
+
+CALIBRATION = ProfileFile(CALIBRATION_SUFFIX, CalibrationProfile, PROFILE_FORMAT)
+profile_path, load_profile, save_profile = CALIBRATION.path, CALIBRATION.load, CALIBRATION.save
+
+
+KEY_PROFILE_FORMAT = 1
+
+
+class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
+    """How the baseline fared for one kind of pipeline.
+
+    Attributes:
+        kind: "compute", "graphics", "pipeline library" or "ray tracing".
+        pipelines: Pipelines that were looked up.
+        usable: Of these, found by the same baseline in a new process and not found in an empty cache: those that can tell.
+        problem: Why nothing can be said of the kind, or "".
+    """
+
+    kind: str
+    pipelines: int
+    usable: int
+    problem: str = ""
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing in which a device differed from the baseline.
+
+    Attributes:
+        aspect: What it is of: "feature", "extension", "apiVersion", "environment", ...
+        name: What it is called.
+        kinds: The kinds of pipelines that it was tried with; of a dependence those that were not found.
+        features: The features that were enabled.
+        given: Features that the baseline had as well, since it was only tried beside them.
+        environment: The variables that were set.
+        identity: Whether the device had another pipelineCacheUUID then, so that even its cache file is another one.
+    """
+
+    aspect: str
+    name: str
+    kinds: tuple[str, ...]
+    features: tuple[Feature, ...] = ()
+    given: tuple[Feature, ...] = ()
+    environment: dict[str, str] = {}
+    identity: bool = False
+
+    @property
+    def text(self) -> str:
+        """It in words."""
+        beside = ", ".join(f"{struct}::{member}" for struct, member in self.given)
+        return f"{self.aspect} {self.name}" + (f", beside {beside}" if beside else "")
+
+
+class NotTried(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of which nothing is known.
+
+    Attributes:
+        aspect: What it is of.
+        name: What it is called.
+        reason: Why.
+    """
+
+    aspect: str
+    name: str
+    reason: str
+
+
+class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver's keys depend on.
+
+    Attributes:
+        identity: What it is about.
+        device_name: For people.
+        driver: Name and version of the driver, for people.
+        made_at: Seconds since 1970.
+        took_s: How long it took, s.
+        orchestrator: Version of this project.
+        api_version: VkApplicationInfo::apiVersion of the baseline.
+        method: How hits were told.
+        kinds: The kinds of pipelines.
+        depends: What the keys depend on.
+        independent: What they do not depend on.
+        not_tried: What could not be tried.
+        disagreements: Where compiling forbidden and creation feedback said different things.
+        notes: What a reader must know.
+        whole: Whether everything was tried that this version knows of, and not a choice.
+        format: Version of this layout.
+    """
+
+    identity: ProfileIdentity
+    device_name: str
+    driver: str
+    made_at: float
+    took_s: float
+    orchestrator: str
+    api_version: int
+    method: str
+    kinds: tuple[ProbedKind, ...]
+    depends: tuple[Tried, ...]
+    independent: tuple[Tried, ...]
+    not_tried: tuple[NotTried, ...]
+    disagreements: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    whole: bool = True
+    format: int = KEY_PROFILE_FORMAT
+
+    @property
+    def says_anything(self) -> bool:
+        """Whether the baseline of any kind of pipeline could tell."""
+        return any(not each.problem for each in self.kinds)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the baseline of a kind that the device takes could not tell, or the two ways of looking disagreed."""
+        return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
+
+
+KEY_PROFILE = ProfileFile(KEY_PROFILE_SUFFIX, KeyProfile, KEY_PROFILE_FORMAT)
+KeyProfileLoad = ProfileLoad[KeyProfile]
+key_profile_path, load_key_profile, save_key_profile = KEY_PROFILE.path, KEY_PROFILE.load, KEY_PROFILE.save
+
+
+MOST_GROUPS: Final = 1_000
+"""More applications than any known set has; the newest are kept."""
+
+_MOST_BYTES: Final = 4 << 20
+_FORMAT: Final = 1
+
+
+class MadeFor(msgspec.Struct, frozen=True):
+    """What a device was opened as when pipelines of a cache file were compiled.
+
+    Attributes:
+        request: It.
+        pipelines: How many pipelines its last compile handed to the driver.
+    """
+
+    request: DeviceRequest
+    pipelines: int
+
+
+class _File(msgspec.Struct, frozen=True):
+    format: int
+    groups: list[MadeFor]
+
+
+_decoder: Final = msgspec.json.Decoder(_File)
+
+
+def feature_groups_path(cache_file: Path) -> Path:
+    """Where the groups of a cache file are kept."""
+    return beside(cache_file, FEATURE_GROUPS_SUFFIX)
+
+
+def read_feature_groups(
+    cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[tuple[MadeFor, ...], str]:
+    """The groups of a cache file, and why what is there was not used, or "". Never raises.
+
+    Args:
+        cache_file: The cache file; it need not be there.
+        operations: The calls to use.
+    """
+    path = feature_groups_path(cache_file)
+    try:
+        read = _decoder.decode(read_capped(path, _MOST_BYTES, operations))
+    except MissingFileError:
+        return (), ""
+    except ReadError as error:
+        return (), str(error)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        return (), f"{path}: {error}"
+    if read.format != _FORMAT:
+        return (), f"{path}: format {read.format} is not known ({_FORMAT} is)"
+    return tuple(read.groups), ""
+
+
+def add_feature_groups(
+    cache_file: Path,
+    groups: Iterable[MadeFor],
+    *,
+    anew: bool = False,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> None:
+    """Note what a cache file was made for, beside what is noted already.
+
+    Args:
+        cache_file: The cache file.
+        groups: Groups; of equal requests the newest counts.
+        anew: Forget what was noted: the cache file was begun again.
+        operations: The calls to use.
+
+    Raises:
+        SaveError: It could not be written, or another process did not finish writing in time; what is there stays.
+    """
+    path, groups = feature_groups_path(cache_file), list(groups)
+    if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
+        return  # as in every run that compiles nothing new; nothing is written then
+    ensure_directory(path.parent, operations)
+    with writer_lock(cache_file, operations) as held:
+        if not held:
+            raise SaveError(path, "locking", "another process did not finish writing it in time")
+        noted = (
+            {} if anew else {each.request: each for each in read_feature_groups(cache_file, operations)[0]}
+        )
+        for each in groups:
+            noted.pop(each.request, None)
+            noted[each.request] = each
+        newest = list(noted.values())[-MOST_GROUPS:]
+        write_atomically(path, [msgspec.json.encode(_File(_FORMAT, newest))], operations)

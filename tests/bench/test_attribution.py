@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from attrs import define, frozen
 
+from orchestrator.bench.contention import contention_report
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import (
     CostModel,
@@ -31,11 +32,10 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.measure.contention import contention_report
 from orchestrator.run import CreationCall, available_workers, run_pipelines
-from orchestrator.run.outcomes import timing_of
+from orchestrator.run.records import timing_of
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
-from tests.measure.support import sample
+from tests.bench.support import sample
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05

@@ -21,7 +21,7 @@ from attrs import frozen
 from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run import CreationCall, available_workers
 from orchestrator.run.accounting import ThreadMeter, creation_call
-from orchestrator.run.outcomes import timing_of
+from orchestrator.run.records import timing_of
 from tests.drivers import require_tool
 
 NUMBERS = {

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from orchestrator.bench.calibrating import CalibrationProgress, calibrate
+from orchestrator.bench.calibration import CalibrationProgress, calibrate
 from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, Refused, SampleJob
 from orchestrator.bench.runner import BenchError
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
-from tests.measure.support import sample
+from tests.bench.support import sample
 
 
 class Machine:

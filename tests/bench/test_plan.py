@@ -11,8 +11,8 @@ from msgspec import structs
 
 from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.plan import BenchPlan, eta_of, key_of, leg_of, remaining
-from orchestrator.measure.samples import FailedSample, Row, failed_legs
-from tests.measure.support import sample
+from orchestrator.bench.samples import FailedSample, Row, failed_legs
+from tests.bench.support import sample
 
 PLAN = BenchPlan(
     set_paths=("a.foz",),

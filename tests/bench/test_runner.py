@@ -25,11 +25,11 @@ from orchestrator.bench.runner import (
     run_in_process,
     timelines_of,
 )
+from orchestrator.bench.samples import FailedSample, Leg, Sample, read_rows
+from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.errors import NoDeviceError
-from orchestrator.measure.samples import FailedSample, Leg, Sample, read_rows
-from orchestrator.measure.statistics import LEAST_PAIRS
-from orchestrator.samples import sample_path
-from tests.measure.support import ENVIRONMENT, sample
+from orchestrator.sets.sample import sample_path
+from tests.bench.support import ENVIRONMENT, sample
 
 PLAN = BenchPlan(
     set_paths=(str(sample_path()),),

@@ -15,11 +15,11 @@ import pytest
 from attrs import frozen
 
 from orchestrator.cli import main
-from orchestrator.samples import sample_path
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_index import RECORD_SIZE
-from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.sets.archive.index import RECORD_SIZE
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from orchestrator.cli import app, application, main
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.errors import ExternalSynchronizationError
 from orchestrator.version import version
 from tests.cli.conftest import Call, run_program

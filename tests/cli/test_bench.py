@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.cli.bench_tables import bench_document, report_of, show_bench
+from orchestrator.bench.samples import FailedSample, Row, RowWriter, Sample, failed_legs
+from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
+from orchestrator.cli.options import time_limit_seconds
 from orchestrator.cli.output import Output
-from orchestrator.cli.time_limit import time_limit_seconds
-from orchestrator.measure.samples import FailedSample, Row, RowWriter, Sample, failed_legs
+from tests.bench.support import series
 from tests.cli.conftest import Call
-from tests.measure.support import series
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ import io
 
 import pytest
 
-from orchestrator.bench.calibrating import CalibrationProgress
+from orchestrator.bench.calibration import CalibrationProgress
 from orchestrator.bench.plan import Eta
 from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli.bench_bar import MeasurementBar
-from orchestrator.cli.bench_view import BenchView, eta_text
-from orchestrator.cli.calibration_view import CalibrationView
+from orchestrator.cli.bench import BenchView, eta_text
+from orchestrator.cli.calibrate import CalibrationView
 from orchestrator.cli.output import Output
+from orchestrator.cli.progress import MeasurementBar
 
 
 class Terminal(io.StringIO):
@@ -47,7 +47,7 @@ def test_a_pipe_gets_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
-    monkeypatch.setattr("orchestrator.cli.bench_bar.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("orchestrator.cli.progress.time.monotonic", lambda: now[0])
     with BenchView(Output(json=False)) as view:
         view.stage("opening")
         for seconds in (0.0, 9.0, 10.0):

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench import calibrating
+from orchestrator.bench import calibration as calibrating
 from orchestrator.bench.jobs import Answer, Job, Probed, ProbeJob, ProbeStep, SampleJob
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
+from tests.bench.support import sample
 from tests.cli.conftest import Call
-from tests.measure.support import sample
 
 
 def quick(job: Job) -> Answer:

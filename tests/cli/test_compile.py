@@ -10,11 +10,12 @@ from attrs import evolve
 
 from orchestrator.cli import compile as module
 from orchestrator.cli import progress as progress_module
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.samples import sample_manifest_path
-from orchestrator.stores.cache_file import read_cache_file, save_cache_file
-from orchestrator.stores.generations import previous_path
+from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.stores.cache_file import read_cache_file
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.saving import save_cache_file
 from tests.cli.conftest import Call
 
 KEYS = {
@@ -225,7 +226,7 @@ def test_another_driver_version_is_refused_unless_relaxed(
 
 def test_no_such_device(call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_VULKAN_LIBRARY", str(tmp_path / "libvulkan.so.1"))
-    from orchestrator.devices.vulkan.loader import library
+    from orchestrator.devices.vulkan.instance import library
 
     library.cache_clear()
     done = call("compile", small_set, "--cache-dir", tmp_path / "cache", "--json")

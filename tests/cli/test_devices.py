@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Call, run_program
 
 

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from orchestrator import devices
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,
@@ -18,9 +18,10 @@ from orchestrator.devices.simulated import (
     simulated_features,
 )
 from orchestrator.errors import NoDeviceError
-from orchestrator.sets import spirv_validation
-from orchestrator.stores.cache_file import cache_path, save_cache_file
-from orchestrator.stores.generations import previous_path
+from orchestrator.sets.spirv import validation as spirv_validation
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.saving import save_cache_file
 from tests.cli.conftest import Call, Done
 from tests.stores.faults.sets import IDENTITY, OURS, data_of, file_of
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from orchestrator.cli import doctor_keys
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli import doctor as doctor_keys
+from orchestrator.cli.errors import ExitCode
 from orchestrator.key_dependence.bisection import KeyFindings, KeyProgress
 from orchestrator.stores.errors import SaveError
-from orchestrator.stores.key_profile import (
+from orchestrator.stores.profile_file import (
     KeyProfile,
     NotTried,
     ProbedKind,
@@ -169,7 +169,7 @@ def test_a_profile_of_another_driver_is_a_hint(call: Call, folder: Path) -> None
     other = evolve(IDENTITY, driver_version=77)
     profile = key_profile(identity=type(key_profile().identity).of(other))
     path = key_profile_path(folder, IDENTITY)
-    from orchestrator.stores.key_profile import save_key_profile
+    from orchestrator.stores.profile_file import save_key_profile
 
     save_key_profile(folder, IDENTITY, profile)
     assert path.exists()

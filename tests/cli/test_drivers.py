@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Done, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest

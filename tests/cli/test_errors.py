@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.errors import UsageError, explain, report
-from orchestrator.cli.exit_codes import ExitCode
+from orchestrator.cli.errors import ExitCode, UsageError, explain, report
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.exit_codes import ExitCode
-from orchestrator.samples import sample_manifest_path, sample_path
+from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
 
 HEADER_BYTES = 128

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.exit_codes import ExitCode
-from orchestrator.samples import sample_manifest_path, sample_path
-from orchestrator.sets.archive import Archive
+from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
 
 KEYS = {"set", "records", "applications", "groups", "verified", "unusable_records", "damage"}

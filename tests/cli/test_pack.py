@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.cli.exit_codes import ExitCode
-from orchestrator.samples import sample_manifest_path, sample_path
+from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
 
 

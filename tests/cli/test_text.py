@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.text import (
+from orchestrator.cli.output import (
     byte_text,
     key_text,
     path_text,

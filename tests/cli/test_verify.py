@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from orchestrator.cli.exit_codes import ExitCode
-from orchestrator.stores.generations import previous_path
+from orchestrator.cli.errors import ExitCode
+from orchestrator.stores.files.generations import previous_path
 from tests.cli.conftest import Call
 
 

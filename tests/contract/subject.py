@@ -17,9 +17,9 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.sets.builder import PipelineSetBuilder
-from orchestrator.sets.image_builder import build_image
-from orchestrator.sets.memory import MemoryRecords
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from tests.drivers import unsupported
 

@@ -310,8 +310,8 @@ def with_prefix_header(payload: bytes, like: bytes) -> bytes:
     """
     from attrs import evolve
 
+    from orchestrator.stores.cache_file import PipelineCachePrefixHeader
     from orchestrator.stores.hashing import content_hash128
-    from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
 
     header = PipelineCachePrefixHeader.unpack(like)
     return evolve(header, data_size=len(payload), data_hash=content_hash128(payload)).pack() + payload
@@ -364,8 +364,8 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
     import trio
 
     from orchestrator import CacheMode, PipelineSet, compile_set
-    from orchestrator.samples import sample_path
-    from orchestrator.sets.manifest import load_manifest
+    from orchestrator.sets.authoring.manifest import load_manifest
+    from orchestrator.sets.sample import sample_path
 
     async def compile_sample() -> dict[tuple[str, int], str]:
         with PipelineSet.open(sample_path()) as pipelines:

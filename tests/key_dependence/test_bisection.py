@@ -7,7 +7,7 @@ import pytest
 from orchestrator.errors import NoDeviceError
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
 from orchestrator.key_dependence.processes import KeyDependenceError
-from orchestrator.stores.key_profile import KeyProfile
+from orchestrator.stores.profile_file import KeyProfile
 from tests.key_dependence.planted import BESIDE, CRASH, HANG, LACKS, OPENER, PLANTED, STUB
 
 ALL_KINDS = ("compute", "graphics", "pipeline library", "ray tracing")

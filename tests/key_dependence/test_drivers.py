@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.key_dependence.bisection import find_key_dependence
-from orchestrator.stores.key_profile import KeyProfile
+from orchestrator.stores.profile_file import KeyProfile
 from tests.drivers import driver_manifest
 
 NAVI21 = "radv:navi21"

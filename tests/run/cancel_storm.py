@@ -27,10 +27,10 @@ from orchestrator.devices.simulated import (
     simulated_features,
     simulated_image,
 )
-from orchestrator.devices.simulated.cost import DEFAULT_ENTRY_BYTES
+from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run import BARRIER, MergePolicy, RunReport, run_pipelines
+from orchestrator.run.caches import Fold
 from orchestrator.run.merge import HEADER_BYTES
-from orchestrator.run.rolling import Fold
 from orchestrator.schedule import FifoScheduler
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)

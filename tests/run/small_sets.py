@@ -11,12 +11,12 @@ from attrs import define, field
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.samples import sample_path
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_writer import ArchiveWriter
+from orchestrator.run.records import CompileReport
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
 
 _PIPELINES = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE, RecordTag.RAY_TRACING_PIPELINE)
 

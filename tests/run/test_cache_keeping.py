@@ -13,16 +13,16 @@ import trio
 from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.run.cache_keeping import CacheKeeper
-from orchestrator.run.compile_report import CacheFileSummary
-from orchestrator.run.outcomes import OutcomeStatus
-from orchestrator.run.rolling import Fold, MergePolicy
-from orchestrator.stores.cache_file import LoadResult, cache_path, load_into_cache, save_cache_file
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS
-from orchestrator.stores.generations import previous_path
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.save_policy import SavePolicy, SaveReason
-from orchestrator.stores.writer_lock import lock_path, writer_lock
+from orchestrator.run.caches import Fold, MergePolicy
+from orchestrator.run.keeping import CacheKeeper
+from orchestrator.run.records import CacheFileSummary, OutcomeStatus
+from orchestrator.stores.cache_file import LoadResult, cache_path
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import SavePolicy, SaveReason, save_cache_file
 from tests.run.small_sets import Opener, compiled, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,

@@ -11,20 +11,20 @@ import trio
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.run.calibration import decide
+from orchestrator.run.caches import MergePolicy
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.rolling import MergePolicy
-from orchestrator.samples import sample_path
+from orchestrator.run.keeping import decide
+from orchestrator.run.records import CompileReport
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.calibration_profile import (
+from orchestrator.stores.profile_file import (
     CalibrationProfile,
     Choice,
+    ProfileLoad,
     save_profile,
 )
-from orchestrator.stores.profile_file import ProfileLoad
-from orchestrator.stores.save_policy import SavePolicy
+from orchestrator.stores.saving import SavePolicy
 from tests.stores.profiles import IDENTITY, profile
 
 PROFILE = profile(

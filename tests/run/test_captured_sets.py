@@ -14,11 +14,10 @@ import trio
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.errors import LoadStatus
 from tests.drivers import Corpus, each_good_corpus, run_on_device
 
 NAVI21, NAVI31 = "radv:navi21", "radv:navi31"

@@ -11,15 +11,14 @@ import trio
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.outcomes import OutcomeStatus
-from orchestrator.samples import sample_manifest_path
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.builder import PipelineSetBuilder
-from orchestrator.sets.memory import MemoryRecords
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.stores.feature_groups import read_feature_groups
+from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.stores.profile_file import read_feature_groups
 from tests.run.small_sets import Opener
 
 NAVI21 = "radv:navi21"

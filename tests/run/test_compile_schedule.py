@@ -12,7 +12,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.bench.sampling import run_order
+from orchestrator.bench.take import run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
@@ -26,15 +26,14 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DriverError
 from orchestrator.run import RunReport, run_pipelines
-from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.compile_schedule import CompileSchedule, PipelineKeyUse
-from orchestrator.run.outcomes import OutcomeStatus
-from orchestrator.samples import sample_path
+from orchestrator.run.compile import CompileSchedule, compile_set
+from orchestrator.run.options import PipelineKeyUse
+from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.schedule import Assignment, JobGraph
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
 from tests.run.support import without
 

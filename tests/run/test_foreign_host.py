@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.registry import registry
-from orchestrator.sets.manifest import load_manifest, pack_manifest
+from orchestrator.sets.authoring.manifest import load_manifest, pack_manifest
 from tests.drivers import driver_environment, require_header, require_tool, unsupported
 from tests.hosts.run_host import (
     MANIFEST,

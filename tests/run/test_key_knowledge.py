@@ -14,18 +14,18 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
-from orchestrator.samples import sample_path
-from orchestrator.sets.applications import FeatureGroup, decode_application
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.groups import FeatureGroup, decode_application
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.jobs import PIPELINE_TAGS, PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.key_profile import KeyProfile, key_profile_path, load_key_profile, save_key_profile
+from orchestrator.stores.profile_file import KeyProfile, key_profile_path, load_key_profile, save_key_profile
 from tests.run.small_sets import Opener, compiled, compute_keys
-from tests.sets.small_archives import application
+from tests.sets.archive.small_archives import application
 from tests.stores.profiles import IDENTITY, key_profile, tried
 
 CONTROL = ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")

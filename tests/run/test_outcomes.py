@@ -9,7 +9,7 @@ import pytest
 from orchestrator.devices.device import CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.outcomes import OutcomeStatus, OutcomeTable
+from orchestrator.run.records import OutcomeStatus, OutcomeTable
 
 VALID, HIT = 1, 3
 

@@ -7,8 +7,7 @@ import pytest
 
 from orchestrator.devices.device import CreationBatch
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.outcomes import OutcomeStatus, OutcomeTable
-from orchestrator.run.progress import Progress, progress_of
+from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, progress_of
 
 SECOND = 1_000_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.devices.simulated import simulated_identity, simulated_image
-from orchestrator.run.recorded_costs import RecordedCosts
+from orchestrator.run.keeping import RecordedCosts
 from orchestrator.stores.durations import durations_path
 
 KEYS = np.arange(60, dtype=np.uint64)

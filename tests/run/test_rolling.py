@@ -21,7 +21,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, run_pipelines
-from orchestrator.run.rolling import MergedHook, PrimaryGuard
+from orchestrator.run.caches import MergedHook, PrimaryGuard
 from orchestrator.schedule import FifoScheduler
 from tests.run.support import check_sums, hits_of, prepared_set, without
 

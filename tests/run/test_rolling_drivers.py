@@ -13,10 +13,10 @@ import trio
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import BARRIER, Fold, MergePolicy, RunReport, run_pipelines
-from orchestrator.samples import sample_path
 from orchestrator.schedule import FifoScheduler
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 from tests.drivers import run_on_device, unsupported
 
 NAVI21 = "radv:navi21"

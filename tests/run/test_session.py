@@ -11,14 +11,8 @@ import trio.testing
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import (
-    OutcomeStatus,
-    PipelineOutcome,
-    PipelineSession,
-    RunReport,
-    open_session,
-)
-from orchestrator.run.steered_schedule import SteeredSchedule
+from orchestrator.run import OutcomeStatus, PipelineOutcome, PipelineSession, RunReport, open_session
+from orchestrator.run.session import SteeredSchedule
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 

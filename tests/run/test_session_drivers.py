@@ -8,10 +8,10 @@ import pytest
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import OutcomeStatus, open_session, run_pipelines
-from orchestrator.samples import sample_path
 from orchestrator.schedule import Priority, ScheduleOptions
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 NAVI21 = "radv:navi21"
 LEVEL = 1

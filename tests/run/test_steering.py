@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.steered_schedule import SteeredSchedule
-from orchestrator.run.time_limits import Deadline
+from orchestrator.run.exchange import Deadline
+from orchestrator.run.session import SteeredSchedule
 from orchestrator.schedule import Assignment, Done, Priority, ScheduleOptions, Wait
 from tests.run.test_time_budget import MS, FakeClock
 

@@ -15,7 +15,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.run import OutcomeStatus, Progress, run_pipelines
-from orchestrator.run.time_limits import Deadline, TimeLimited
+from orchestrator.run.exchange import Deadline, TimeLimited
 from orchestrator.schedule import (
     Assignment,
     CostScheduler,

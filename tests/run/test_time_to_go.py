@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from orchestrator.run.time_to_go import TimeToGo
+from orchestrator.run.records import TimeToGo
 from orchestrator.schedule import CostScheduler, ScheduleOptions
 from tests.schedule.machine import job_graph, requested
 

@@ -447,9 +447,9 @@ import numpy as np
 from orchestrator.devices.vulkan import context as module
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan.device import VulkanDevice
-from orchestrator.devices.vulkan.host_memory import HostMemory
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.devices.vulkan.context import HostMemory
+from orchestrator.sets.sample import sample_path
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 
 

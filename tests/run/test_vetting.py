@@ -12,22 +12,21 @@ import trio
 from attrs import frozen
 
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.registry.any_device import AnyDevice
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.run import vetting
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_report import CompileReport
-from orchestrator.run.outcomes import OutcomeStatus
+from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.trial import Trials
 from orchestrator.run.trial_messages import Setup
 from orchestrator.run.vetting import ModulePolicy, Vetter
-from orchestrator.samples import sample_path
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.spirv_validation import Judgement, Verdict
+from orchestrator.sets.sample import sample_path
+from orchestrator.sets.spirv.validation import Judgement, Verdict
 from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 

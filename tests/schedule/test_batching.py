@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.schedule import CostScheduler, ScheduleOptions
-from orchestrator.schedule.batching import Experience
+from orchestrator.schedule.ready_queue import Experience
 from tests.schedule.machine import job_graph, jobs_of, requested
 
 

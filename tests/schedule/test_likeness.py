@@ -7,7 +7,7 @@ from attrs import evolve
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.schedule.likeness import possibly_same
+from orchestrator.schedule.job_table import possibly_same
 
 
 def image_of(modules: list[list[int]], libraries: list[list[int]] | None = None) -> CreateInfoImage:

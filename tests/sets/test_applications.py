@@ -8,16 +8,16 @@ import pytest
 
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.errors import RecordError
-from orchestrator.sets.applications import (
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.groups import (
     decode_application,
     decode_link,
     feature_groups,
     read_applications,
 )
 from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
-from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.records import Damage, RecordTag
-from tests.sets.small_archives import application, link
+from tests.sets.archive.small_archives import application, link
 
 GRAPHICS, COMPUTE, RAY_TRACING = (
     RecordTag.GRAPHICS_PIPELINE,

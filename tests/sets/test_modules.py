@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import RecordError
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.hashes import module_hash
+from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.varint import encode_varint
 from orchestrator.sets.modules import (
     CODE_SIZE_MAX,
     ShaderModule,
@@ -22,8 +23,7 @@ from orchestrator.sets.modules import (
     misnamed_modules,
 )
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.varint import encode_varint
-from tests.sets.small_archives import spirv
+from tests.sets.archive.small_archives import spirv
 
 CODE = spirv(1, 0x80, 0xFFFFFFFF)
 KEY = module_hash(CODE, 2)

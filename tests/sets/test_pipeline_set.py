@@ -8,16 +8,14 @@ import pytest
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ArchiveError, RecordError
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_writer import ArchiveWriter
-from orchestrator.sets.combined_records import CombinedRecords, open_archives, record_offset
-from orchestrator.sets.damage_log import DETAILS_MAX, DamageLog
+from orchestrator.sets.archive.combined import CombinedRecords, MemoryRecords, open_archives, record_offset
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.jobs import KIND_OF_TAG, PIPELINE_TAGS, PipelineJob
-from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.modules import encode_module
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import Damage, RecordSource, RecordTag
-from tests.sets.small_archives import archive, read_all, record, small_archive, small_records, spirv
+from orchestrator.sets.records import DETAILS_MAX, Damage, DamageLog, RecordSource, RecordTag
+from tests.sets.archive.small_archives import archive, read_all, record, small_archive, small_records, spirv
 
 GRAPHICS, COMPUTE, MODULE = (
     RecordTag.GRAPHICS_PIPELINE,

@@ -9,16 +9,14 @@ import pytest
 from orchestrator.devices.request import DeviceRequest, Feature, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ManifestError
-from orchestrator.registry.any_device import AnyDevice
-from orchestrator.samples import sample_manifest_path
-from orchestrator.sets.builder import PipelineSetBuilder
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.jobs import PipelineJob
-from orchestrator.sets.memory import MemoryRecords
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import OpenedGroup, features_to_record, opened_groups
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.render_passes import Rendering
-from orchestrator.sets.stages import ShaderStage
+from orchestrator.sets.sample import sample_manifest_path
 
 SHADERS = sample_manifest_path().parent / "shaders"
 COLOR = Rendering(["r8g8b8a8_unorm"])

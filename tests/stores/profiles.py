@@ -5,9 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.calibration_profile import CalibrationProfile, Choice
-from orchestrator.stores.key_profile import KeyProfile, ProbedKind, Tried
-from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.profile_file import (
+    CalibrationProfile,
+    Choice,
+    KeyProfile,
+    ProbedKind,
+    ProfileIdentity,
+    Tried,
+)
 
 IDENTITY = simulated_identity()
 

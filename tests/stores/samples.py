@@ -10,8 +10,8 @@ from pathlib import Path
 from attrs import evolve
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.fault_injection import FAILURES, FaultyFileOperations
-from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+from orchestrator.stores.cache_file import PipelineCachePrefixHeader
+from orchestrator.stores.files.fault_injection import FAILURES, FaultyFileOperations
 
 NAVI21 = DeviceIdentity(
     vendor_id=0x1002,

@@ -12,15 +12,15 @@ from attrs import evolve
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
     CACHE_FILE_SUFFIX,
+    PREFIX_HEADER_SIZE,
     LoadResult,
+    PipelineCachePrefixHeader,
     cache_path,
     read_cache_file,
-    save_cache_file,
 )
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.fault_injection import FAILURES, Fault, FaultyFileOperations
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
+from orchestrator.stores.saving import save_cache_file
 from tests.stores.samples import (
     NAVI21,
     NAVI31,

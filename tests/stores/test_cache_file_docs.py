@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+from orchestrator.stores.cache_file import PipelineCachePrefixHeader
 from tests.drivers import REPOSITORY, require_header, require_tool
 from tests.hosts.run_host import COMPILER_FLAGS, strip_prefix_header
 

@@ -9,12 +9,12 @@ import pytest
 from attrs import evolve
 
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.calibration_profile import (
+from orchestrator.stores.profile_file import (
+    ProfileIdentity,
     load_profile,
     profile_path,
     save_profile,
 )
-from orchestrator.stores.profile_file import ProfileIdentity
 from tests.stores.profiles import IDENTITY, profile
 
 

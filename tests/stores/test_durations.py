@@ -19,7 +19,7 @@ from orchestrator.stores.durations import (
     save_durations,
 )
 from orchestrator.stores.errors import SaveError
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.files.writer_lock import writer_lock
 
 
 def durations(**times: int) -> Durations:

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.stores.fault_injection import FaultyFileOperations
+from orchestrator.stores.cache_file import MAGIC, PREFIX_HEADER_SIZE, PipelineCachePrefixHeader
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.inspection import CacheFileInspection, CacheFileKind, inspect_cache_file
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import MAGIC, PREFIX_HEADER_SIZE, PipelineCachePrefixHeader
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content, sweep
 
 

@@ -9,18 +9,19 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.stores.cache_file import cache_path, save_cache_file, sweep_directory
-from orchestrator.stores.calibration_profile import profile_path
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import SaveError
-from orchestrator.stores.key_profile import (
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.profile_file import (
     KEY_PROFILE_FORMAT,
+    ProfileIdentity,
     key_profile_path,
     load_key_profile,
+    profile_path,
     save_key_profile,
 )
-from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.pruning import PruneReason, plan_prune, prune
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.pruning import PruneReason, plan_prune, prune, sweep_directory
+from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.sets import OURS, data_of
 from tests.stores.profiles import IDENTITY, key_profile, tried
 

@@ -18,11 +18,12 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.stores.cache_file import cache_path, load_into_cache, save_cache_file
-from orchestrator.stores.fault_injection import FAILURES, FaultyFileOperations
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
-from orchestrator.stores.quarantine import KEPT_FILES
+from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.fault_injection import FAILURES, FaultyFileOperations
+from orchestrator.stores.files.quarantine import KEPT_FILES
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_cache_file
 
 KEYS = range(1, 21)
 

@@ -19,18 +19,13 @@ from orchestrator.devices.simulated import (
     simulated_identity,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.stores.cache_file import (
-    cache_path,
-    load_into_cache,
-    read_cache_file,
-    save_cache_file,
-    save_merged,
-)
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.fault_injection import FaultyFileOperations
-from orchestrator.stores.file_operations import PosixFileOperations
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.writer_lock import writer_lock
+from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.atomic_file import PosixFileOperations
+from orchestrator.stores.files.fault_injection import FaultyFileOperations
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_cache_file, save_merged
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,

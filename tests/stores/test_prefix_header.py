@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.errors import CacheHeaderError
-from orchestrator.stores.hashing import content_hash128
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import (
+from orchestrator.stores.cache_file import (
     MAGIC,
     PREFIX_HEADER_SIZE,
     PipelineCacheHeader,
     PipelineCachePrefixHeader,
 )
+from orchestrator.stores.errors import CacheHeaderError, LoadStatus
+from orchestrator.stores.hashing import content_hash128
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
 
 u32 = st.integers(0, 2**32 - 1)

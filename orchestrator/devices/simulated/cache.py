@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.simulated.clock import Clock
-from orchestrator.devices.simulated.locking import LockingStrategy, LockWait, ReadWriteLock
+from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait, ReadWriteLock
 
 HEADER_SIZE = 32
 HEADER_VERSION_ONE = 1

@@ -1,19 +1,28 @@
-# Purpose: the Device that needs no Vulkan: for users' tests, for machines without a driver, and as the device whose
-# truth is known when a measurement is to be checked.
-#
-# Guarantees: implements the Device Protocol fully, with the same errors as a real device. Deterministic: the same calls
-# in the same order give the same bytes, results and (on a VirtualClock) durations. Every misuse that the specification
-# calls invalid and that can be seen from here raises before the driver is entered. Nothing is left when
-# it is closed, and what was not given back can be counted before that.
-#
-# Assumptions: it is given images of any set; of them it uses keys, kinds, modules and library links only.
-"""`SimulatedDevice`."""
+"""Prepared pipelines of the simulated device.
+
+An image bound to the simulated device: which of its pipelines are in use, and which libraries exist.
+
+Guarantees: a pipeline is created by one call at a time; a real device fills its create info in place just
+before, so two would be a race there. A closed image gives back the libraries that it owns, once.
+
+`SimulatedDevice`.
+
+The Device that needs no Vulkan: for users' tests, for machines without a driver, and as the device whose
+truth is known when a measurement is to be checked.
+
+Guarantees: implements the Device Protocol fully, with the same errors as a real device. Deterministic: the
+same calls in the same order give the same bytes, results and (on a VirtualClock) durations. Every misuse
+that the specification calls invalid and that can be seen from here raises before the driver is entered.
+Nothing is left when it is closed, and what was not given back can be counted before that.
+
+Assumptions: it is given images of any set; of them it uses keys, kinds, modules and library links only.
+"""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import numpy as np
@@ -32,17 +41,132 @@ from orchestrator.devices.device import (
     PipelineCacheData,
     PreparedPipelines,
 )
-from orchestrator.devices.enabled import EnabledCapabilities
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.request import EnabledCapabilities
 from orchestrator.devices.simulated.cache import SimulatedCache
-from orchestrator.devices.simulated.driver import Creation, SimulatedDriver, check_result
-from orchestrator.devices.simulated.identity import without_bumped_uuid
-from orchestrator.devices.simulated.key_salt import key_salt
+from orchestrator.devices.simulated.driver import (
+    CacheUse,
+    CallRecord,
+    Calls,
+    Creation,
+    SimulatedDriver,
+    check_result,
+)
 from orchestrator.devices.simulated.locking import LockWait
-from orchestrator.devices.simulated.options import SimulatedOptions
-from orchestrator.devices.simulated.prepared import SimulatedPipelines
-from orchestrator.devices.simulated.use import CacheUse, CallRecord, Calls
-from orchestrator.errors import DeviceError
+from orchestrator.devices.simulated.options import SimulatedOptions, key_salt, without_bumped_uuid
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
+
+
+class SimulatedPipelines:
+    """An image bound to a `SimulatedDevice`. Made by its `prepare`. Thread-safe."""
+
+    def __init__(
+        self,
+        image: CreateInfoImage,
+        unusable: dict[int, str],
+        forget: Callable[[SimulatedPipelines, Sequence[int]], None],
+    ) -> None:
+        """Bind an image; only the device does this.
+
+        Args:
+            image: The image.
+            unusable: Pipelines that cannot be handed to the driver, with the cause.
+            forget: Tells the device that this is closed, with the handles of the libraries to destroy.
+        """
+        self._image = image
+        # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
+        self._keys: list[int] = image.keys.tolist()
+        self._is_library: list[bool] = image.is_library.tolist()
+        self._links = len(image.library_slot_pipeline) > 0
+        self._unusable = unusable
+        self._forget = forget
+        self._mutex = threading.Lock()
+        self._in_use: set[int] = set()
+        self._closed = False
+        # Handles of the library pipelines that exist, by index.
+        self._libraries: dict[int, int] = {}
+
+    @property
+    def image(self) -> CreateInfoImage:
+        """The image that was bound."""
+        return self._image
+
+    @property
+    def unusable(self) -> dict[int, str]:
+        """Pipelines that cannot be handed to the driver, by index, with the cause."""
+        return dict(self._unusable)
+
+    def key_of(self, index: int) -> int:
+        """Key of a pipeline in its set."""
+        return self._keys[index]
+
+    def is_usable(self, index: int) -> bool:
+        """Whether a pipeline can be handed to the driver now: nothing is wrong with it and what it links exists."""
+        if index in self._unusable:
+            return False
+        if not self._links:
+            return True
+        with self._mutex:
+            return all(library in self._libraries for library in self._image.libraries_of(index))
+
+    def check(self, indices: npt.NDArray[np.int32], what: str) -> list[int]:
+        """The indices as numbers, which name pipelines, each once.
+
+        Raises:
+            DeviceError: They do not.
+        """
+        given: list[int] = indices.tolist()
+        if given and (len(set(given)) != len(given) or min(given) < 0 or max(given) >= len(self._keys)):
+            raise DeviceError(f"{what}: an index is out of range or stands twice among {len(given)}")
+        return given
+
+    @contextmanager
+    def using(self, indices: npt.NDArray[np.int32], what: str) -> Iterator[list[int]]:
+        """Hold pipelines for one call; gives their indices as numbers.
+
+        Raises:
+            DeviceError: An index is out of range or stands twice, or this is closed.
+            ExternalSynchronizationError: Another call creates one of them now.
+        """
+        numbers = self.check(indices, what)
+        given = set(numbers)
+        with self._mutex:
+            if self._closed:
+                raise DeviceError(f"{what}: the prepared pipelines are closed")
+            if busy := given & self._in_use:
+                raise ExternalSynchronizationError(
+                    f"{what}: pipelines {sorted(busy)[:8]} are being created by another thread"
+                )
+            self._in_use |= given
+        try:
+            yield numbers
+        finally:
+            with self._mutex:
+                self._in_use -= given
+
+    def take_library(self, index: int, handle: int) -> bool:
+        """Own a pipeline if it is the first of its library: what links it needs it until this is closed."""
+        with self._mutex:
+            return self._is_library[index] and self._libraries.setdefault(index, handle) == handle
+
+    def close(self) -> None:
+        """Destroy the libraries behind it. Idempotent.
+
+        Raises:
+            ExternalSynchronizationError: Some of its pipelines are being created.
+        """
+        with self._mutex:
+            if self._closed:
+                return
+            if self._in_use:
+                raise ExternalSynchronizationError(
+                    "close: the prepared pipelines are in use by another thread"
+                )
+            self._closed = True
+            owned = list(self._libraries.values())
+            self._libraries.clear()
+        self._forget(self, owned)
+
 
 # Across all devices of the process, so that a handle is never taken for another device's.
 _next_handle = itertools.count(0x51D0_0001)

@@ -1,25 +1,386 @@
-# Purpose: how a driver keeps the threads apart that use one pipeline cache: the strategies, and the lock under them
-# that knows how long each of its users waited.
-#
-# Guarantees: a wait is counted from the moment a thread finds the lock taken until the lock is handed to it; a lock that was
-# free counts nothing. What comes after that is the machine's: the thread may go on, and waits for a processor. So the
-# sum of waits is the true cost of contention, against which a measurement that only sees the driver from outside
-# can be checked. Letting go hands the lock over: to the writer that waited longest, or to all readers where none waits.
-# Nobody is woken in vain and nobody slips in between, so a thread that waits is asleep for exactly as long as it waits.
-#
-# Assumptions: sections are short or burn without the interpreter's lock. Writers go before readers that come
-# later, so a stream of look-ups cannot starve an insertion.
-"""Locking strategies of the simulated driver, and a lock that knows its waits."""
+"""What threads wait for.
+
+How long a thread of the simulated driver waited, and for what: a lock, a processor, or the interpreter.
+
+lock is taken          handed over       runs                goes on │ runnable │ asleep      │ runnable
+│ asleep              │ │    processor and lock  │  processor  │  the interpreter    │ └──── wait_ns
+───────────┘
+
+A wait for a lock ends when the lock is handed over; what follows is the machine's. A thread whose processor
+is taken between finding the lock taken and going to sleep waits for both at a time, runnable: nobody
+outside can tell that from a busy machine, so `asleep_ns` leaves it out. The thread that hands over sees
+which it is: it reads the waiter's run delay so far, and whether the waiter sleeps.
+
+A driver in C does not wait for the interpreter; this one does, in many places, and long where a thread
+loses its processor while it has the interpreter. Its work never sleeps but at a lock, so what a call slept
+beside that was for the interpreter: the duration that the driver tells is without it. That this is what a
+driver in C would tell is an assumption (wall = CPU + run delay + asleep), and not proven here;
+tests/bench/test_attribution_native.py does that, with one.
+
+Guarantees: reading never gives the interpreter's lock away, so a reading does not cause what it measures.
+Where the system keeps no such statistics, waits count as asleep and nothing as the interpreter's.
+
+Assumptions: Linux; /proc/thread-self, opened by a thread, goes on naming that thread for whoever reads the
+descriptor.
+
+Clocks: burn processor time, or let none pass.
+
+How the simulated driver spends time. CpuClock burns processor time as a compiler does, without the
+interpreter's lock, so that threads overlap; VirtualClock lets no real time pass, so that a test is quick
+and its figures are exact.
+
+Guarantees: both are thread-safe. CpuClock.spend returns once the calling thread has used the time asked for
+on its own CPU clock, never before. VirtualClock.spend moves the calling thread's time only: threads overlap
+there too.
+
+What CpuClock tells of a call's length is without its waits for the interpreter, as in a driver in C
+(waits.py). Otherwise many threads on few cores would look like contention that no driver has.
+
+Assumptions: hashlib.pbkdf2_hmac releases the interpreter's lock for its whole run (CPython with OpenSSL
+does) and its work is proportional to its iterations. It works in registers and the first cache level, so
+threads that burn at a time do not slow each other through memory. zlib.crc32 releases the lock for what is
+longer than 5 KiB.
+
+Locking strategies of the simulated driver, and a lock that knows its waits.
+
+How a driver keeps the threads apart that use one pipeline cache: the strategies, and the lock under them
+that knows how long each of its users waited.
+
+Guarantees: a wait is counted from the moment a thread finds the lock taken until the lock is handed to it;
+a lock that was free counts nothing. What comes after that is the machine's: the thread may go on, and waits
+for a processor. So the sum of waits is the true cost of contention, against which a measurement that only
+sees the driver from outside can be checked. Letting go hands the lock over: to the writer that waited
+longest, or to all readers where none waits. Nobody is woken in vain and nobody slips in between, so a
+thread that waits is asleep for exactly as long as it waits.
+
+Assumptions: sections are short or burn without the interpreter's lock. Writers go before readers that come
+later, so a stream of look-ups cannot starve an insertion.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import enum
+import hashlib
+import os
 import threading
+import time
+import zlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import Final, Protocol
 
-from orchestrator.devices.simulated.clock import Clock
+from attrs import frozen
+
+_READ_BYTES: Final = 256
+# Through PyDLL a call keeps the interpreter, which os.pread gives away; these reads never wait for anything.
+_pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
+if _pread is not None:
+    _pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
+    _pread.restype = ctypes.c_ssize_t
+
+
+class Wait(Protocol):
+    """One wait for a lock. Made by the thread that waits."""
+
+    def handed(self) -> None:
+        """The lock is handed over; called once, by the thread that had it, before it wakes the other."""
+
+    def over(self) -> tuple[int, int]:
+        """The waiter goes on: how long the lock was waited for, and how much of that asleep, ns."""
+
+
+class ThreadStatistics:
+    """What the system says about the thread that made this. Any thread may read it."""
+
+    __slots__ = ("_schedule", "_status")
+
+    def __init__(self) -> None:
+        """Open the calling thread's statistics, where there are any."""
+        self._schedule, self._status = _opened("schedstat"), _opened("stat")
+
+    def delay_ns(self) -> int | None:
+        """How long it was runnable and not scheduled so far, or None where that is not known."""
+        try:
+            return int(_read(self._schedule).split()[1])
+        except (IndexError, ValueError):
+            return None
+
+    def is_runnable(self) -> bool:
+        """Whether it runs or would, were there a processor; False where that is not known."""
+        # The name before the state may hold anything, also what closes it.
+        return _read(self._status).rpartition(b")")[2][:2] == b" R"
+
+    def __del__(self) -> None:
+        for each in (self._schedule, self._status):
+            if each >= 0:
+                os.close(each)
+
+
+def _opened(name: str) -> int:
+    try:
+        return os.open(f"/proc/thread-self/{name}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _read(descriptor: int) -> bytes:
+    if descriptor < 0 or _pread is None:
+        return b""
+    buffer = ctypes.create_string_buffer(_READ_BYTES)
+    size = _pread(descriptor, buffer, _READ_BYTES, 0)
+    return buffer.raw[: max(0, size)]
+
+
+class Work(Protocol):
+    """A stretch of the driver's work. Used by one thread."""
+
+    def duration_ns(self, asleep_ns: int) -> int:
+        """How long it has taken by now, ns, of which the driver slept so long at its locks."""
+
+
+class ThreadWork:
+    """Work of the thread that made this, by the clocks of the system."""
+
+    __slots__ = ("_cpu", "_delay", "_statistics", "_wall")
+
+    def __init__(self, statistics: ThreadStatistics) -> None:
+        """Begin, with the thread's own statistics."""
+        self._statistics = statistics
+        self._delay, self._cpu = statistics.delay_ns(), time.thread_time_ns()
+        self._wall = time.perf_counter_ns()
+
+    def duration_ns(self, asleep_ns: int) -> int:
+        """See `Work`; what was slept and not at a lock was for the interpreter, and is left out."""
+        wall, cpu = time.perf_counter_ns() - self._wall, time.thread_time_ns() - self._cpu
+        delay = self._statistics.delay_ns()
+        if delay is None or self._delay is None:
+            return wall
+        return wall - max(0, wall - cpu - (delay - self._delay) - asleep_ns)
+
+
+class ThreadWait:
+    """A wait of the thread that made this, by the clocks of the system."""
+
+    __slots__ = ("_delay", "_delay_handed", "_handed", "_runnable", "_since", "_statistics")
+
+    def __init__(self, statistics: ThreadStatistics) -> None:
+        """Begin, with the thread's own statistics."""
+        self._statistics = statistics
+        self._delay = statistics.delay_ns()
+        self._since = self._handed = time.perf_counter_ns()
+        self._delay_handed: int | None = None
+        self._runnable = False
+
+    def handed(self) -> None:
+        """See `Wait`."""
+        self._runnable = self._statistics.is_runnable()
+        self._delay_handed = self._statistics.delay_ns()
+        self._handed = time.perf_counter_ns()
+
+    def over(self) -> tuple[int, int]:
+        """See `Wait`."""
+        waited = self._handed - self._since
+        if self._delay is None or self._delay_handed is None:
+            return waited, waited
+        if self._runnable:  # it never got as far as going to sleep
+            return waited, 0
+        return waited, max(0, waited - (self._delay_handed - self._delay))
+
+
+class Clock(Protocol):
+    """Tells and spends the time of the simulated driver. Thread-safe."""
+
+    def now_ns(self) -> int:
+        """Time of the calling thread, ns; only differences within one thread mean anything."""
+
+    def common_ns(self) -> int:
+        """Time that all threads share, ns: differences between threads mean something."""
+
+    def spend(self, duration_ns: int) -> None:
+        """Use up time in the calling thread, as the driver's own work would."""
+
+    def begin_wait(self) -> Wait:
+        """The calling thread found a lock taken and is about to sleep."""
+
+    def begin_work(self) -> Work:
+        """The driver's work on a pipeline begins in the calling thread; `Work.duration_ns` ends it."""
+
+
+# Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy neighbour may
+# have slowed the core since the calibration; what it took tells the speed for the others.
+_FIRST_SHARE = 0.5
+_NEXT_SHARE = 0.92
+# Fits into the second cache level. A checksum of it takes some 10 us and costs little to start, so it serves for
+# what is shorter than starting a key derivation.
+_BUFFER = bytes(64 * 1024)
+
+
+def _derive(iterations: int) -> None:
+    hashlib.pbkdf2_hmac("sha256", b"simulated", b"compiler", iterations)
+
+
+def _checksum(size: int) -> None:
+    zlib.crc32(memoryview(_BUFFER)[:size])
+
+
+@frozen
+class _Rates:
+    """How fast this machine burns: what starting a derivation takes, and what follows for each ns."""
+
+    start_ns: int
+    iterations_per_ns: float
+    bytes_per_ns: float
+
+
+def _fastest(burn: Callable[[int], None], size: int) -> int:
+    # The fastest of a few runs: the others held an interrupt or a slow start.
+    times = []
+    for _ in range(7):
+        start = time.thread_time_ns()
+        burn(size)
+        times.append(time.thread_time_ns() - start)
+    return max(1, min(times))
+
+
+@lru_cache(maxsize=1)
+def _rates() -> _Rates:
+    start = _fastest(_derive, 1)
+    iterations = 2_000
+    return _Rates(
+        start_ns=start,
+        iterations_per_ns=iterations / max(1, _fastest(_derive, iterations) - start),
+        bytes_per_ns=len(_BUFFER) / _fastest(_checksum, len(_BUFFER)),
+    )
+
+
+class CpuClock:
+    """Burns processor time of the calling thread, without the interpreter's lock."""
+
+    def __init__(self) -> None:
+        """Calibrate; some 20 ms the first time in a process."""
+        self._rates = _rates()
+        self._own = threading.local()
+
+    def now_ns(self) -> int:
+        """Wall clock of the process, ns."""
+        return time.perf_counter_ns()
+
+    def common_ns(self) -> int:
+        """Wall clock of the process, ns."""
+        return time.perf_counter_ns()
+
+    def spend(self, duration_ns: int) -> None:
+        """Burn until the thread's CPU clock has moved by `duration_ns`."""
+        rates = self._rates
+        rest = duration_ns
+        now = time.thread_time_ns()
+        end = now + duration_ns
+        share, slowness = _FIRST_SHARE, 1.0
+        # Few long calls instead of many short ones: each return waits for the interpreter's lock.
+        while rest > 2 * rates.start_ns:
+            expected = max(rest * share / slowness - rates.start_ns, 0.0)
+            _derive(max(1, int(expected * rates.iterations_per_ns)))
+            before, now = now, time.thread_time_ns()
+            slowness = max(1.0, (now - before) / (expected + rates.start_ns))
+            share, rest = _NEXT_SHARE, end - now
+        while rest > 0:
+            _checksum(int(rest * _NEXT_SHARE * rates.bytes_per_ns))
+            rest = end - time.thread_time_ns()
+
+    def begin_work(self) -> ThreadWork:
+        """See `Clock`."""
+        return ThreadWork(self._statistics())
+
+    def begin_wait(self) -> ThreadWait:
+        """See `Clock`."""
+        return ThreadWait(self._statistics())
+
+    def _statistics(self) -> ThreadStatistics:
+        try:
+            own: ThreadStatistics = self._own.statistics
+        except AttributeError:
+            own = self._own.statistics = ThreadStatistics()
+        return own
+
+
+class VirtualClock:
+    """A clock on which only modelled time passes.
+
+    Each thread has a time of its own that `spend` moves, and all share one that `advance` moves. A wait for a lock is
+    therefore zero, unless a test advances the clock while a thread waits: then it is exactly that.
+    """
+
+    def __init__(self) -> None:
+        self._shared_ns = 0
+        self._spent_ns = 0
+        self._own = threading.local()
+        self._mutex = threading.Lock()
+
+    def now_ns(self) -> int:
+        """Shared time and the calling thread's own, ns."""
+        own: int = getattr(self._own, "ns", 0)
+        return self._shared_ns + own
+
+    def common_ns(self) -> int:
+        """Shared time, ns."""
+        return self._shared_ns
+
+    def spend(self, duration_ns: int) -> None:
+        """Move the calling thread's time."""
+        self._own.ns = getattr(self._own, "ns", 0) + duration_ns
+        with self._mutex:
+            self._spent_ns += duration_ns
+
+    def advance(self, duration_ns: int) -> None:
+        """Move the time of all threads."""
+        with self._mutex:
+            self._shared_ns += duration_ns
+
+    def begin_wait(self) -> _VirtualWait:
+        """See `Clock`."""
+        return _VirtualWait(self)
+
+    def begin_work(self) -> _VirtualWork:
+        """See `Clock`."""
+        return _VirtualWork(self)
+
+    @property
+    def spent_ns(self) -> int:
+        """Sum of what all threads spent, ns."""
+        return self._spent_ns
+
+
+class _VirtualWait:
+    """A wait on a virtual clock: what others let pass."""
+
+    __slots__ = ("_clock", "_handed", "_since")
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._since = self._handed = clock.common_ns()
+
+    def handed(self) -> None:
+        self._handed = self._clock.common_ns()
+
+    def over(self) -> tuple[int, int]:
+        return self._handed - self._since, self._handed - self._since
+
+
+class _VirtualWork:
+    """Work on a virtual clock: what the thread spent and others let pass."""
+
+    __slots__ = ("_clock", "_start")
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._start = clock.now_ns()
+
+    def duration_ns(self, asleep_ns: int) -> int:
+        del asleep_ns  # nothing has to be told from the interpreter here
+        return self._clock.now_ns() - self._start
 
 
 class LockingStrategy(enum.StrEnum):

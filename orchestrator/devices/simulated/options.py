@@ -1,24 +1,249 @@
-# Purpose: everything about the simulated device that its user can choose.
-# Guarantees: frozen; the defaults give a device that has every feature, no bug, and a clock on which no time passes.
-"""Options of the simulated device."""
+"""Switchable bugs of the simulated driver.
+
+What drivers in the field get wrong, to be switched on one by one, so that everything above the seam can be
+shown to survive it.
+
+Guarantees: no bug is on unless asked for; a bug acts on the keys and operations that it names and on
+nothing else.
+
+The cost model of the simulated driver.
+
+What a pipeline costs in the simulated driver: time to compile, time of a hit, bytes in the cache.
+
+Guarantees: a cost depends on the pipeline's key (and a seed) alone, never on order, thread or process.
+
+Identity and features of the simulated device.
+
+What the simulated device says of itself: identity and features.
+
+Guarantees: the same arguments give the same identity in every process, so caches can be kept between runs.
+
+Options of the simulated device.
+
+Everything about the simulated device that its user can choose.
+
+Guarantees: frozen; the defaults give a device that has every feature, no bug, and a clock on which no time
+passes.
+
+What a simulated driver's keys depend on beside the pipeline, as planted by a test.
+"""
 
 from __future__ import annotations
 
+import enum
+import hashlib
+import math
+import struct
 from collections.abc import Callable, Mapping
+from statistics import NormalDist
 
-from attrs import field, frozen, validators
+from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated.bugs import DriverBugs
-from orchestrator.devices.simulated.clock import Clock, VirtualClock
-from orchestrator.devices.simulated.cost import CostModel
-from orchestrator.devices.simulated.identity import (
-    simulated_features,
-    simulated_identity,
-)
-from orchestrator.devices.simulated.locking import LockingStrategy
-from orchestrator.registry.any_device import AnyDevice
+from orchestrator.devices.simulated.locking import Clock, LockingStrategy, VirtualClock
+from orchestrator.registry.tables import NEWEST_VERSION, AnyDevice
+
+
+class CacheOperation(enum.StrEnum):
+    """A command on caches that can be made to fail."""
+
+    CREATE = "create"
+    MERGE = "merge"
+    READ = "read"
+
+
+def _keys(keys: frozenset[int] | set[int] | tuple[int, ...] | list[int]) -> frozenset[int]:
+    return frozenset(keys)
+
+
+def _operations(operations: frozenset[CacheOperation] | set[CacheOperation]) -> frozenset[CacheOperation]:
+    return frozenset(operations)
+
+
+@frozen
+class DriverBugs:
+    """Bugs to simulate; all off by default. Keys are those of pipelines in their set.
+
+    Attributes:
+        stale_uuid_accepted: Initial data whose pipelineCacheUUID is another's is used all the same.
+        uuid_not_bumped: The pipelineCacheUUID does not change with driverVersion.
+        error_on_empty_non_null: Creating a cache with initialDataSize 0 and a pointer that is not null fails.
+        initial_data_dropped: Good initial data is accepted and not used; nothing says so.
+        create_fails_on_bad_data: Creating a cache with data that should be ignored fails instead.
+        data_grows_between_calls: How many times the cache grows right after its size was asked for.
+        merge_does_nothing: Merging succeeds and changes nothing.
+        cache_is_stub: A cache holds its header only, always: never a hit, merging does nothing.
+        crash: Compiling these aborts the process.
+        hang: Compiling these never returns, until the device is closed or lets go.
+        out_of_memory: Compiling these gives VK_ERROR_OUT_OF_HOST_MEMORY.
+        out_of_memory_operations: These commands on caches give VK_ERROR_OUT_OF_HOST_MEMORY.
+        results: VkResult of compiling the pipeline of a key.
+    """
+
+    stale_uuid_accepted: bool = False
+    uuid_not_bumped: bool = False
+    error_on_empty_non_null: bool = False
+    initial_data_dropped: bool = False
+    create_fails_on_bad_data: bool = False
+    data_grows_between_calls: int = 0
+    merge_does_nothing: bool = False
+    cache_is_stub: bool = False
+    crash: frozenset[int] = field(default=frozenset(), converter=_keys)
+    hang: frozenset[int] = field(default=frozenset(), converter=_keys)
+    out_of_memory: frozenset[int] = field(default=frozenset(), converter=_keys)
+    out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
+    results: Mapping[int, int] = field(factory=dict)
+
+
+# What RADV's compiler takes for a small compute pipeline, as the order of magnitude of the defaults.
+DEFAULT_COMPILE_NS = 2_000_000
+DEFAULT_HIT_NS = 5_000
+DEFAULT_ENTRY_BYTES = 1_500
+
+_NORMAL = NormalDist()
+
+
+def constant_cost(value: int) -> Callable[[int], int]:
+    """The same for every pipeline."""
+    return lambda _key: value
+
+
+def mapped_cost(values: Mapping[int, int], default: int = DEFAULT_COMPILE_NS) -> Callable[[int], int]:
+    """A value by pipeline key, and one for all others."""
+    own = dict(values)
+    return lambda key: own.get(key, default)
+
+
+def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], int]:
+    """A lognormal draw for each pipeline key: a few pipelines cost far more than most, as in real sets.
+
+    Args:
+        median: Median of the draws.
+        sigma: Standard deviation of the logarithm.
+        seed: Another seed gives other draws.
+    """
+
+    def cost(key: int) -> int:
+        digest = hashlib.blake2b(
+            key.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
+        ).digest()
+        # The middle of one of 2**53 equal slices: never 0 or 1, where the normal quantile is infinite.
+        uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / 2**53
+        return max(1, round(median * math.exp(sigma * _NORMAL.inv_cdf(uniform))))
+
+    return cost
+
+
+@frozen
+class CostModel:
+    """What pipelines cost.
+
+    Attributes:
+        compile_ns: Time to compile the pipeline of a key, ns.
+        hit_ns: Time to take a pipeline from a cache, ns.
+        entry_bytes: Bytes that a pipeline's code takes in a cache, without the entry's own header.
+        merge_entry_ns: Time to merge one source entry, ns, pruned ones included.
+    """
+
+    compile_ns: Callable[[int], int] = field(factory=lambda: constant_cost(DEFAULT_COMPILE_NS))
+    hit_ns: int = DEFAULT_HIT_NS
+    entry_bytes: Callable[[int], int] = field(factory=lambda: constant_cost(DEFAULT_ENTRY_BYTES))
+    merge_entry_ns: int = 0
+
+    @classmethod
+    def constant(cls, compile_ns: int, hit_ns: int = DEFAULT_HIT_NS) -> CostModel:
+        """Every pipeline takes `compile_ns`."""
+        return cls(constant_cost(compile_ns), hit_ns)
+
+    @classmethod
+    def mapped(
+        cls, compile_ns: Mapping[int, int], default: int = DEFAULT_COMPILE_NS, hit_ns: int = DEFAULT_HIT_NS
+    ) -> CostModel:
+        """Compile times by pipeline key, ns."""
+        return cls(mapped_cost(compile_ns, default), hit_ns)
+
+    @classmethod
+    def lognormal(
+        cls,
+        median_ns: int = DEFAULT_COMPILE_NS,
+        sigma: float = 1.0,
+        seed: int = 0,
+        hit_ns: int = DEFAULT_HIT_NS,
+    ) -> CostModel:
+        """Compile times as in real sets: see `lognormal_cost`."""
+        return cls(lognormal_cost(median_ns, sigma, seed), hit_ns)
+
+
+# No vendor's: the specification leaves ids above 0xFFFF to Khronos, and this one is not taken.
+VENDOR_ID = 0x1FFFF
+DEVICE_ID = 1
+
+
+def _cache_uuid(vendor_id: int, device_id: int, build: int) -> bytes:
+    text = f"pipeline cache of {vendor_id}:{device_id}:{build}"
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def simulated_identity(
+    *,
+    vendor_id: int = VENDOR_ID,
+    device_id: int = DEVICE_ID,
+    driver_version: int = 1,
+    device_name: str = "simulated device",
+) -> DeviceIdentity:
+    """An identity whose pipelineCacheUUID follows from vendor, device and driver version, as it should.
+
+    Args:
+        vendor_id: VkPhysicalDeviceProperties::vendorID.
+        device_id: VkPhysicalDeviceProperties::deviceID.
+        driver_version: VkPhysicalDeviceProperties::driverVersion.
+        device_name: Name of the device, for people.
+    """
+    return DeviceIdentity(
+        vendor_id=vendor_id,
+        device_id=device_id,
+        driver_version=driver_version,
+        driver_id=0,
+        driver_abi=8 * struct.calcsize("P"),
+        pipeline_cache_uuid=_cache_uuid(vendor_id, device_id, driver_version),
+        api_version=NEWEST_VERSION,
+        device_name=device_name,
+        driver_name="simulated driver",
+        driver_info=f"version {driver_version}",
+    )
+
+
+def without_bumped_uuid(identity: DeviceIdentity) -> DeviceIdentity:
+    """The same device on a driver that forgets to change pipelineCacheUUID between its versions."""
+    return evolve(identity, pipeline_cache_uuid=_cache_uuid(identity.vendor_id, identity.device_id, 0))
+
+
+def build_of(identity: DeviceIdentity) -> int:
+    """Number of the compiler behind an identity: another device or driver version is another compiler."""
+    text = f"{identity.vendor_id}:{identity.device_id}:{identity.driver_version}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def simulated_features(
+    *,
+    externally_synchronized_caches: bool = True,
+    creation_feedback: bool = True,
+    pipeline_binaries: bool = True,
+    shader_module_identifiers: bool = True,
+    internally_synchronized_merge: bool = True,
+    compile_required: bool = True,
+) -> DeviceFeatures:
+    """Features with everything, except what is said to be absent."""
+    return DeviceFeatures(
+        externally_synchronized_caches=externally_synchronized_caches,
+        creation_feedback=creation_feedback,
+        pipeline_binaries=pipeline_binaries,
+        shader_module_identifiers=shader_module_identifiers,
+        internally_synchronized_merge=internally_synchronized_merge,
+        compile_required=compile_required,
+        driver_caches="disabled: the simulated driver has none",
+    )
 
 
 @frozen
@@ -58,3 +283,24 @@ class SimulatedOptions:
     unusable: Mapping[int, str] = field(factory=dict)
     on_compile: Callable[[int], None] | None = None
     calls_kept: int = 65_536
+
+
+def key_salt(
+    depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
+) -> bytes:
+    """What goes into every key of a driver beside the pipeline; empty where its keys depend on nothing.
+
+    Args:
+        depends_on: See `SimulatedOptions.keys_depend_on`.
+        request: What the device was opened as.
+        capabilities: What is enabled.
+    """
+    if not depends_on:
+        return b""
+    told = (request or DeviceRequest()).application
+    parts = []
+    for each in sorted(depends_on):
+        struct, _, member = each.rpartition("::")
+        value = capabilities.has_feature(struct, member) if struct else getattr(told, member)
+        parts.append(f"{each}={value}")
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=32).digest()

@@ -15,7 +15,7 @@ from typing import Final
 from orchestrator.devices.device import INCOMPLETE, PipelineCache, PipelineCacheData
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.loader import check
+from orchestrator.devices.vulkan.instance import check
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 

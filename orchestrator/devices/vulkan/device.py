@@ -28,12 +28,10 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
-from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.executables import inspect_executables
-from orchestrator.devices.vulkan.host_memory import HostMemory
-from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
-from orchestrator.devices.vulkan.shader_modules import DEFAULT_LIMIT
+from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines, pointer_to
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 

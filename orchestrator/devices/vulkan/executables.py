@@ -25,7 +25,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import PipelineCreation
-from orchestrator.devices.vulkan.loader import check
+from orchestrator.devices.vulkan.instance import check
 from orchestrator.registry import registry
 
 _INFOS: Final = {

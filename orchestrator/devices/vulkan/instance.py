@@ -1,12 +1,38 @@
-# Purpose: an instance and the physical devices that it shows, with the identity of each.
-#
-# Guarantees: opening fails with NoDeviceError and a next step where there is no loader or no driver; close()
-# destroys the instance once nothing made from it is left (the caller's duty, as in Vulkan).
-"""Instances and physical devices."""
+"""The Vulkan loader library and its commands.
+
+Opens the Vulkan loader library when it is first needed and finds its commands.
+
+Guarantees: - importing this module opens nothing, so it works on a machine without Vulkan; `library` opens
+it. - commands are plain cffi function pointers, attributes of a table that is filled once: a call costs one
+attribute look-up and no wrapper. cffi releases the GIL for as long as the driver runs. - a command that is
+not there raises DeviceError at the place that asks for it, and says what provides it. Thread-safety:
+everything here may be used from any thread; the tables are immutable once made. Ownership: the tables do
+not own their instance or device, and must not be used after it is destroyed. The library stays open for the
+life of the process (drivers leave threads and exit handlers behind).
+
+Assumptions: pointers have 64 bits (the structure tables are made for that); others are refused.
+
+The layers that there are or that are active between the program and a driver, and what must not be asked
+for through them.
+
+A layer may give out handles of its own in place of the driver's and translate them on the way; validation
+layers do. It can translate them only in commands that it knows. One that is older than a command passes its
+own handles on to the driver, which takes them for addresses and ends the process.
+
+Instances and physical devices.
+
+An instance and the physical devices that it shows, with the identity of each.
+
+Guarantees: opening fails with NoDeviceError and a next step where there is no loader or no driver; close()
+destroys the instance once nothing made from it is left (the caller's duty, as in Vulkan).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,11 +40,250 @@ from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo
-from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.loader import GlobalCommands, InstanceCommands, check, library
+from orchestrator.devices.vulkan._generated import COMMANDS, ffi
 from orchestrator.devices.vulkan.selection import Selection, enter
-from orchestrator.errors import NoDeviceError
-from orchestrator.registry import registry
+from orchestrator.errors import DeviceError, DriverError, NoDeviceError
+from orchestrator.registry.tables import registry
+
+LIBRARY_VARIABLE = "ORCHESTRATOR_VULKAN_LIBRARY"
+"""Environment variable that names the library to open instead of the usual ones."""
+
+LIBRARY_NAMES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib")
+
+__all__ = [
+    "COMMANDS",
+    "LIBRARY_NAMES",
+    "LIBRARY_VARIABLE",
+    "DeviceCommands",
+    "GlobalCommands",
+    "InstanceCommands",
+    "Library",
+    "check",
+    "ffi",
+    "library",
+    "open_library",
+]
+
+
+@frozen(eq=False)
+class Library:
+    """An open Vulkan loader library.
+
+    Attributes:
+        name: The name or path under which it was opened.
+        get_instance_proc_addr: Its vkGetInstanceProcAddr.
+    """
+
+    name: str
+    get_instance_proc_addr: Any
+    _opened: Any  # closes the library when it is collected
+
+
+@lru_cache(maxsize=1)
+def library() -> Library:
+    """The library of this process, opened on the first call. Failures are not remembered.
+
+    Raises:
+        NoDeviceError: As `open_library`.
+        DeviceError: As `open_library`.
+    """
+    return open_library(os.environ)
+
+
+def open_library(environment: Mapping[str, str]) -> Library:
+    """Open the library that the environment names, or the first of the usual names that is there.
+
+    Args:
+        environment: Where `LIBRARY_VARIABLE` may be set; it then is the only one tried.
+
+    Raises:
+        NoDeviceError: There is none; the message says what was tried and which package to install.
+        DeviceError: The process is not a 64-bit little-endian one.
+    """
+    if ffi.sizeof("void *") != 8 or sys.byteorder != "little":
+        raise DeviceError(
+            "Vulkan devices need a 64-bit little-endian process: structure layouts are made for it"
+        )
+    chosen = environment.get(LIBRARY_VARIABLE, "")
+    causes = []
+    for name in (chosen,) if chosen else LIBRARY_NAMES:
+        try:
+            opened = ffi.dlopen(name)
+            return Library(name, opened.vkGetInstanceProcAddr, opened)
+        except (OSError, ffi.error) as error:  # ffi.error: a library without the command
+            causes.append(f"{name}: {error}")
+    advice = (
+        f"correct or unset {LIBRARY_VARIABLE}"
+        if chosen
+        else "install the Vulkan loader and a driver (Debian: libvulkan1 and mesa-vulkan-drivers), "
+        f"or set {LIBRARY_VARIABLE} to the loader's path"
+    )
+    raise NoDeviceError(f"no Vulkan loader library: {advice}. Tried: {'; '.join(causes)}")
+
+
+class _Commands:
+    """Commands by name, found once. Reading one that is not there raises DeviceError."""
+
+    def __init__(self, level: str, get_proc_addr: Any, owner: Any) -> None:
+        self._level = level
+        for name, (of_level, pointer_type, names, _) in COMMANDS.items():
+            if of_level == level:
+                found = _find(get_proc_addr, owner, names)
+                if found:
+                    setattr(self, name, ffi.cast(pointer_type, found))
+
+    def __getattr__(self, name: str) -> Any:
+        # Python asks here only for what is not there.
+        if not name.startswith("vk"):
+            raise AttributeError(name)
+        level, _, _, requires = COMMANDS.get(name, ("", "", (), ""))
+        if level != self._level:
+            raise AttributeError(f"{name} is no {self._level} command of these bindings")
+        provider = requires.replace(",", " or ").replace("+", " with ") or "every driver"
+        raise DeviceError(
+            f"{name} is not available: the {self._level} does not have it ({provider} provides it)"
+        )
+
+    def has(self, name: str) -> bool:
+        """Whether a command is there."""
+        return name in vars(self)
+
+
+def _find(get_proc_addr: Any, owner: Any, names: Iterable[str]) -> Any:
+    """Address of a command under the first of its names that is there, or None."""
+    for name in names:
+        found = get_proc_addr(owner, name.encode())
+        if found:
+            return found
+    return None
+
+
+class GlobalCommands(_Commands):
+    """Commands that need no instance: vkCreateInstance, vkEnumerateInstance*.
+
+    Args:
+        opened: The library.
+    """
+
+    def __init__(self, opened: Library) -> None:
+        super().__init__("global", opened.get_instance_proc_addr, ffi.NULL)
+
+
+class InstanceCommands(_Commands):
+    """Commands of an instance and its physical devices, and vkGetDeviceProcAddr.
+
+    Args:
+        opened: The library.
+        instance: A VkInstance, which must outlive the table.
+    """
+
+    def __init__(self, opened: Library, instance: Any) -> None:
+        super().__init__("instance", opened.get_instance_proc_addr, instance)
+
+
+class DeviceCommands(_Commands):
+    """Commands of a device, straight from its driver without the loader's dispatch.
+
+    Args:
+        of_instance: The commands of its instance.
+        device: A VkDevice, which must outlive the table.
+    """
+
+    def __init__(self, of_instance: InstanceCommands, device: Any) -> None:
+        super().__init__("device", of_instance.vkGetDeviceProcAddr, device)
+
+
+def check(command: str, result: int) -> int:
+    """Pass a VkResult on where it is a value, raise it where it is an error.
+
+    Args:
+        command: Name of the command that returned it, for the message.
+        result: The VkResult.
+
+    Returns:
+        The same result, zero or positive (VK_INCOMPLETE, VK_PIPELINE_COMPILE_REQUIRED).
+
+    Raises:
+        DriverError: It is negative.
+    """
+    if result < 0:
+        raise DriverError(command, result, registry().result_name(result))
+    return result
+
+
+#: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs issue 2421).
+PIPELINE_BINARY_VERSION: Final = (1 << 22) | (3 << 12) | 294
+
+
+@frozen
+class Layer:
+    """An active layer.
+
+    Attributes:
+        name: VkLayerProperties::layerName.
+        spec_version: VkLayerProperties::specVersion: the Vulkan that it knows, as VkApplicationInfo::apiVersion is made.
+    """
+
+    name: str
+    spec_version: int
+
+    def __str__(self) -> str:
+        version = self.spec_version
+        return f"{self.name} {version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}"
+
+
+def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Layer, ...]:
+    """The layers of an instance, whoever asked for them: the environment, a configuration of the loader, or nobody.
+
+    Device layers are no more: what the loader tells as such is the layers of the instance (specification, chapter
+    "Extended Functionality", "Device Layer Deprecation"), which no other command tells. Thread-safe.
+
+    Args:
+        commands: Of the instance.
+        physical_device: Any of its VkPhysicalDevice.
+
+    Raises:
+        DriverError: The loader refused.
+    """
+    count = ffi.new("uint32_t *")
+    ask = commands.vkEnumerateDeviceLayerProperties
+    check("vkEnumerateDeviceLayerProperties", ask(physical_device, count, ffi.NULL))
+    found = ffi.new("VkLayerProperties[]", count[0] or 1)
+    check("vkEnumerateDeviceLayerProperties", ask(physical_device, count, found))
+    return tuple(
+        Layer(ffi.string(found[number].layerName).decode(errors="replace"), int(found[number].specVersion))
+        for number in range(count[0])
+    )
+
+
+def known_layers() -> tuple[str, ...]:
+    """Names of the layers that the loader finds, active or not, sorted.
+
+    Raises:
+        NoDeviceError: There is no loader.
+        DriverError: The loader refused.
+    """
+    commands = GlobalCommands(library())
+    command = "vkEnumerateInstanceLayerProperties"
+    count = ffi.new("uint32_t *")
+    check(command, commands.vkEnumerateInstanceLayerProperties(count, ffi.NULL))
+    found = ffi.new("VkLayerProperties[]", count[0] or 1)
+    check(command, commands.vkEnumerateInstanceLayerProperties(count, found))
+    return tuple(
+        sorted({ffi.string(found[number].layerName).decode(errors="replace") for number in range(count[0])})
+    )
+
+
+def keys_withheld(layers: Iterable[Layer]) -> str:
+    """Why no pipeline keys may be asked for through these layers; "" where they may."""
+    older = [str(each) for each in layers if each.spec_version < PIPELINE_BINARY_VERSION]
+    if not older:
+        return ""
+    return (
+        f"{', '.join(older)} {'is' if len(older) == 1 else 'are'} active and older than VK_KHR_pipeline_binary (1.3.294); "
+        "a layer that does not know the command may hand the driver handles of its own, which ends the process"
+    )
+
 
 _API_VERSION_1_0: Final = 1 << 22
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)

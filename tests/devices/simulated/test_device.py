@@ -23,7 +23,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
-from orchestrator.registry.any_device import AnyDevice
+from orchestrator.registry.tables import AnyDevice
 
 
 def at(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from orchestrator.devices.simulated.waits import ThreadStatistics, ThreadWait, ThreadWork
+from orchestrator.devices.simulated.locking import ThreadStatistics, ThreadWait, ThreadWork
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the statistics are those of Linux")
 

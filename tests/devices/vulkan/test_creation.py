@@ -24,13 +24,12 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
-from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
-from orchestrator.devices.vulkan.shader_modules import DEFAULT_LIMIT
+from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
 from orchestrator.registry import registry
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.repeated_image import repeat_pipelines
+from orchestrator.sets.sample import sample_path
 from tests.drivers import driver_manifest, each_driver
 
 NAVI21 = "radv:navi21"

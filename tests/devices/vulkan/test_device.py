@@ -14,9 +14,9 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 from tests.drivers import each_driver
 
 NAVI21 = "radv:navi21"

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.devices.device import ExecutableInspector
-from orchestrator.samples import sample_path
-from orchestrator.sets.image_builder import build_image
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver, unsupported
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.devices.vulkan.layers import PIPELINE_BINARY_VERSION, Layer, keys_withheld
+from orchestrator.devices.vulkan.instance import PIPELINE_BINARY_VERSION, Layer, keys_withheld
 from tests.conftest import OpenDriverDevice
 
 OLD = Layer("VK_LAYER_KHRONOS_validation", 1 << 22 | 3 << 12 | 239)

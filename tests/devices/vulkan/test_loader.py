@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
-from orchestrator.devices.vulkan.loader import (
+from orchestrator.devices.vulkan.instance import (
     LIBRARY_NAMES,
     LIBRARY_VARIABLE,
     DeviceCommands,
@@ -31,7 +31,7 @@ def test_a_library_that_is_none(path: str) -> None:
 
 def test_no_library_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     names = tuple(f"/nowhere/{name}" for name in LIBRARY_NAMES)
-    monkeypatch.setattr("orchestrator.devices.vulkan.loader.LIBRARY_NAMES", names)
+    monkeypatch.setattr("orchestrator.devices.vulkan.instance.LIBRARY_NAMES", names)
     with pytest.raises(NoDeviceError) as caught:
         open_library({})
     for part in ("libvulkan1", "mesa-vulkan-drivers", *names):

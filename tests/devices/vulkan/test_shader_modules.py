@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from orchestrator.devices.image import ImageModule
-from orchestrator.devices.vulkan.shader_modules import ShaderModules
+from orchestrator.devices.vulkan.prepared import ShaderModules
 
 
 class Driver:

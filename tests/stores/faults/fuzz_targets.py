@@ -21,23 +21,23 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError, RecordError
 from orchestrator.run.frames import FrameReader, pack_frame
 from orchestrator.run.trial_messages import Answer, Ready, Request, Setup, Survived, Try, Unready
-from orchestrator.samples import sample_path
-from orchestrator.sets.applications import decode_application, decode_link
-from orchestrator.sets.archive import Archive
-from orchestrator.sets.archive_index import MAGIC
-from orchestrator.sets.documents import decode_document
+from orchestrator.sets.archive.index import MAGIC
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.groups import decode_application, decode_link
+from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.spirv import walk_spirv
-from orchestrator.sets.spirv_validation import without_source_notes
-from orchestrator.stores.cache_content import prove_content
-from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.stores.prefix_header import (
+from orchestrator.sets.sample import sample_path
+from orchestrator.sets.spirv.validation import without_source_notes
+from orchestrator.sets.spirv.walk import walk_spirv
+from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     PipelineCacheHeader,
     PipelineCachePrefixHeader,
+    prove_content,
 )
+from orchestrator.stores.inspection import inspect_cache_file
 from tests.stores.faults.sets import OURS, file_of
 
 MIB = 1 << 20

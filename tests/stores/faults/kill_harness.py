@@ -29,9 +29,10 @@ import numpy as np
 from attrs import define, field, frozen
 
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.stores.cache_file import load_into_cache, save_merged
-from orchestrator.stores.file_operations import REAL_FILE_OPERATIONS, FileOperations, PosixFileOperations
-from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, PosixFileOperations
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_merged
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.

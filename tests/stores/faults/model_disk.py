@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from orchestrator.stores.file_operations import FileStatus
+from orchestrator.stores.files.atomic_file import FileStatus
 
 BLOCKS = (512, 4096)
 

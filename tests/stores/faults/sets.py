@@ -12,10 +12,10 @@ import numpy as np
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.devices.simulated.cache import parse_data
-from orchestrator.stores.cache_file import cache_path, load_into_cache, read_cache_file
-from orchestrator.stores.generations import previous_path
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import PipelineCachePrefixHeader
+from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path, read_cache_file
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.loading import load_into_cache
 
 Keys = frozenset[int]
 

@@ -13,12 +13,17 @@ import pytest
 from attrs import define, field
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.stores.atomic_file import close_quietly
-from orchestrator.stores.cache_file import read_cache_file, save_cache_file, sweep_directory
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.fault_injection import FAILURES, Fault, FaultyFileOperations, ProcessKilledError
-from orchestrator.stores.file_operations import FileOperations
-from orchestrator.stores.load_status import LoadStatus
+from orchestrator.stores.cache_file import read_cache_file
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, close_quietly
+from orchestrator.stores.files.fault_injection import (
+    FAILURES,
+    Fault,
+    FaultyFileOperations,
+    ProcessKilledError,
+)
+from orchestrator.stores.pruning import sweep_directory
+from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import (
@@ -190,6 +195,6 @@ def _write_in_place(path: Path, chunks: tuple[bytes, ...], operations: FileOpera
 def test_a_temporary_that_is_never_swept_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: leftovers of killed processes stay."""
     monkeypatch.setattr("tests.stores.faults.test_f1_faults.SITUATIONS", SITUATIONS[:1])
-    monkeypatch.setattr("orchestrator.stores.sweeping._is_temporary_of", lambda path, name: False)
+    monkeypatch.setattr("orchestrator.stores.pruning._is_temporary_of", lambda path, name: False)
     violations = run_suite(fast_path)
     assert any("not swept" in each for each in violations.found)

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.cache_file import load_into_cache
-from orchestrator.stores.generations import previous_path
-from orchestrator.stores.hashing import content_hash128
-from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.stores.load_status import LoadStatus
-from orchestrator.stores.prefix_header import (
+from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     VULKAN_HEADER_SIZE,
     PipelineCachePrefixHeader,
 )
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.inspection import inspect_cache_file
+from orchestrator.stores.loading import load_into_cache
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import ModelDisk
 from tests.stores.faults.sets import (
@@ -144,8 +144,8 @@ def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) 
         if content_hash128(data[: header.data_size]) != header.data_hash:
             pytest.fail("not reached by an extension")
 
-    monkeypatch.setattr("orchestrator.stores.cache_content._check_length", lambda header, data: None)
-    monkeypatch.setattr("orchestrator.stores.cache_content._check_data", check)
+    monkeypatch.setattr("orchestrator.stores.cache_file._check_length", lambda header, data: None)
+    monkeypatch.setattr("orchestrator.stores.cache_file._check_data", check)
     monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (extended,))
     with pytest.raises(AssertionError):
         assert run_suite()[1] == []
@@ -154,7 +154,7 @@ def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("check", ["_check_data", "_check_length"])
 def test_a_check_that_is_left_out_is_found(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: without the hash, damage reaches the driver. Without the length, the hash still tells."""
-    monkeypatch.setattr(f"orchestrator.stores.cache_content.{check}", lambda header, data: None)
+    monkeypatch.setattr(f"orchestrator.stores.cache_file.{check}", lambda header, data: None)
     monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (random_flips, truncated))
     if check == "_check_length":
         assert run_suite()[1] == []

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.run import frames as frames_module
-from orchestrator.sets import archive as archive_module
-from orchestrator.sets import spirv as spirv_module
+from orchestrator.sets.archive import reader as archive_module
+from orchestrator.sets.spirv import walk as spirv_module
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.fuzz_targets import TARGETS, Target, judge
 

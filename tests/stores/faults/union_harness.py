@@ -25,11 +25,13 @@ from attrs import define, field, frozen
 from orchestrator.devices import open_device
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.sets.builder import PipelineSetBuilder
-from orchestrator.sets.image_builder import build_image
-from orchestrator.sets.memory import MemoryRecords
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_merged
 from tests.stores.faults.kill_harness import FORGIVEN, forked
 
 SHARES = (range(1000), range(500, 1500))

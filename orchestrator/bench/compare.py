@@ -1,0 +1,261 @@
+"""`compare_samples`: what changed between two benchmarks.
+
+Two files of samples against each other: two drivers, two versions, two machines, two builds of a game. What
+changed beyond noise, and whether a gate should close.
+
+How: cells are matched by temperature, duplicates, workers and mode (and by the device's selector, unless
+each file has just one device: then the two are compared whatever they are called). What is compared is the
+time of one pass over the set, so that files whose warm runs repeat the set differently still match. Samples
+of two files are no pairs, so the interval is that of a ratio of medians; the noise is the larger of both
+files' own A/A controls, for each figure by itself: memory is steadier than time. From fewer than 5 samples
+of a cell nothing is told, and that is said.
+
+What that cannot see: drift between the two runs, such as a machine that was cooler. An A/A control is
+within a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from attrs import frozen
+
+from orchestrator.bench.samples import Cell, Group, Sample, cells_of
+from orchestrator.bench.statistics import (
+    LEAST_PAIRS,
+    Difference,
+    Noise,
+    by_round,
+    estimate,
+    noise_of,
+    unpaired_ratio,
+)
+
+
+@frozen
+class CellChange:
+    """One cell in both files.
+
+    Attributes:
+        before: The cell in the first file.
+        after: The cell in the second.
+        seconds_before: Median time of one pass over the set, the merge included.
+        seconds_after: The same in the second file.
+        time: The second file's time over the first's.
+        cpu: The same for CPU time of a pipeline.
+        memory: The same for peak memory.
+    """
+
+    before: Cell
+    after: Cell
+    seconds_before: float
+    seconds_after: float
+    time: Difference
+    cpu: Difference
+    memory: Difference
+
+    @property
+    def added_s(self) -> float:
+        """Seconds that one pass takes longer."""
+        return self.seconds_after - self.seconds_before
+
+
+@frozen
+class ComparisonReport:
+    """What changed from one file to another.
+
+    Attributes:
+        changes: Every cell that both have.
+        only_before: Cells of the first file that the second lacks.
+        only_after: Cells of the second that the first lacks.
+        differences: What else is different, such as the driver's version: one sentence each.
+        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets are several.
+    """
+
+    changes: tuple[CellChange, ...]
+    only_before: tuple[Cell, ...]
+    only_after: tuple[Cell, ...]
+    differences: tuple[str, ...]
+    pipelines_added: int | None
+
+    def slower(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
+        """Cells that take longer beyond noise, by more than a share of their time."""
+        return tuple(
+            each for each in self.changes if each.time.higher and each.time.ratio.median > 1 + threshold
+        )
+
+    def faster(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
+        """Cells that take less time beyond noise, by more than a share of it."""
+        return tuple(
+            each for each in self.changes if each.time.lower and 1 / each.time.ratio.median > 1 + threshold
+        )
+
+    @property
+    def undecided(self) -> tuple[CellChange, ...]:
+        """Cells of which nothing can be told: too few samples in one of the files, or no control."""
+        return tuple(each for each in self.changes if not each.time.enough)
+
+    def summary(self, threshold: float = 0.0) -> str:
+        """The gate's sentence, such as: adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise."""
+        parts = []
+        if self.pipelines_added:
+            verb = "adds" if self.pipelines_added > 0 else "removes"
+            parts.append(f"{verb} {abs(self.pipelines_added):,} pipelines")
+        cold = [
+            each
+            for each in self.slower(threshold) + self.faster(threshold)
+            if each.after.temperature == "cold"
+        ]
+        if cold:
+            most = max(cold, key=lambda each: abs(each.added_s))
+            parts.append(f"{most.added_s:+.3g} s cold ({most.after.mode}, {most.after.workers} workers)")
+        slower, faster = len(self.slower(threshold)), len(self.faster(threshold))
+        count, undecided = len(self.changes), len(self.undecided)
+        if slower or faster:
+            told = f"{slower} of {count} cells slower beyond noise, {faster} faster"
+        elif undecided < count:
+            told = f"no difference beyond noise in {count - undecided} cells"
+        else:
+            told = "nothing can be told"
+        if undecided:
+            told += (
+                f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or pairs of a control"
+            )
+        return "; ".join([", ".join(parts), told] if parts else [told])
+
+
+def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> ComparisonReport:
+    """Compare two benchmarks.
+
+    Raises:
+        ValueError: A file has no samples, or they have no cell in common.
+    """
+    first, second = list(before), list(after)
+    first_cells, second_cells = cells_of(first), cells_of(second)
+    rename = _renaming(first_cells, second_cells)
+    matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
+    if not matched:
+        raise ValueError("the two have no cell in common: no same temperature, duplicates, workers and mode")
+    changes = tuple(
+        _change(
+            cell,
+            matched[cell],
+            first_cells[cell],
+            second_cells[matched[cell]],
+            (_pairs_of_control(first, cell), _pairs_of_control(second, matched[cell])),
+        )
+        for cell in sorted(matched)
+    )
+    taken = set(matched.values())
+    return ComparisonReport(
+        changes=changes,
+        only_before=tuple(sorted(set(first_cells) - set(matched))),
+        only_after=tuple(sorted(set(second_cells) - taken)),
+        differences=tuple(_differences(first, second)),
+        pipelines_added=_pipelines_added(first, second),
+    )
+
+
+def _group(cell: Cell) -> Group:
+    return Group(*cell[:4])
+
+
+def _renaming(first: Mapping[Cell, object], second: Mapping[Cell, object]) -> Callable[[Cell], Cell]:
+    """How a cell of the first file is called in the second."""
+    devices = {cell.device for cell in first}, {cell.device for cell in second}
+    if all(len(each) == 1 for each in devices):
+        (other,) = devices[1]
+        return lambda cell: cell._replace(device=other)
+    return lambda cell: cell
+
+
+_Pairs = tuple[dict[int, Sample], dict[int, Sample]]
+
+
+def _pairs_of_control(samples: Sequence[Sample], cell: Cell) -> _Pairs:
+    """Both legs of the A/A control of a cell's group, by round."""
+    group = [each for each in samples if each.group == _group(cell)]
+    controls = {each.round: each for each in group if each.control}
+    baselines = {each.mode for each in controls.values()}
+    return {each.round: each for each in group if not each.control and each.mode in baselines}, controls
+
+
+def _noise(pairs: _Pairs, value: Callable[[Sample], float]) -> Noise | None:
+    first, second = by_round(*pairs, value)
+    return noise_of(first, second) if first else None
+
+
+def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
+    """The worse of two; None where one is not known, because then not even half is known."""
+    if first is None or second is None:
+        return None
+    return max(first, second, key=lambda each: each.factor)
+
+
+def _change(
+    before: Cell,
+    after: Cell,
+    first: Sequence[Sample],
+    second: Sequence[Sample],
+    controls: tuple[_Pairs, _Pairs],
+) -> CellChange:
+    def seconds(each: Sample) -> float:
+        return each.seconds / each.passes
+
+    def difference(value: Callable[[Sample], float]) -> Difference:
+        above, below = [value(each) for each in second], [value(each) for each in first]
+        noise = _larger(_noise(controls[0], value), _noise(controls[1], value))
+        return Difference(unpaired_ratio(above, below), noise)
+
+    return CellChange(
+        before=before,
+        after=after,
+        seconds_before=estimate([seconds(each) for each in first]).median,
+        seconds_after=estimate([seconds(each) for each in second]).median,
+        time=difference(seconds),
+        cpu=difference(lambda each: max(each.cpu_per_pipeline_ns, 1e-9)),
+        memory=difference(lambda each: float(max(each.peak_memory_bytes, 1))),
+    )
+
+
+_TOLD = {
+    "set_name": "set",
+    "set_hash": "hash of the set",
+    "batch": "batch",
+}
+_TOLD_OF_ENVIRONMENT = {
+    "driver_name": "driver",
+    "driver_info": "driver's version",
+    "device_name": "device",
+    "pipeline_cache_uuid": "pipeline cache UUID",
+    "driver_caches": "driver's caches",
+    "opened_as": "device opened as",
+    "processor": "processor",
+    "cores": "cores",
+    "python": "Python",
+    "orchestrator": "orchestrator",
+}
+
+
+def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
+    told = []
+    for name, words in _TOLD.items():
+        told += _difference(
+            words, [getattr(each, name) for each in first], [getattr(each, name) for each in second]
+        )
+    for name, words in _TOLD_OF_ENVIRONMENT.items():
+        before, after = ([getattr(each.environment, name) for each in samples] for samples in (first, second))
+        told += _difference(words, before, after)
+    return told
+
+
+def _difference(words: str, first: Sequence[object], second: Sequence[object]) -> list[str]:
+    before, after = sorted({str(each) for each in first}), sorted({str(each) for each in second})
+    return [] if before == after else [f"{words}: {', '.join(before)} -> {', '.join(after)}"]
+
+
+def _pipelines_added(first: Sequence[Sample], second: Sequence[Sample]) -> int | None:
+    before, after = {each.set_pipelines for each in first}, {each.set_pipelines for each in second}
+    if len(before) != 1 or len(after) != 1:
+        return None
+    return after.pop() - before.pop()

@@ -1,0 +1,499 @@
+"""Plots of the HTML report.
+
+The plots of a benchmark's report: figures against the number of workers, distributions, and timelines.
+
+Guarantees: values only, as the plotting library in the page reads them; words are escaped, because it reads
+a kind of HTML. Points of several modes stand beside each other, so that none hides another; a share that is
+next to nothing is drawn against one percent, not blown up. What has one number of workers only has no line,
+and its figures are in the table.
+
+The HTML report of a benchmark.
+
+What a benchmark found as one HTML file that opens offline, and that a person understands in a minute: the
+verdict first, then what weakens it, then a table and plots for each device and temperature, then method,
+limits and where.
+
+Guarantees: one file, with the plotting library inside, compressed; it loads nothing from anywhere, and its
+policy forbids it. Every word from an archive, a driver or a file name is escaped, in the page and in the
+plots (which read a kind of HTML too). Cells with too few samples are marked, and what failed has a row.
+
+Assumptions: plotly is installed (the extra `report`); it is imported when a report is made and not before.
+The browser can decompress (DecompressionStream: all since 2023); one that cannot shows everything but the
+plots, and says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.bench.contention import CellReport, ContentionReport, GroupReport, rate_text, ratio_text
+from orchestrator.bench.samples import QUANTILES, Cell, FailedSample, Latencies, Sample
+from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate, estimate
+from orchestrator.errors import OrchestratorError
+
+# Okabe and Ito's colours, which most people who see colours differently can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+TIMELINE_CALLS = 3000
+_BESIDE = 0.07
+"""Distance of two modes at the same number of workers, as a share of that between two numbers."""
+_LEAST_SHARE = 0.01
+
+
+class Plot(msgspec.Struct, frozen=True):
+    """A figure of the plotting library.
+
+    Attributes:
+        data: Its traces.
+        layout: Its layout; has a height.
+    """
+
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+
+def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) -> list[Plot]:
+    """The plots of one device, temperature and share of duplicates.
+
+    Args:
+        cells: Its cells.
+        timelines: Traces (`encode_trace`) of samples, by cell.
+    """
+    most = max(each.cell.workers for each in cells)
+    plots: list[Plot | None] = []
+    if len({each.cell.workers for each in cells}) > 1:
+        plots += [
+            _against_workers(cells, "Throughput, pipelines a second", lambda each: each.throughput),
+            _against_workers(
+                cells, "Efficiency against one worker", lambda each: each.efficiency, share=True
+            ),
+            _against_workers(
+                cells, "Blocked in the driver, share of its time", lambda each: each.blocked_share, share=True
+            ),
+            _against_workers(
+                cells,
+                "Waiting for a processor, share of the calls' time",
+                lambda each: each.run_delay_share,
+                share=True,
+            ),
+            _against_workers(
+                cells, "Peak memory, MiB", lambda each: _of(each, lambda one: one.peak_memory_bytes / 2**20)
+            ),
+            _against_workers(cells, "Merge, ms", lambda each: _of(each, lambda one: one.merge_ns / 1e6)),
+        ]
+    plots += [
+        _latencies(cells, most, "compiled", lambda each: each.compiled_latency),
+        _latencies(cells, most, "found in the cache", lambda each: each.hit_latency),
+        *(
+            _timeline(each.cell, timelines[each.cell])
+            for each in cells
+            if each.cell.workers == most and each.cell in timelines
+        ),
+    ]
+    return [each for each in plots if each is not None]
+
+
+def _of(cell: CellReport, value: Callable[[Sample], float]) -> Estimate:
+    return estimate([value(each) for each in cell.samples])
+
+
+def _modes(cells: Sequence[CellReport]) -> list[str]:
+    return sorted({each.cell.mode for each in cells}, key=lambda mode: (mode != "shared", mode))
+
+
+def _plot(
+    title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], height: int = 320
+) -> Plot | None:
+    """A figure with a legend under its title, where it has anything in it."""
+    line = {"showgrid": False, "linecolor": "#999", "ticks": "outside", "automargin": True, "zeroline": False}
+    layout = {
+        "title": {
+            "text": html.escape(title),
+            "font": {"size": 15},
+            "x": 0,
+            "xref": "paper",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 12},
+        },
+        "xaxis": {**line, **x},
+        "yaxis": {**line, "showgrid": True, "gridcolor": "#eee", **y},
+        "height": height,
+        "margin": {"l": 60, "r": 15, "t": 65, "b": 45},
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "showlegend": True,
+    }
+    return Plot(data, layout) if data else None
+
+
+def _line(mode: str, number: int, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "x": list(x),
+        "y": list(y),
+        "name": html.escape(mode),
+        "mode": "lines+markers",
+        "line": {"color": COLOURS[number % len(COLOURS)]},
+    }
+
+
+def _against_workers(
+    cells: Sequence[CellReport],
+    title: str,
+    value: Callable[[CellReport], Estimate | None],
+    *,
+    share: bool = False,
+) -> Plot | None:
+    """A figure against the number of workers, a line a mode; None where no cell has it."""
+    counts = sorted({each.cell.workers for each in cells})
+    modes = _modes(cells)
+    data, highest = [], 0.0
+    for number, mode in enumerate(modes):
+        points = sorted(
+            (each.cell.workers, found)
+            for each in cells
+            if each.cell.mode == mode and (found := value(each)) is not None
+        )
+        if points:
+            aside = (number - (len(modes) - 1) / 2) * _BESIDE
+            line = _line(
+                mode,
+                number,
+                [counts.index(workers) + aside for workers, _ in points],
+                [found.median for _, found in points],
+            )
+            line["error_y"] = {
+                "type": "data",
+                "symmetric": False,
+                "array": [found.high - found.median for _, found in points],
+                "arrayminus": [found.median - found.low for _, found in points],
+            }
+            number_format = ".1%" if share else ".3s"
+            line["hovertemplate"] = f"%{{y:{number_format}}}"
+            data.append(line)
+            highest = max(highest, *(found.high for _, found in points))
+    y: dict[str, Any] = {"rangemode": "tozero"}
+    if share:
+        y["tickformat"] = ".1%" if highest < 5 * _LEAST_SHARE else ".0%"
+        if highest < _LEAST_SHARE:
+            y["range"] = [0, _LEAST_SHARE]
+    x = {
+        "title": {"text": "workers"},
+        "tickvals": list(range(len(counts))),
+        "ticktext": [str(each) for each in counts],
+        "range": [-0.4, len(counts) - 0.6],
+    }
+    return _plot(title, data, x, y)
+
+
+def _latencies(
+    cells: Sequence[CellReport], most: int, what: str, value: Callable[[Sample], Latencies]
+) -> Plot | None:
+    """Quantiles of single pipelines at the largest number of workers, medians over the samples."""
+    data, seen = [], []
+    for number, mode in enumerate(_modes(cells)):
+        for cell in cells:
+            if (cell.cell.workers, cell.cell.mode) != (most, mode):
+                continue
+            known = [value(each).quantiles_ns for each in cell.samples if value(each).count]
+            if known:
+                y = [estimate(list(of)).median / 1000 for of in zip(*known, strict=True)]
+                seen += y
+                data.append(_line(mode, number, [f"{each:.0%}" for each in QUANTILES], y))
+    wide = bool(seen) and max(seen) > 100 * min(seen)
+    return _plot(
+        f"Driver time of pipelines that were {what}, {most} workers",
+        data,
+        {"title": {"text": "share of the pipelines that took at most this"}, "type": "category"},
+        {"title": {"text": "µs"}, "type": "log", "dtick": 1 if wide else "D2"},
+    )
+
+
+def _timeline(cell: Cell, trace: bytes) -> Plot | None:
+    """Who did what when, in one sample: calls, waits at the barrier, the merge."""
+    events = msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
+    rows = {each["tid"]: str(each["args"]["name"]) for each in events if each["name"] == "thread_name"}
+    data = []
+    for number, category in enumerate(("call", "barrier", "merge")):
+        spans = [each for each in events if each["ph"] == "X" and each["cat"] == category]
+        x: list[float | None] = []
+        y: list[str | None] = []
+        for each in spans[:: max(1, len(spans) // TIMELINE_CALLS)]:
+            x += [each["ts"] / 1000, (each["ts"] + each["dur"]) / 1000, None]
+            y += [html.escape(rows[each["tid"]])] * 2 + [None]
+        if x:
+            data.append(
+                {
+                    "type": "scatter",
+                    "x": x,
+                    "y": y,
+                    "mode": "lines",
+                    "name": {"call": "in a call", "barrier": "waiting at the barrier"}.get(
+                        category, category
+                    ),
+                    "line": {"width": 12, "color": COLOURS[number]},
+                    "hoverinfo": "x+name",
+                }
+            )
+    names = [html.escape(each) for each in reversed(rows.values())]
+    return _plot(
+        f"Who did what when, one sample: {cell.mode}, {cell.workers} workers",
+        data,
+        {"title": {"text": "ms"}},
+        {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False},
+        height=140 + 26 * len(rows),
+    )
+
+
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem; color: #222; background: #fff; }
+h1 { font-size: 1.5rem; margin: .3rem 0; }
+.verdict { font-size: 1.3rem; border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: #f2f7fb; }
+.note { border-left: .4rem solid #E69F00; padding: .2rem 1rem; background: #fdf7ea; margin: .4rem 0; }
+.failed { border-left: .4rem solid #D55E00; padding: .2rem 1rem; background: #fdf0ea; margin: .4rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
+.figures th, .figures td { white-space: nowrap; }
+td.number, th.number { text-align: right; }
+tr.few td { color: #767676; font-style: italic; }
+tr.first td { border-top: 2px solid #999; }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(32rem, 100%), 1fr)); }
+.plots > * { min-width: 0; }
+.scroll { overflow-x: auto; }
+.where td { overflow-wrap: anywhere; }
+.small { color: #555; font-size: .9rem; }
+"""
+
+_LEGEND = """
+<p class="small"><b>n</b>: samples, each a process of its own; rows in grey have fewer than {least}, from which nothing is told.
+<b>Ratio</b>: throughput over the baseline's, round by round, with a 95&nbsp;% interval; above 1 is faster. <b>Blocked</b>: asleep in the
+driver, waiting for a lock. <b>No CPU</b>: waiting for a processor: the machine, not the cache. <b>Efficiency</b>: against as many times
+one worker. <b>CPU</b>: processor time of a pipeline against one worker.</p>
+"""
+
+_METHOD = """
+<h2>How this was measured</h2>
+<p>Every sample is a process of its own with the driver's own caches off. Contenders take turns in every round, and the baseline is
+measured twice (A ... A'). Points are medians, bars are 95 % bootstrap intervals, and ratios are taken within a round. A difference
+counts only where its whole interval lies beyond the A/A control's. Throughput includes the merge. <em>Blocked</em> is time asleep in
+the driver: its own time, less CPU time, less the time spent waiting for a processor. <em>No CPU</em> is that wait: the machine, not the
+cache.</p>
+<h2>What it cannot show</h2>
+<p>How an application stutters: here pipelines are handed over as fast as workers take them. What a GPU does: nothing is drawn. Other
+drivers, versions and sets than those named below. More workers than processors. Drift between runs on different days. Locks that
+spin instead of sleeping: they show as CPU time of a pipeline, together with cache misses.</p>
+"""
+
+# The library and the figures are inert until this has run. What it inserts is inline, as the policy wants it.
+_DRAW = """
+(async () => {
+  const text = id => document.getElementById(id).textContent;
+  const packed = Uint8Array.from(atob(text("library")), each => each.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const script = document.createElement("script");
+  script.textContent = await new Response(stream).text();
+  document.head.append(script);
+  for (const [id, figure] of Object.entries(JSON.parse(text("figures"))))
+    await Plotly.newPlot(id, figure.data, figure.layout, {displayModeBar: false, responsive: true});
+  document.getElementById("undrawn")?.remove();
+  document.body.dataset.drawn = "yes";
+})();
+"""
+
+
+class ReportError(OrchestratorError):
+    """A report cannot be made."""
+
+
+def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None = None) -> str:
+    """The page.
+
+    Args:
+        report: What was found.
+        timelines: Traces (`encode_trace`) of samples, by cell.
+
+    Raises:
+        ReportError: plotly is not installed.
+    """
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ReportError(
+            "an HTML report needs plotly, which is not installed: pip install 'orchestrator[report]'"
+        ) from error
+    library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
+    figures: dict[str, Plot] = {}
+    sections = []
+    for number, key in enumerate(sorted({each.group[:3] for each in report.groups})):
+        sections += _section(number, key, report, timelines or {}, figures)
+    # In a script nothing but its end is markup; as JSON the sign that begins it can be written otherwise.
+    drawn = msgspec.json.encode(figures).decode().replace("<", "\\u003c")
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY)}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        "<title>What the cache costs</title>",
+        f"<style>{_STYLE}</style></head><body>",
+        "<h1>What a shared and private pipeline caches cost</h1>",
+        *(f'<p class="verdict">{html.escape(each)}</p>' for each in report.verdicts),
+        *(f'<p class="failed">failed: {html.escape(_failure_text(each))}</p>' for each in report.failed),
+        *(f'<p class="note">{html.escape(each)}</p>' for each in report.warnings),
+        *(f'<p class="small">{html.escape(each)}</p>' for each in _places(report)),
+        *sections,
+        '<p class="note" id="undrawn">The plots are not drawn: this needs a browser of 2023 or later with scripts on.</p>'
+        if figures
+        else "",
+        _METHOD,
+        "<h2>Where</h2>",
+        _environment_table(report),
+        f'<script type="text/plain" id="library">{library}</script>',
+        f'<script type="application/json" id="figures">{drawn}</script>',
+        f"<script>{_DRAW}</script></body></html>",
+    ]
+    return "\n".join(parts)
+
+
+def _failure_text(failed: FailedSample) -> str:
+    return f"{failed.leg.words}: {failed.reason}"
+
+
+def _places(report: ContentionReport) -> list[str]:
+    """What was measured where, in a line for each device."""
+    lines = {}
+    for cell in report.cells:
+        first, where = cell.samples[0], cell.samples[0].environment
+        lines[cell.cell.device] = (
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × {where.processor}; "
+            f"{first.set_name}, {first.set_pipelines:,} pipelines"
+        )
+    return list(lines.values())
+
+
+def _environment_table(report: ContentionReport) -> str:
+    rows = {}
+    for cell in report.cells:
+        first = cell.samples[0]
+        where = first.environment
+        rows[cell.cell.device] = [
+            cell.cell.device,
+            where.device_name,
+            f"{where.driver_name} {where.driver_info}",
+            f"{where.cores} × {where.processor}",
+            f"{first.set_name} ({first.set_hash}), {first.set_pipelines:,} pipelines",
+            f"Python {where.python}, orchestrator {where.orchestrator}",
+            where.driver_caches,
+            "; ".join(where.opened_as),
+        ]
+    names = ("selector", "device", "driver", "cores", "set", "versions", "driver's own caches", "opened as")
+    turned = [[name, *(row[place] for row in rows.values())] for place, name in enumerate(names)]
+    lines = (
+        f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{html.escape(each)}</td>" for each in values)
+        for name, *values in turned
+    )
+    return f'<div class="scroll"><table class="where">{"</tr>".join(lines)}</tr></table></div>'
+
+
+def _section(
+    number: int,
+    key: tuple[str, str, float],
+    report: ContentionReport,
+    timelines: Mapping[Cell, bytes],
+    figures: dict[str, Plot],
+) -> list[str]:
+    """A device, temperature and share of duplicates; its plots are added to the figures by the name of their place."""
+    device, temperature, duplicates = key
+    cells = [each for each in report.cells if each.cell[:3] == key]
+    groups = [each for each in report.groups if each.group[:3] == key]
+    copies = f", {duplicates:.0%} duplicates" if duplicates else ""
+    parts = [
+        f"<h2>{html.escape(f'{device}, {temperature}{copies}')}</h2>",
+        _figure_table(cells, groups, [each for each in report.failed if each.cell[:3] == key]),
+        _LEGEND.format(least=LEAST_PAIRS) if number == 0 else "",
+        '<div class="plots">',
+    ]
+    for place, plot in enumerate(section_plots(cells, timelines)):
+        name = f"plot-{number}-{place}"
+        figures[name] = plot
+        parts.append(f'<div id="{name}" style="height:{plot.layout["height"]}px"></div>')
+    return [*parts, "</div>"]
+
+
+_COLUMNS = (
+    *("workers", "mode", "n", "pipelines/s", "ratio", "verdict"),
+    *("blocked", "no CPU", "efficiency", "CPU", "merge", "memory"),
+)
+_WORDS = ("mode", "verdict")
+
+
+def _figure_table(
+    cells: Sequence[CellReport], groups: Sequence[GroupReport], failed: Sequence[FailedSample]
+) -> str:
+    rows = []
+    for group in groups:
+        for cell in (each for each in cells if each.cell[:4] == group.group):
+            rows.append((cell.cell, _row(cell, group), len(cell.samples) < LEAST_PAIRS))
+    measured = {each.cell for each in cells}
+    for lost in failed:
+        if lost.cell not in measured and not lost.control:
+            row = {"workers": str(lost.workers), "mode": lost.mode, "n": "0", "verdict": "failed"}
+            rows.append((lost.cell, row, True))
+    baselines = {group.baseline for group in groups}
+    rows.sort(key=lambda row: (row[0].workers, row[0].mode not in baselines, row[0].mode))
+    lines = ["<tr>" + "".join(_cell("th", name, name) for name in _COLUMNS) + "</tr>"]
+    before = None
+    for key, texts, few in rows:
+        style = " ".join(word for word, on in (("few", few), ("first", key.workers != before)) if on)
+        line = "".join(_cell("td", name, texts.get(name, "")) for name in _COLUMNS)
+        lines.append(f'<tr class="{style}">{line}</tr>')
+        before = key.workers
+    return f'<div class="scroll"><table class="figures">{"".join(lines)}</table></div>'
+
+
+def _cell(tag: str, name: str, text: str) -> str:
+    kind = "" if name in _WORDS else ' class="number"'
+    return f"<{tag}{kind}>{html.escape(text)}</{tag}>"
+
+
+def _row(cell: CellReport, group: GroupReport) -> dict[str, str]:
+    difference = group.throughput.get(cell.cell.mode)
+    ratio = "" if difference is None else ratio_text(difference.ratio)
+    if cell.cell.mode == group.baseline:
+        noise = "no A/A control" if group.noise is None else f"A/A within {group.noise.factor - 1:.1%}"
+        ratio, verdict = "1", f"baseline, {noise}"
+    else:
+        verdict = "" if difference is None else _verdict_text(difference)
+    return {
+        "workers": str(cell.cell.workers),
+        "mode": cell.cell.mode,
+        "n": str(len(cell.samples)),
+        "pipelines/s": rate_text(cell.throughput),
+        "ratio": ratio,
+        "verdict": verdict,
+        "blocked": f"{cell.blocked_share.median:.1%}",
+        "no CPU": f"{cell.run_delay_share.median:.1%}",
+        "efficiency": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
+        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+        "merge": f"{merge_ms:.2f} ms" if (merge_ms := cell.median(lambda each: each.merge_ns / 1e6)) else "",
+        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
+    }
+
+
+def _verdict_text(difference: Difference) -> str:
+    if difference.noise is None:
+        return "no A/A control"
+    if not difference.enough:
+        return f"too few: {difference.pairs} of {LEAST_PAIRS} pairs"
+    if not difference.beyond_noise:
+        return "no difference beyond noise"
+    return "faster" if difference.higher else "slower"

@@ -1,0 +1,186 @@
+"""Medians, bootstrap intervals, ratios of pairs, and the test against an A/A control.
+
+What may be said about a handful of noisy samples: a median with an interval, a ratio taken pair by pair,
+and whether a difference is more than noise.
+
+Guarantees: pure and repeatable: bootstrap draws come from a generator with a fixed seed. The number of
+samples is small (5 to 50), so nothing here assumes a distribution: medians, percentile intervals, and a
+control.
+
+How a difference is told from noise: the baseline is measured twice in every round (A ... A'). The interval
+of the ratio A'/A shows what the machine does to two things that are the same; its farther end is the
+*noise*. A contender differs when the whole interval of its ratio lies outside of that, on one side. Without
+a control nothing differs: it is not known what noise looks like. With 5 pairs the interval spans all of
+them, so that one pair that disagrees is enough for "no difference".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+RESAMPLES = 4000
+CONFIDENCE = 0.95
+LEAST_PAIRS = 5
+"""Fewer pairs than this never show a difference."""
+_SEED = 20_240_229
+
+Numbers = npt.NDArray[np.float64]
+_T = TypeVar("_T")
+
+
+@frozen
+class Estimate:
+    """A median with its interval.
+
+    Attributes:
+        median: The median of the samples.
+        low: Lower end of the interval.
+        high: Upper end.
+        count: Number of samples.
+    """
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+    def contains(self, value: float) -> bool:
+        """Whether a value lies in the interval."""
+        return self.low <= value <= self.high
+
+
+def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
+    """Median of samples with a bootstrap percentile interval.
+
+    Args:
+        values: At least one finite number.
+        confidence: How much of the resampled medians the interval holds.
+
+    Raises:
+        ValueError: There is no value, or one is not finite.
+    """
+    data = np.asarray(values, np.float64)
+    if not data.size or not np.isfinite(data).all():
+        raise ValueError("an estimate needs at least one value, and finite ones")
+    low, high = _interval(_resampled_medians(data), confidence)
+    return Estimate(float(np.median(data)), low, high, data.size)
+
+
+def paired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Median of the ratios of pairs, with an interval; the pairs were taken side by side.
+
+    Raises:
+        ValueError: The numbers differ, there is none, or one is not above 0.
+    """
+    above, below = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    if above.shape != below.shape or not above.size or not (above > 0).all() or not (below > 0).all():
+        raise ValueError("ratios need pairs of numbers above 0")
+    # In logarithms a ratio and its inverse are the same distance from 1.
+    logs = estimate(np.log(above / below).tolist(), confidence=confidence)
+    return Estimate(math.exp(logs.median), math.exp(logs.low), math.exp(logs.high), logs.count)
+
+
+def unpaired_ratio(
+    numerators: Sequence[float], denominators: Sequence[float], *, confidence: float = CONFIDENCE
+) -> Estimate:
+    """Ratio of the medians of two sets of samples that were not taken side by side, with an interval.
+
+    Raises:
+        ValueError: There is none, or one is not above 0.
+    """
+    above, below = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    if not above.size or not below.size or not (above > 0).all() or not (below > 0).all():
+        raise ValueError("ratios need numbers above 0")
+    logs = _resampled_medians(np.log(above)) - _resampled_medians(np.log(below), seed=_SEED + 1)
+    low, high = _interval(logs, confidence)
+    median = float(np.median(above) / np.median(below))
+    return Estimate(median, math.exp(low), math.exp(high), min(above.size, below.size))
+
+
+def _resampled_medians(data: Numbers, *, seed: int = _SEED) -> Numbers:
+    draws = np.random.default_rng(seed).integers(0, data.size, (RESAMPLES, data.size))
+    return np.asarray(np.median(data[draws], axis=1), np.float64)
+
+
+def _interval(medians: Numbers, confidence: float) -> tuple[float, float]:
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(medians, (tail, 1 - tail))
+    return float(low), float(high)
+
+
+@frozen
+class Noise:
+    """What two measurements of the same thing differ by.
+
+    Attributes:
+        control: The ratio A'/A.
+        factor: The farther end of its interval as a factor, at least 1: 1.03 where the same thing came out up to 3 %
+            slower or faster.
+    """
+
+    control: Estimate
+
+    @property
+    def factor(self) -> float:
+        """The farther end of the control's interval, as a factor of at least 1."""
+        return max(1.0, self.control.high, 1 / self.control.low)
+
+
+def noise_of(first: Sequence[float], second: Sequence[float]) -> Noise:
+    """Noise from an A/A control: both legs of each pair."""
+    return Noise(paired_ratio(second, first))
+
+
+@frozen
+class Difference:
+    """A contender against a baseline.
+
+    Attributes:
+        ratio: Contender over baseline.
+        noise: The A/A control beside it; None where there was none.
+    """
+
+    ratio: Estimate
+    noise: Noise | None
+
+    @property
+    def pairs(self) -> int:
+        """Pairs that stand behind it, the control's where they are fewer."""
+        return min(self.ratio.count, self.noise.control.count if self.noise is not None else 0)
+
+    @property
+    def enough(self) -> bool:
+        """Whether these are as many as a difference needs to be told from noise."""
+        return self.pairs >= LEAST_PAIRS
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the difference is more than noise; see the top of the module."""
+        return self.higher or self.lower
+
+    @property
+    def higher(self) -> bool:
+        """Whether the contender is higher, beyond noise."""
+        return self.enough and self.noise is not None and self.ratio.low > self.noise.factor
+
+    @property
+    def lower(self) -> bool:
+        """Whether the contender is lower, beyond noise."""
+        return self.enough and self.noise is not None and self.ratio.high < 1 / self.noise.factor
+
+
+def by_round(
+    first: Mapping[int, _T], second: Mapping[int, _T], value: Callable[[_T], float]
+) -> tuple[list[float], list[float]]:
+    """Values of the rounds that both have, pair by pair; pairs with a value that is not above 0 are left out."""
+    pairs = [(value(first[each]), value(second[each])) for each in sorted(first.keys() & second.keys())]
+    good = [pair for pair in pairs if pair[0] > 0 and pair[1] > 0]
+    return [each for each, _ in good], [each for _, each in good]

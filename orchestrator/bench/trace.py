@@ -1,0 +1,188 @@
+"""Timelines as Chrome trace events.
+
+What happened when, as Chrome trace events: a JSON that Perfetto (ui.perfetto.dev) and chrome://tracing
+open.
+
+Format (Trace Event Format): an object with `traceEvents`; "X" is a complete event with `ts` and `dur` in
+microseconds, "M" names a process or thread, `tid` is the row it is drawn in.
+
+Guarantees: pure. Times count from the earliest span. Events of a row are in the order of their start. Names
+and arguments from archives go through the JSON encoder and nothing else, so nothing in them can end a
+string.
+
+Timelines of runs and of whole compiles.
+
+From the reports of runs to the spans of a timeline.
+
+Guarantees: pure; times are those that the reports hold, on the clock of time.perf_counter_ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from attrs import field, frozen
+
+from orchestrator.run import RunReport
+from orchestrator.run.records import CompileReport
+
+MAIN_ROW = "main"
+"""The row of what the run itself does: opening, merging, saving."""
+
+
+@frozen
+class Span:
+    """Something that took time.
+
+    Attributes:
+        row: Who did it, such as "worker 3": one row of the timeline each.
+        name: What.
+        start_ns: When it began, on the clock of time.perf_counter_ns.
+        duration_ns: How long it took.
+        category: For filters, such as "call".
+        arguments: What a click on it shows.
+    """
+
+    row: str
+    name: str
+    start_ns: int
+    duration_ns: int
+    category: str = ""
+    arguments: Mapping[str, Any] = field(factory=dict)
+
+
+def trace_document(spans: Sequence[Span], *, process: str = "orchestrator") -> dict[str, Any]:
+    """Spans as a trace; the main row first, the others by their name, numbers in them by value.
+
+    Args:
+        spans: What happened.
+        process: Name of the process.
+    """
+    rows = sorted({each.row for each in spans}, key=_row_order)
+    number = {row: place for place, row in enumerate(rows)}
+    first = min((each.start_ns for each in spans), default=0)
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": process}},
+    ]
+    for row in rows:
+        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": number[row], "args": {"name": row}})
+        events.append(
+            {
+                "name": "thread_sort_index",
+                "ph": "M",
+                "pid": 1,
+                "tid": number[row],
+                "args": {"sort_index": number[row]},
+            }
+        )
+    events += [
+        {
+            "name": each.name,
+            "cat": each.category or "run",
+            "ph": "X",
+            "pid": 1,
+            "tid": number[each.row],
+            "ts": (each.start_ns - first) / 1000,
+            "dur": each.duration_ns / 1000,
+            "args": dict(each.arguments),
+        }
+        for each in sorted(spans, key=lambda span: (number[span.row], span.start_ns, -span.duration_ns))
+    ]
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def join_traces(traces: Sequence[bytes]) -> bytes:
+    """Several traces as one, each with its processes beside the others'.
+
+    Args:
+        traces: What `encode_trace` gave.
+
+    Raises:
+        msgspec.MsgspecError: One of them is something else.
+    """
+    events = []
+    for number, trace in enumerate(traces, 1):
+        for event in msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]:
+            events.append({**event, "pid": number})
+    return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> bytes:
+    """The JSON of a trace."""
+    return msgspec.json.encode(trace_document(spans, process=process))
+
+
+def _row_order(row: str) -> tuple[bool, str, int]:
+    name, _, number = row.rpartition(" ")
+    return (row != MAIN_ROW, name, int(number)) if number.isdecimal() else (row != MAIN_ROW, row, -1)
+
+
+_STAGE_NAMES = {
+    "open": "open device",
+    "read": "read set",
+    "prepare": "prepare",
+    "cache_load": "load cache file",
+    "cache_save": "save cache file",
+}
+
+
+def run_spans(report: RunReport) -> list[Span]:
+    """Calls of each worker, its wait at the barrier, and the merge."""
+    spans = [
+        Span(
+            row=f"worker {call.worker}",
+            name=f"create {len(call.indices)}",
+            start_ns=call.start_ns,
+            duration_ns=call.wall_ns,
+            category="call",
+            arguments={
+                "pipelines": len(call.indices),
+                "first_key": f"{int(report.keys[call.indices[0]]):016x}" if len(call.indices) else "",
+                "driver_us": call.driver_ns / 1000,
+                "cpu_us": call.cpu_ns / 1000,
+                "run_delay_us": call.run_delay_ns / 1000,
+                "blocked_us": call.blocked_ns / 1000,
+            },
+        )
+        for call in report.calls
+    ]
+    end = report.barrier.end_ns
+    spans += [
+        Span(f"worker {number}", "barrier", arrived, end - arrived, "barrier")
+        for number, arrived in enumerate(report.barrier.arrivals_ns)
+        if 0 < arrived < end
+    ]
+    merge = report.merge
+    if merge is not None and merge.source_bytes:
+        spans.append(
+            Span(
+                MAIN_ROW,
+                "merge",
+                merge.started_ns,
+                merge.merge_ns,
+                "merge",
+                {
+                    "caches": len(merge.source_bytes),
+                    "source_bytes": sum(merge.source_bytes),
+                    "primary_bytes_before": merge.primary_bytes_before,
+                    "primary_bytes_after": merge.primary_bytes_after,
+                    "pruned_bytes": merge.pruned_bytes,
+                },
+            )
+        )
+    start = end - report.timing.wall_ns
+    spans.append(
+        Span(MAIN_ROW, f"run ({report.mode.value}, workers: {report.workers})", start, end - start, "run")
+    )
+    return spans
+
+
+def compile_spans(report: CompileReport) -> list[Span]:
+    """The runs of a compile, and what it did beside them: opening, preparing, loading, saving."""
+    spans = [span for run in report.runs for span in run_spans(run)]
+    return spans + [
+        Span(MAIN_ROW, _STAGE_NAMES.get(each.name, each.name), each.start_ns, each.duration_ns, "stage")
+        for each in report.stages
+    ]

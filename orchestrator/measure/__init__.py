@@ -1,1 +1,0 @@
-"""What it cost: outcomes and creation feedback turned into reports."""

@@ -1,0 +1,584 @@
+"""`CacheKeeper`: when and how a run's cache file is saved.
+
+Keep one cache file during one run: save on the way when that may be done and is due, save at the end, and
+lose nothing that other processes saved meanwhile.
+
+shared cache      progress() ──> decider ──> serve() saves in a thread, beside the workers rolling merge
+merged()   ──> decider ──> saves in the merger's thread, between two folds barrier           nothing is in
+the primary before the merge, so nothing is saved before it either all               finish()   ──> once
+more, where something is new since the last save
+
+Guarantees: - Every save merges with what is there (`save_merged`). A save that fails costs a line in the
+report; the next one tries again with all that is new since the last that worked. - Never a save when
+nothing is new, nor two of one keeper at a time. - The last save waits for another process's save much
+longer than those on the way: after it there is no other chance.
+
+Assumptions: one keeper a run. `progress`, `serve` and the constructor belong to the trio thread, `merged`
+to one thread at a time while workers run, `finish` to whoever has the primary alone. A run uses either
+`progress` or `merged`.
+
+Recorded costs of pipelines, from run to run.
+
+What earlier runs on this device learned about the cost of pipelines, for the schedule of this one, and what
+this one learned, for the next.
+
+Guarantees: costs are hints: a file that cannot be read or written is a note in the report, never an error.
+
+Following a calibration.
+
+From a device's calibration profile to the mode and the number of workers of a run that leaves them open.
+
+cache file there?  warm : cold  ─> the profile's choice for it ─> mode, workers, and a note that says why no
+profile                      ─> per-worker on all processors, and a note that says how to get one
+
+Guarantees: pure but for `load_profile`, which is the store's. What the caller chose stays; a profile made
+on a machine with more processors never asks for more workers than there are.
+
+`CompileCache`: topology, primary and cache file of a compile.
+
+The cache of one compile: which topology and how many workers, where that was left open, and the primary
+with its file, from load to save.
+
+Guarantees: a cache file that cannot be used, or a driver without caches, is a note in the report and never
+an error. The primary that `open` gave is destroyed by `close`, whatever saving does.
+
+Assumptions: one thread at a time. `open` and `close` block.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, evolve, field, frozen
+
+from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DriverError
+from orchestrator.run.caches import Fold, MergedHook, MergePolicy
+from orchestrator.run.execution import available_workers
+from orchestrator.run.options import CompileSettings
+from orchestrator.run.records import CacheFileSummary, CacheSave
+from orchestrator.stores.cache_file import LoadResult, cache_path
+from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.profile_file import CalibrationProfile as CalibrationProfile
+from orchestrator.stores.profile_file import Choice, ProfileLoad
+from orchestrator.stores.profile_file import load_profile as load_profile
+from orchestrator.stores.saving import FORCED, SaveDecider, SavePolicy, SaveReason, save_merged
+
+LAST_LOCK_WAIT_S = 30.0
+"""How long the last save of a run waits for another process that saves."""
+
+
+@define(eq=False)
+class CacheKeeper:
+    """Saves the primary of one run to its cache file.
+
+    Attributes:
+        device: The device of the primary.
+        path: The cache file.
+        loaded: What became of the file at the start.
+        policy: When a save is due on the way.
+        relax_driver_version: See `read_cache_file`.
+        last_lock_wait_s: How long the last save waits for another process.
+        saves: What was saved or tried, in order.
+    """
+
+    device: Device
+    path: Path
+    loaded: LoadResult
+    policy: SavePolicy = field(factory=SavePolicy)
+    relax_driver_version: bool = False
+    last_lock_wait_s: float = LAST_LOCK_WAIT_S
+    saves: list[CacheSave] = field(factory=list, init=False)
+    _decider: SaveDecider = field(init=False)
+    _told: int = field(default=0, init=False)
+    _own_hashes: set[bytes] = field(factory=set, init=False)
+    _due: SaveReason | None = field(default=None, init=False)
+    _changed: trio.Event = field(factory=trio.Event, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._decider = SaveDecider(self.policy)
+        if self.loaded.status is LoadStatus.LOADED:
+            self._decider.loaded(len(self.loaded.data))
+            self._own_hashes.add(self.loaded.data_hash)
+
+    # --- on the way, mode shared
+
+    def progress(self, compiled: int) -> None:
+        """So many pipelines were compiled since the run began. Never blocks.
+
+        Args:
+            compiled: All of them, those told before included.
+        """
+        now = time.monotonic_ns()
+        self._created(now, compiled)
+        due = self._decider.due(now)
+        if due is not None:
+            self._ask(due)
+
+    @asynccontextmanager
+    async def beside(self, primary: PipelineCache, stop: trio.Event | None = None) -> AsyncIterator[None]:
+        """Serve while a block runs; what the block raises comes out as itself. See `serve`."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.serve, primary, stop)
+                yield
+                nursery.cancel_scope.cancel()
+        except ExceptionGroup as group:
+            if len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+
+    async def serve(self, primary: PipelineCache, stop: trio.Event | None = None) -> None:
+        """Save when that is due, until cancelled; a save that has begun is waited for.
+
+        Args:
+            primary: The cache that all workers use; internally synchronized.
+            stop: When set, what is new is saved at once: the calls in flight may take longer than the patience of
+                whoever asked this process to end.
+        """
+        async with trio.open_nursery() as nursery:
+            if stop is not None:
+                nursery.start_soon(self._watch, stop)
+            while True:
+                await self._changed.wait()
+                self._changed = trio.Event()
+                due, self._due = self._due, None
+                if due is not None:
+                    await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
+
+    async def _watch(self, stop: trio.Event) -> None:
+        await stop.wait()
+        reason = self._decider.forced(SaveReason.SIGNAL)
+        if reason is not None:
+            self._ask(reason)
+
+    def _ask(self, reason: SaveReason) -> None:
+        self._due = reason
+        self._changed.set()
+
+    # --- on the way, rolling merge
+
+    def merged(self, primary: PipelineCache, fold: Fold) -> None:
+        """A fold has ended; save if that is due. Blocking. As `MergedHook`.
+
+        Args:
+            primary: The primary.
+            fold: What was merged into it.
+        """
+        now = time.monotonic_ns()
+        # Asked before the news too: quiet since the fold before counts, though this one ended it.
+        due = self._decider.due(now)
+        self._told += fold.pipelines
+        self._decider.created(now, fold.pipelines, fold.primary_bytes)
+        due = due or self._decider.due(now)
+        if due is not None:
+            self._save(primary, due, LOCK_WAIT_S)
+
+    # --- at the end
+
+    def finish(self, primary: PipelineCache, reason: SaveReason, compiled: int | None) -> None:
+        """Save what is new, now that nothing uses the primary. Blocking; raises nothing that a file or driver does.
+
+        Args:
+            primary: The primary, merged.
+            reason: CANCELLED, SIGNAL or EXIT.
+            compiled: Pipelines that the run compiled; None where that is not known: it was cancelled, or failed.
+        """
+        now = time.monotonic_ns()
+        if compiled is None:
+            self._decider.created(now, 1)
+        else:
+            self._created(now, compiled)
+        if self.loaded.instead_of is not None and not self._has_saved():
+            # One generation is left, and a run that loads it again and again would never make a second one.
+            self._decider.created(now, 1)
+        if self._decider.forced(reason) is not None:
+            self._save(primary, reason, self.last_lock_wait_s)
+
+    def summarize(self, before: CacheFileSummary) -> CacheFileSummary:
+        """The job's summary with this run's saves; after `finish`.
+
+        Args:
+            before: The summary so far: of the load, and of the runs before this one.
+        """
+        last = self.saves[-1] if self.saves else CacheSave(SaveReason.EXIT)
+        saved = next(
+            (each.saved_bytes for each in reversed(self.saves) if each.saved_bytes), before.saved_bytes
+        )
+        not_saved = last.skipped
+        if not self.saves and not saved:
+            held = self.loaded.status is LoadStatus.LOADED
+            not_saved = (
+                "nothing new: the loaded cache held everything"
+                if held
+                else "nothing new: nothing was compiled"
+            )
+        return evolve(
+            before,
+            saved_bytes=saved,
+            not_saved=not_saved,
+            error=last.error or before.error,
+            saves=(*before.saves, *self.saves),
+        )
+
+    def notes(self) -> list[str]:
+        """What a reader of the report should know about the saves; after `finish`."""
+        notes = []
+        on_the_way = [each for each in self.saves if each.reason not in FORCED]
+        wrote = sum(each.saved_bytes > 0 for each in on_the_way)
+        if wrote:
+            times = "once" if wrote == 1 else f"{wrote} times"
+            notes.append(f"the cache file was saved {times} while pipelines were compiled")
+        problems = [each.error or each.skipped for each in on_the_way if each.error or each.locked_out]
+        if problems:
+            notes.append(f"the cache file could not be saved while pipelines were compiled: {problems[-1]}")
+        notes += [
+            f"merged with what another process saved meanwhile: {each.bytes_before} bytes were there, "
+            f"{each.bytes_after} are there now"
+            for each in self.saves
+            if each.merged_with_others
+        ]
+        notes += [f"saving the cache file: {each.note}" for each in self.saves if each.note]
+        return list(dict.fromkeys(notes))
+
+    def _created(self, now: int, compiled: int) -> None:
+        if compiled > self._told:
+            self._decider.created(now, compiled - self._told)
+            self._told = compiled
+
+    def _has_saved(self) -> bool:
+        return any(one.saved_bytes for one in self.saves)
+
+    def _save(self, primary: PipelineCache, reason: SaveReason, lock_wait_s: float) -> None:
+        self._decider.started()
+        worked = False
+        try:
+            save = self._try(primary, reason, lock_wait_s)
+            worked = not (save.error or save.locked_out)
+            self.saves.append(save)
+        finally:
+            now = time.monotonic_ns()
+            if worked:
+                self._decider.saved(now)
+            else:
+                self._decider.failed(now)
+
+    def _try(self, primary: PipelineCache, reason: SaveReason, lock_wait_s: float) -> CacheSave:
+        try:
+            report = save_merged(
+                self.device,
+                self.path,
+                primary,
+                relax_driver_version=self.relax_driver_version,
+                lock_wait_s=lock_wait_s,
+            )
+        except (SaveError, DriverError) as error:
+            return CacheSave(reason, error=str(error))
+        found = report.found
+        others = (
+            found is not None
+            and found.status is LoadStatus.LOADED
+            and found.data_hash not in self._own_hashes
+            and report.bytes_before > 0
+        )
+        if report.data_hash:
+            self._own_hashes.add(report.data_hash)
+        note = report.note
+        if report.leftovers:
+            left = ", ".join(str(each) for each in report.leftovers)
+            note = "; ".join(each for each in (note, f"could not be removed: {left}") if each)
+        return CacheSave(
+            reason,
+            saved_bytes=report.saved_bytes,
+            bytes_before=report.bytes_before,
+            bytes_after=report.bytes_after,
+            merged_with_others=others,
+            skipped=report.skipped or "",
+            locked_out=report.locked_out,
+            note=note,
+        )
+
+
+@define(eq=False)
+class RecordedCosts:
+    """Costs of one device in one directory. Its methods block; one thread at a time.
+
+    Attributes:
+        path: The device's cache file, beside which costs are kept, or None where nothing is.
+        notes: What went wrong with it.
+    """
+
+    path: Path | None
+    notes: list[str] = field(factory=list)
+    _known: Durations = field(factory=Durations)
+
+    @classmethod
+    def open(cls, directory: Path | None, identity: DeviceIdentity) -> RecordedCosts:
+        """Read what earlier runs recorded."""
+        if directory is None:
+            return cls(None)
+        known = read_durations(durations_path(directory, identity))
+        notes = [f"recorded compile times were not used: {known.problem}"] if known.problem else []
+        return cls(cache_path(directory, identity), notes, known)
+
+    def of(self, image: CreateInfoImage) -> npt.NDArray[np.int64]:
+        """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
+        return self._known.of(image.keys)
+
+    def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
+        """Record what compiling took.
+
+        Args:
+            keys: The pipelines, shape (n,).
+            times_ns: What each took, shape (n,), nanoseconds; 0 where that is not known: a hit says nothing.
+        """
+        if self.path is None or not times_ns.any():
+            return
+        try:
+            # Other processes may have recorded since this one began; what they did stays.
+            self._known = add_durations(self.path, keys, times_ns)
+        except SaveError as error:
+            self.notes.append(f"compile times were not recorded: {error}")
+
+
+@frozen
+class Decision:
+    """How a run goes.
+
+    Attributes:
+        mode: The cache topology.
+        workers: Number of workers.
+        note: Why, for the report; "" where the caller chose the mode.
+        batch: Largest batch, where a calibration says and mode and temperature are those it was measured with; None: the
+            usual.
+    """
+
+    mode: CacheMode
+    workers: int
+    note: str = ""
+    batch: int | None = None
+
+
+def decide(
+    loaded: ProfileLoad[CalibrationProfile] | None,
+    *,
+    mode: CacheMode | None,
+    workers: int | None,
+    warm: bool,
+    available: int,
+    selector: str = "",
+) -> Decision:
+    """Choose what the caller left open.
+
+    Args:
+        loaded: What became of the look for a profile; None where there is no directory to look in.
+        mode: The caller's choice, or None.
+        workers: The caller's choice, or None.
+        warm: Whether the run begins with a cache that holds something.
+        available: Processors that there are.
+        selector: What the device was called, for the note.
+    """
+    choice = _choice(loaded, warm=warm)
+    if mode is not None:
+        # A number of workers that was measured with another topology says nothing about this one.
+        measured = choice.workers if choice is not None and choice.mode == mode else available
+        return Decision(mode, workers or min(measured, available))
+    if choice is None or loaded is None or loaded.profile is None:
+        count = workers or available
+        device = f" --device {selector}" if selector else ""
+        what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
+        return Decision(
+            CacheMode.PER_WORKER,
+            count,
+            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}` would measure what "
+            "is best on this device",
+        )
+    count = workers or min(choice.workers, available)
+    day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
+    temperature = "warm" if warm else "cold"
+    # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
+    batch = loaded.profile.batch if choice is loaded.profile.warm else None
+    batches = f", batches of {batch}" if batch else ""
+    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day} for a {temperature} cache"
+    if loaded.profile.cores != available:
+        note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
+    return Decision(CacheMode(choice.mode), count, note, batch)
+
+
+def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool) -> Choice | None:
+    """The profile's choice; one that names a topology which this version lacks is none."""
+    if loaded is None or loaded.profile is None:
+        return None
+    profile = loaded.profile
+    # Where nothing warm could be measured a warm cache helps as much as none.
+    choice = (profile.warm or profile.cold) if warm else profile.cold
+    if choice is None or choice.mode not in tuple(CacheMode) or choice.workers < 1:
+        return None
+    return choice
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
+
+
+@define(eq=False)
+class CompileCache:
+    """See the top of the module. The caches it opens are the caller's to use until `close`.
+
+    Attributes:
+        settings: What was asked for.
+        mode: The topology, as decided so far.
+        workers: Number of workers, likewise.
+        batch: Largest batch, where a calibration says; None: the usual.
+        file: What became of the cache file.
+        warm: Whether the primary began with what a file held.
+        loads: What became of each cache file when it was first opened. There may be several: a driver may have another
+            pipelineCacheUUID for another application.
+    """
+
+    settings: CompileSettings
+    mode: CacheMode = field(init=False)
+    workers: int = field(init=False)
+    batch: int | None = field(default=None, init=False)
+    file: CacheFileSummary = field(factory=lambda: CacheFileSummary(None), init=False)
+    warm: bool = field(default=False, init=False)
+    loads: dict[Path, LoadResult] = field(factory=dict, init=False)
+    _keeper: CacheKeeper | None = field(default=None, init=False)
+    _decided: bool = field(default=False, init=False)
+    _decision_note: str = field(default="", init=False)
+    _notes: list[str] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        settings = self.settings
+        self.mode = settings.mode or CacheMode.PER_WORKER
+        self.workers = available_workers() if settings.workers is None else settings.workers
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the report must know."""
+        return [*([self._decision_note] if self._decision_note else []), *self._notes]
+
+    @property
+    def merge(self) -> MergePolicy | None:
+        """When to merge; what the caller asked for means nothing where the mode that was chosen has no worker caches."""
+        has_worker_caches = self.mode not in (CacheMode.SHARED, CacheMode.NONE)
+        return self.settings.merge if has_worker_caches or self.mode == self.settings.mode else None
+
+    @property
+    def on_merged(self) -> MergedHook | None:
+        """What a rolling merge tells, so that the file is saved on the way."""
+        policy = self.merge
+        rolls = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
+        return self._keeper.merged if rolls and self._keeper is not None else None
+
+    def open(self, device: Device) -> PipelineCache | None:
+        """Decide what was left open and make the primary, from the cache file where one is kept.
+
+        Returns:
+            The primary; None in mode NONE, and where the driver creates no cache at all.
+        """
+        self._keeper, self.warm = None, False
+        try:
+            return self._load(device)
+        except DriverError as error:
+            self.mode = CacheMode.NONE
+            self._say(
+                f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
+            )
+            return None
+        finally:
+            self._decided = True
+
+    def keeping(self, primary: PipelineCache | None) -> AbstractAsyncContextManager[None]:
+        """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""
+        if self._keeper is None or primary is None or self.mode is not CacheMode.SHARED:
+            return nullcontext()
+        return self._keeper.beside(primary, self.settings.stop)
+
+    def progress(self, compiled: int) -> None:
+        """So many pipelines were compiled in the current run. Never blocks."""
+        if self._keeper is not None and self.mode is CacheMode.SHARED:
+            self._keeper.progress(compiled)
+
+    def close(self, device: Device, primary: PipelineCache, compiled: int | None) -> None:
+        """Save what is new and destroy the primary, now that nothing uses it.
+
+        Args:
+            device: The device.
+            primary: The primary, merged.
+            compiled: Pipelines that the run compiled; None where it was cancelled, or failed.
+        """
+        try:
+            if self._keeper is not None:
+                reason = SaveReason.SIGNAL if self.settings.stopped else SaveReason.EXIT
+                self._keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
+                self.file = self._keeper.summarize(self.file)
+                self._say(*self._keeper.notes())
+        finally:
+            device.destroy_pipeline_cache(primary)
+
+    def _load(self, device: Device) -> PipelineCache | None:
+        settings = self.settings
+        if settings.cache_directory is None:
+            self._decide(device, warm=False)
+            return None if self.mode is CacheMode.NONE else device.create_pipeline_cache(name="primary")
+        path = cache_path(settings.cache_directory, device.identity)
+        self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
+        in_driver = device.features.internally_synchronized_merge and self.mode is CacheMode.TWO_LEVEL
+        cache, loaded = load_into_cache(
+            device,
+            path,
+            internally_synchronized_merge=in_driver,
+            relax_driver_version=settings.relax_driver_version,
+            name="primary",
+        )
+        self.warm = loaded.status is LoadStatus.LOADED
+        if not self.warm:
+            self._decide(device, warm=False)
+        self._keeper = CacheKeeper(device, path, loaded, settings.save_policy, settings.relax_driver_version)
+        self.loads.setdefault(path, loaded)
+        if self.file.path not in (None, path):
+            self._say(
+                f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
+            )
+        if self.file.path is None:  # of several groups the first one's load is the report's
+            self.file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
+            if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
+                self._say(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
+            elif loaded.instead_of is not None:
+                current = loaded.instead_of
+                self._say(
+                    f"the cache file is {current.status.value} ({current.detail}); its previous generation was loaded"
+                )
+        return cache
+
+    def _decide(self, device: Device, *, warm: bool) -> None:
+        """Choose the mode and the workers that the caller left open; for all groups what holds for the first."""
+        settings = self.settings
+        if self._decided or (settings.mode is not None and settings.workers is not None):
+            return
+        directory = settings.cache_directory
+        decision = decide(
+            None if directory is None else load_profile(directory, device.identity),
+            mode=settings.mode,
+            workers=settings.workers,
+            warm=warm,
+            available=available_workers(),
+            selector=settings.selector,
+        )
+        self.mode, self.workers, self.batch = decision.mode, decision.workers, decision.batch
+        self._decision_note = decision.note
+
+    def _say(self, *notes: str) -> None:
+        self._notes += [each for each in notes if each not in self._notes]

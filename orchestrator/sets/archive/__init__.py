@@ -1,0 +1,1 @@
+"""Archives: `.foz` files read, written and proven."""

@@ -1,0 +1,979 @@
+"""Which members of a structure its hash takes, and in what order: the format's rules as data.
+
+Recorders name a record by a hash over the members of its create info. The order is their own, not that of
+the declaration, and it is nowhere but in their sources; so it is written down here, once, for
+`state_hashes`.
+
+Each table entry is a list of steps in words:
+
+    member          its value: a number, an array, a structure by its own entry; nothing where it is null
+    member?7        the same, and the number 7 where it is null; ``member?`` is ``member?0``
+    #array          how many elements the array has
+    member@STATE    the number 0 instead where the dynamic state STATE (VK_DYNAMIC_STATE_*) is on
+    member-STATE    nothing where the dynamic state is on
+    =7              the number 7
+    a.b             member b of the structure a
+    !rule           what the rule of that name in `state_hashes` adds
+    pNext           the chain: of each structure its sType, then its entry
+
+Structures of pNext chains that are not listed are unknown to recorders; no key of a recorder depends on
+them.
+
+The 64-bit hash that the format's recorders name a record by, recomputed from the record's document.
+
+Modules, applications and links are hashed in `hashes`; here are the records that hold one Vulkan structure:
+samplers, layouts, render passes and pipelines. A structure becomes a sequence of 32-bit words in the order
+of `hash_order`, and the words are hashed. What a record refers to counts by its key, so that nothing but
+the record itself is needed, with one exception: whether a graphics pipeline's colour-blend and
+depth/stencil state count depends on its subpass.
+
+What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state
+of stages or attachments that the pipeline does not have, creation flags that only ask for statistics or
+limit the time. Two pipelines that differ in nothing else have one key.
+
+Recorders changed the rules over the years, each time for what the driver ignores. `Era` names the changes;
+a key of an older recorder is found under the rules of its time.
+
+Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member
+by member, so that records that differ have different keys. Assumptions: values were decoded by `documents`,
+so that each is in its C range.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import struct as binary
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from orchestrator.registry import registry
+from orchestrator.registry.tables import Member, Struct
+from orchestrator.sets.archive.hashes import OFFSET, hash_values
+from orchestrator.sets.image.documents import (
+    BARE_ARRAYS,
+    FLAT_STRUCTS,
+    WORD_ARRAYS,
+    count_members,
+    flat_members,
+)
+
+_STENCIL: Final = "compareOp depthFailOp failOp passOp"
+_ATTACHMENT: Final = (
+    "flags initialLayout finalLayout format loadOp storeOp stencilLoadOp stencilStoreOp samples"
+)
+_DEPENDENCY: Final = (
+    "dependencyFlags dstAccessMask srcAccessMask srcSubpass dstSubpass srcStageMask dstStageMask"
+)
+_SUBPASS: Final = (
+    "flags #pColorAttachments #pInputAttachments #pPreserveAttachments pipelineBindPoint pPreserveAttachments "
+    "pColorAttachments pInputAttachments pResolveAttachments pDepthStencilAttachment?"
+)
+_HEAP: Final = "heapOffset samplerHeapOffset !embedded_sampler"
+_STRIDES: Final = "heapArrayStride samplerHeapArrayStride"
+_INDEX: Final = "heapIndexStride samplerHeapIndexStride useCombinedImageSamplerIndex"
+_PUSH: Final = "pushOffset samplerPushOffset"
+_ADDRESS: Final = "addressOffset samplerAddressOffset"
+
+
+def _stencil_faces() -> str:
+    return " ".join(f"{face}.{name}@STENCIL_OP" for face in ("front", "back") for name in _STENCIL.split())
+
+
+#: What the hash of a record takes, and of the structures in it.
+OBJECTS: Final[dict[str, str]] = {
+    "VkSamplerCreateInfo": (
+        "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable compareOp "
+        "anisotropyEnable addressModeU addressModeV addressModeW borderColor unnormalizedCoordinates pNext"
+    ),
+    "VkDescriptorSetLayoutCreateInfo": "#pBindings flags pBindings pNext",
+    "VkDescriptorSetLayoutBinding": "binding descriptorCount descriptorType stageFlags !immutable_samplers",
+    "VkPipelineLayoutCreateInfo": "#pSetLayouts !set_layouts #pPushConstantRanges pPushConstantRanges flags",
+    "VkPushConstantRange": "stageFlags size offset",
+    "VkRenderPassCreateInfo": (
+        "!render_pass_flags #pAttachments #pDependencies #pSubpasses pAttachments pDependencies pSubpasses pNext"
+    ),
+    "VkAttachmentDescription": _ATTACHMENT,
+    "VkSubpassDependency": _DEPENDENCY,
+    "VkSubpassDescription": _SUBPASS,
+    "VkAttachmentReference": "attachment layout",
+    "VkRenderPassCreateInfo2": (
+        "flags #pAttachments #pDependencies #pSubpasses #pCorrelatedViewMasks =2 "
+        "pAttachments pDependencies pSubpasses pCorrelatedViewMasks pNext"
+    ),
+    "VkAttachmentDescription2": f"{_ATTACHMENT} pNext",
+    "VkSubpassDependency2": f"{_DEPENDENCY} viewOffset pNext",
+    "VkSubpassDescription2": f"{_SUBPASS} viewMask pNext",
+    "VkAttachmentReference2": "attachment layout aspectMask pNext",
+    "VkComputePipelineCreateInfo": (
+        "layout !flags !base_or_zero stage.module stage.pName stage.flags stage.stage stage.pSpecializationInfo? "
+        "stage.pNext pNext"
+    ),
+    "VkRayTracingPipelineCreateInfoKHR": (
+        "!flags maxPipelineRayRecursionDepth layout !base_or_zero #pStages pStages pLibraryInterface? pDynamicState? "
+        "#pGroups pGroups pLibraryInfo? pNext"
+    ),
+    "VkRayTracingPipelineInterfaceCreateInfoKHR": (
+        "maxPipelineRayHitAttributeSize maxPipelineRayPayloadSize pNext"
+    ),
+    "VkRayTracingShaderGroupCreateInfoKHR": (
+        "type anyHitShader closestHitShader generalShader intersectionShader pNext"
+    ),
+    "VkGraphicsPipelineCreateInfo": "!graphics",
+    "VkPipelineShaderStageCreateInfo": "flags pName stage module pSpecializationInfo? pNext",
+    "VkSpecializationInfo": "pData #pData #pMapEntries pMapEntries",
+    "VkSpecializationMapEntry": "offset size constantID",
+    "VkPipelineDynamicStateCreateInfo": "#pDynamicStates flags pDynamicStates pNext",
+    "VkPipelineDepthStencilStateCreateInfo": (
+        "flags depthBoundsTestEnable@DEPTH_BOUNDS_TEST_ENABLE depthCompareOp@DEPTH_COMPARE_OP "
+        "depthTestEnable@DEPTH_TEST_ENABLE depthWriteEnable@DEPTH_WRITE_ENABLE "
+        f"{_stencil_faces()} stencilTestEnable@STENCIL_TEST_ENABLE !depth_bounds !stencil_values pNext"
+    ),
+    "VkPipelineInputAssemblyStateCreateInfo": (
+        "flags primitiveRestartEnable@PRIMITIVE_RESTART_ENABLE topology pNext"
+    ),
+    "VkPipelineRasterizationStateCreateInfo": (
+        "flags cullMode@CULL_MODE depthClampEnable@DEPTH_CLAMP_ENABLE_EXT frontFace@FRONT_FACE "
+        "rasterizerDiscardEnable@RASTERIZER_DISCARD_ENABLE polygonMode@POLYGON_MODE_EXT "
+        "depthBiasEnable@DEPTH_BIAS_ENABLE !depth_bias lineWidth-LINE_WIDTH pNext"
+    ),
+    "VkPipelineMultisampleStateCreateInfo": (
+        "flags alphaToCoverageEnable@ALPHA_TO_COVERAGE_ENABLE_EXT alphaToOneEnable@ALPHA_TO_ONE_ENABLE_EXT "
+        "minSampleShading rasterizationSamples@RASTERIZATION_SAMPLES_EXT sampleShadingEnable !sample_mask pNext"
+    ),
+    "VkPipelineViewportStateCreateInfo": (
+        "flags #pScissors@SCISSOR_WITH_COUNT #pViewports@VIEWPORT_WITH_COUNT pScissors-SCISSOR pViewports-VIEWPORT "
+        "pNext"
+    ),
+    "VkViewport": "x y width height minDepth maxDepth",
+    "VkRect2D": "x y width height",
+    "VkExtent2D": "width height",
+    "VkPipelineVertexInputStateCreateInfo": (
+        "flags #pVertexAttributeDescriptions #pVertexBindingDescriptions "
+        "pVertexAttributeDescriptions pVertexBindingDescriptions pNext"
+    ),
+    "VkVertexInputAttributeDescription": "offset binding format location",
+    "VkVertexInputBindingDescription": "binding inputRate stride@VERTEX_INPUT_BINDING_STRIDE",
+    "VkPipelineColorBlendStateCreateInfo": (
+        "flags #pAttachments logicOpEnable@LOGIC_OP_ENABLE_EXT !logic_op !blend_attachments pNext"
+    ),
+    "VkPipelineTessellationStateCreateInfo": "flags patchControlPoints@PATCH_CONTROL_POINTS_EXT pNext",
+    "VkComponentMapping": "r g b a",
+    "VkSampleLocationEXT": "x y",
+    "VkDepthClampRangeEXT": "minDepthClamp maxDepthClamp",
+    "VkVertexInputBindingDivisorDescription": "binding divisor",
+    "VkInputAttachmentAspectReference": "subpass inputAttachmentIndex aspectMask",
+    "VkDescriptorSetAndBindingMappingEXT": (
+        "resourceMask descriptorSet firstBinding bindingCount pNext !mapping_source"
+    ),
+    "VkDescriptorMappingSourceConstantOffsetEXT": f"{_HEAP} {_STRIDES}",
+    "VkDescriptorMappingSourcePushIndexEXT": f"{_HEAP} {_STRIDES} {_INDEX} {_PUSH}",
+    "VkDescriptorMappingSourceIndirectIndexEXT": f"{_HEAP} {_STRIDES} {_INDEX} {_PUSH} {_ADDRESS}",
+    "VkDescriptorMappingSourceIndirectIndexArrayEXT": (
+        f"{_HEAP} {_INDEX} {_PUSH} useCombinedImageSamplerIndex {_ADDRESS}"
+    ),
+    "VkDescriptorMappingSourceHeapDataEXT": "heapOffset pushOffset",
+    "VkDescriptorMappingSourceIndirectAddressEXT": "pushOffset addressOffset",
+    "VkDescriptorMappingSourceShaderRecordIndexEXT": (
+        f"{_HEAP} {_STRIDES} {_INDEX} shaderRecordOffset samplerShaderRecordOffset"
+    ),
+}
+
+#: What the hash takes of the structures that recorders know in pNext chains, after the sType.
+CHAINED: Final[dict[str, str]] = {
+    "VkAttachmentDescriptionStencilLayout": "stencilInitialLayout stencilFinalLayout",
+    "VkAttachmentReferenceStencilLayout": "stencilLayout",
+    "VkCustomResolveCreateInfoEXT": "customResolve !custom_resolve_formats",
+    "VkDepthBiasRepresentationInfoEXT": "!depth_bias_representation",
+    "VkDescriptorSetLayoutBindingFlagsCreateInfo": "#pBindingFlags pBindingFlags",
+    "VkFragmentShadingRateAttachmentInfoKHR": "!shading_rate_attachment",
+    "VkGraphicsPipelineLibraryCreateInfoEXT": "flags",
+    "VkMemoryBarrier2": "!barrier",
+    "VkMultisampledRenderToSingleSampledInfoEXT": (
+        "multisampledRenderToSingleSampledEnable rasterizationSamples"
+    ),
+    "VkMutableDescriptorTypeCreateInfoEXT": "#pMutableDescriptorTypeLists pMutableDescriptorTypeLists",
+    "VkPipelineColorBlendAdvancedStateCreateInfoEXT": "!advanced_blend",
+    "VkPipelineColorWriteCreateInfoEXT": "#pColorWriteEnables pColorWriteEnables-COLOR_WRITE_ENABLE_EXT",
+    "VkPipelineCreateFlags2CreateInfo": "!flags_2",
+    "VkPipelineDiscardRectangleStateCreateInfoEXT": (
+        "flags discardRectangleMode@DISCARD_RECTANGLE_MODE_EXT #pDiscardRectangles "
+        "pDiscardRectangles-DISCARD_RECTANGLE_EXT"
+    ),
+    "VkPipelineFragmentDensityMapLayeredCreateInfoVALVE": "maxFragmentDensityMapLayers",
+    "VkPipelineFragmentShadingRateStateCreateInfoKHR": (
+        "fragmentSize-FRAGMENT_SHADING_RATE_KHR combinerOps-FRAGMENT_SHADING_RATE_KHR"
+    ),
+    "VkPipelineLibraryCreateInfoKHR": "#pLibraries pLibraries pNext",
+    "VkPipelineRasterizationConservativeStateCreateInfoEXT": (
+        "flags conservativeRasterizationMode@CONSERVATIVE_RASTERIZATION_MODE_EXT "
+        "extraPrimitiveOverestimationSize@EXTRA_PRIMITIVE_OVERESTIMATION_SIZE_EXT"
+    ),
+    "VkPipelineRasterizationDepthClipStateCreateInfoEXT": "flags depthClipEnable@DEPTH_CLIP_ENABLE_EXT",
+    "VkPipelineRasterizationLineStateCreateInfo": (
+        "lineRasterizationMode@LINE_RASTERIZATION_MODE_EXT stippledLineEnable@LINE_STIPPLE_ENABLE_EXT !stipple"
+    ),
+    "VkPipelineRasterizationProvokingVertexStateCreateInfoEXT": (
+        "provokingVertexMode@PROVOKING_VERTEX_MODE_EXT"
+    ),
+    "VkPipelineRasterizationStateStreamCreateInfoEXT": "flags rasterizationStream@RASTERIZATION_STREAM_EXT",
+    "VkPipelineRenderingCreateInfo": "!rendering_formats",
+    "VkPipelineRobustnessCreateInfo": "images vertexInputs uniformBuffers storageBuffers",
+    "VkPipelineSampleLocationsStateCreateInfoEXT": (
+        "sampleLocationsEnable@SAMPLE_LOCATIONS_ENABLE_EXT !sample_locations"
+    ),
+    "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo": "requiredSubgroupSize",
+    "VkPipelineTessellationDomainOriginStateCreateInfo": "domainOrigin@TESSELLATION_DOMAIN_ORIGIN_EXT",
+    "VkPipelineVertexInputDivisorStateCreateInfo": "#pVertexBindingDivisors pVertexBindingDivisors",
+    "VkPipelineViewportDepthClampControlCreateInfoEXT": "!depth_clamp_range",
+    "VkPipelineViewportDepthClipControlCreateInfoEXT": "negativeOneToOne@DEPTH_CLIP_NEGATIVE_ONE_TO_ONE_EXT",
+    "VkRayTracingPipelineClusterAccelerationStructureCreateInfoNV": "allowClusterAccelerationStructure",
+    "VkRenderPassCreationControlEXT": "disallowMerging",
+    "VkRenderPassFragmentDensityMapCreateInfoEXT": "fragmentDensityMapAttachment",
+    "VkRenderPassInputAttachmentAspectCreateInfo": "#pAspectReferences pAspectReferences",
+    "VkRenderPassMultiviewCreateInfo": (
+        "#pViewMasks pViewMasks #pViewOffsets pViewOffsets #pCorrelationMasks pCorrelationMasks"
+    ),
+    "VkRenderingAttachmentLocationInfo": "#pColorAttachmentLocations pColorAttachmentLocations?",
+    "VkRenderingInputAttachmentIndexInfo": (
+        "#pColorAttachmentInputIndices pColorAttachmentInputIndices? "
+        "pDepthInputAttachmentIndex?65535 pStencilInputAttachmentIndex?65535"
+    ),
+    "VkSampleLocationsInfoEXT": (
+        "#pSampleLocations sampleLocationGridSize sampleLocationsPerPixel pSampleLocations"
+    ),
+    "VkSamplerBorderColorComponentMappingCreateInfoEXT": "srgb components",
+    "VkSamplerCustomBorderColorCreateInfoEXT": "customBorderColor format",
+    "VkSamplerReductionModeCreateInfo": "reductionMode",
+    "VkSamplerYcbcrConversionCreateInfo": (
+        "format ycbcrModel ycbcrRange components xChromaOffset yChromaOffset chromaFilter forceExplicitReconstruction"
+    ),
+    "VkShaderDescriptorSetAndBindingMappingInfoEXT": "#pMappings !mapping_kinds pMappings",
+    "VkSubpassDescriptionDepthStencilResolve": "!depth_stencil_resolve",
+}
+
+
+_MASK: Final = 0xFFFFFFFF
+_CLEARED_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x80000000
+"""Creation flags that do not count: capture of statistics, of internal representations and of data, failing where a
+compile is required, early return on failure."""
+_CAPTURE_REPLAY: Final = 0x8  # VK_SAMPLER_CREATE_DESCRIPTOR_BUFFER_CAPTURE_REPLAY_BIT_EXT
+_DERIVATIVE: Final = 0x4
+_LIBRARY: Final = 0x800
+_VERTEX_INPUT, _PRE_RASTERIZATION, _FRAGMENT_SHADER, _FRAGMENT_OUTPUT = 1, 2, 4, 8
+_ALL_PARTS: Final = 15
+_TESSELLATION_STAGES: Final = 0x2 | 0x4
+_MESH_STAGES: Final = 0x40 | 0x80
+_UNUSED_ATTACHMENT: Final = 0xFFFFFFFF
+_SAMPLER_TYPES: Final = (0, 1)  # VK_DESCRIPTOR_TYPE_SAMPLER, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER
+_CONSTANT_FACTORS: Final = (10, 12)  # VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
+_USER_DEFINED_RANGE: Final = 1  # VK_DEPTH_CLAMP_MODE_USER_DEFINED_RANGE_EXT
+_SHADER_RECORD_INDEX: Final = 8  # VK_DESCRIPTOR_MAPPING_SOURCE_HEAP_WITH_SHADER_RECORD_INDEX_EXT
+
+SubpassUse = tuple[bool, bool]
+"""Whether a subpass has colour attachments, and whether it has a depth/stencil attachment."""
+FindSubpasses = Callable[[int], Sequence[SubpassUse]]
+"""Gives the subpasses of a render pass by its key; raises LookupError where there is no such render pass."""
+
+
+class Era(enum.IntEnum):
+    """When recorders began to hash as they do; each value includes the earlier ones."""
+
+    APART_FROM_APPLICATION = 0  # May 2019: format 6, keys without the application
+    FLAGS_CLEARED = 1  # September 2021: flags that do not reach the code are cleared
+    IGNORED_STATE = 2  # November 2021: dynamic state beyond Vulkan 1.0, and state that the driver ignores
+    WRITE_MASKS = 3  # February 2022: the write mask counts where blending is off
+    WIDE_BARRIERS = 4  # June 2022: 64-bit masks of VkMemoryBarrier2
+    DYNAMIC_STATE_3 = 5  # October 2022: VK_EXT_extended_dynamic_state3
+    DYNAMIC_BLENDING = 6  # January 2023: blend attachments that are all dynamic; formats in libraries
+    PRESENT = 7  # September 2024: alpha blend operation and discard rectangles when dynamic
+
+
+_DYNAMIC_SINCE: Final[tuple[tuple[Era, range], ...]] = (
+    (Era.IGNORED_STATE, range(1000267000, 1000268000)),  # VK_EXT_extended_dynamic_state
+    (Era.IGNORED_STATE, range(1000352000, 1000353000)),  # VK_EXT_vertex_input_dynamic_state
+    (Era.IGNORED_STATE, range(1000377000, 1000378000)),  # VK_EXT_extended_dynamic_state2
+    (Era.DYNAMIC_STATE_3, range(1000455000, 1000456000)),  # VK_EXT_extended_dynamic_state3
+    (Era.PRESENT, range(1000099002, 1000099003)),  # VK_DYNAMIC_STATE_DISCARD_RECTANGLE_MODE_EXT
+)
+
+
+def _no_subpasses(render_pass: int) -> Sequence[SubpassUse]:
+    raise LookupError(f"render pass {render_pass:016x}")
+
+
+@frozen
+class _Context:
+    """What the words of a structure depend on besides itself.
+
+    Attributes:
+        era: Whose rules.
+        dynamic: Dynamic states of the pipeline, as far as the era minds them.
+        parts: VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines.
+        described: The parts that the pipeline describes, those and no others of which count. They are fewer than `parts`
+            in a library whose flags stand in VkPipelineCreateFlags2CreateInfo: recorders drop what it does not describe,
+            then hash it as a whole pipeline.
+        render_pass: Whether it has a render pass.
+        subpasses: Finds the subpasses of a render pass.
+    """
+
+    era: Era
+    dynamic: frozenset[int] = frozenset()
+    parts: int = 0
+    described: int = 0
+    render_pass: bool = True
+    subpasses: FindSubpasses = _no_subpasses
+
+    def on(self, name: str) -> bool:
+        """Whether a dynamic state is on."""
+        return _dynamic_states()[name] in self.dynamic
+
+
+_Step = Callable[[Any, list[int], _Context], None]
+
+
+def state_hash(
+    value: Any,
+    subpasses: FindSubpasses,
+    *,
+    era: Era = Era.PRESENT,
+    start: int = OFFSET,
+) -> int:
+    """The key of a record that holds one structure.
+
+    Args:
+        value: The structure, as `decode_document` returned it.
+        subpasses: Finds the subpasses of the render pass that a graphics pipeline names; it is asked for nothing else.
+        era: Whose rules; those of today where not given.
+        start: Where the hash starts: in format 5, the key of the application.
+
+    Raises:
+        LookupError: The render pass, or its subpass, does not exist, so that the key cannot be known.
+    """
+    words: list[int] = []
+    _write(value, words, _Context(era, subpasses=subpasses))
+    return hash_values(words, start)
+
+
+def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
+    """What the subpasses of a decoded render pass have, in their order."""
+    return tuple(
+        (
+            bool(each.pColorAttachments),
+            each.pDepthStencilAttachment is not None
+            and each.pDepthStencilAttachment.attachment != _UNUSED_ATTACHMENT,
+        )
+        for each in render_pass.pSubpasses or ()
+    )
+
+
+def is_written_in_full(value: Any) -> bool:
+    """Whether the document of a record holds all that its recorder hashed.
+
+    Recorders leave out two things that they hash, so that a key which differs proves nothing: blend constants where
+    blending is dynamic or a constant factor stands beside disabled blending, and the offset of a separate sampler in a
+    shader record.
+    """
+    name = type(value).__name__
+    if name == "VkGraphicsPipelineCreateInfo" or name == "VkRayTracingPipelineCreateInfoKHR":
+        stages = value.pStages or ()
+    elif name == "VkComputePipelineCreateInfo":
+        stages = (value.stage,)
+    else:
+        return True
+    if any(
+        mapping.source == _SHADER_RECORD_INDEX
+        for stage in stages
+        for mappings in _chained(stage, "VkShaderDescriptorSetAndBindingMappingInfoEXT")
+        for mapping in mappings.pMappings or ()
+    ):
+        return False
+    return name != "VkGraphicsPipelineCreateInfo" or not _blend_constants_lost(value)
+
+
+def _blend_constants_lost(pipeline: Any) -> bool:
+    blend = pipeline.pColorBlendState
+    if blend is None or any(blend.blendConstants or ()):
+        return False
+    context = _dynamic_context(pipeline, Era.PRESENT)
+    attachments = blend.pAttachments or ()
+    return not context.on("BLEND_CONSTANTS") and (
+        context.on("COLOR_BLEND_EQUATION_EXT")
+        or (context.on("COLOR_BLEND_ENABLE_EXT") and any(map(_has_constant_factor, attachments)))
+    )
+
+
+# Steps: from the words of the tables to functions that append numbers.
+
+
+def _write(value: Any, words: list[int], context: _Context) -> None:
+    """Append the words of a structure."""
+    for step in _steps(type(value).__name__):
+        step(value, words, context)
+
+
+@functools.cache
+def _steps(name: str) -> tuple[_Step, ...]:
+    struct = registry().struct(name)
+    order = OBJECTS.get(name) or CHAINED.get(name) or _declared_order(struct)
+    return tuple(_step(struct, each) for each in order.split())
+
+
+@functools.cache
+def _dynamic_states() -> dict[str, int]:
+    """VkDynamicState values by name, without the prefix."""
+    prefix = "VK_DYNAMIC_STATE_"
+    return {each.name.removeprefix(prefix): number for number, each in registry().dynamic_states.items()}
+
+
+def _declared_order(struct: Struct) -> str:
+    """The order of a structure that recorders do not know: every member as it is declared."""
+    counts = count_members(struct)
+    order = []
+    for member in struct.members:
+        if member.name == "sType" or member.name in counts:
+            continue
+        if member.pointer and member.length in counts:
+            order.append(f"#{member.name}")
+        order.append(member.name if member.name == "pNext" or not member.pointer else f"{member.name}?")
+    return " ".join(order)
+
+
+def _step(struct: Struct, word: str) -> _Step:
+    """The function of one word of a table."""
+    if word.startswith("!"):
+        return _RULES[word[1:]]
+    if word.startswith("="):
+        number = int(word[1:])
+        return lambda _value, words, _context: words.append(number)
+    if word == "pNext":
+        return _write_chain
+    for mark in "@-":
+        name, found, state = word.partition(mark)
+        if found:
+            return _unless_dynamic(_step(struct, name), _dynamic_states()[state], zero=mark == "@")
+    first, nested, rest = word.partition(".")
+    if nested:
+        return _nested(struct, first, rest)
+    members = {
+        each.name: each for each in (flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members)
+    }
+    if word.startswith("#"):
+        return _count_step(members, members[word[1:]])
+    name, absent, number_text = word.partition("?")
+    return _member_step(struct, members[name], int(number_text or 0) if absent else None)
+
+
+def _unless_dynamic(step: _Step, state: int, *, zero: bool) -> _Step:
+    def run(value: Any, words: list[int], context: _Context) -> None:
+        if state not in context.dynamic:
+            step(value, words, context)
+        elif zero:
+            words.append(0)
+
+    return run
+
+
+def _nested(struct: Struct, member: str, rest: str) -> _Step:
+    inner = next(each for each in struct.members if each.name == member)
+    step = _step(registry().struct(inner.type), rest)
+    return lambda value, words, context: step(getattr(value, member), words, context)
+
+
+def _count_step(members: dict[str, Member], array: Member) -> _Step:
+    """How many elements: as the document says, else as many as it lists."""
+    count = members[array.length]
+    wide = count.format == "Q"
+
+    def run(value: Any, words: list[int], _context: _Context) -> None:
+        number = getattr(value, count.name)
+        if number is None:
+            number = len(getattr(value, array.name) or ())
+        words.append(number & _MASK)
+        if wide:
+            words.append(number >> 32)
+
+    return run
+
+
+def _member_step(struct: Struct, member: Member, absent: int | None) -> _Step:
+    write = _writer(struct, member)
+    zeros = WORD_ARRAYS.get((struct.name, member.name), member.array)
+
+    def run(value: Any, words: list[int], context: _Context) -> None:
+        found = getattr(value, member.name)
+        if found is None and zeros:
+            words.extend([0] * zeros)
+        elif absent is not None and (found is None or found == []):  # recorders take an empty array for null
+            words.append(absent)
+        elif found is not None:
+            write(found, words, context)
+
+    return run
+
+
+def _writer(struct: Struct, member: Member) -> _Step:
+    """What writes the value of a member that is there."""
+    if (struct.name, member.name) in WORD_ARRAYS:
+        return lambda value, words, _context: words.extend(value)
+    if member.length == "null-terminated":
+        return _write_text
+    if member.category == "void":
+        return lambda value, words, _context: words.extend(value)  # bytes, each a word
+    if member.type in BARE_ARRAYS:
+        return _write_lists
+    one = _write if member.category in ("struct", "union") else _scalar_writer(member)
+    if not member.array and not (member.pointer and member.length):
+        return one
+
+    def each(value: Any, words: list[int], context: _Context) -> None:
+        for element in value:
+            one(element, words, context)
+
+    return each
+
+
+def _scalar_writer(member: Member) -> _Step:
+    if member.format == "f":
+        return _write_float
+    if member.format in ("Q", "q"):
+        return _write_long
+    return lambda value, words, _context: words.append(value & _MASK)
+
+
+def _write_float(value: float, words: list[int], _context: _Context) -> None:
+    try:
+        words.append(binary.unpack("<I", binary.pack("<f", value))[0])
+    except OverflowError:
+        words.append(binary.unpack("<I", binary.pack("<f", float("inf") if value > 0 else float("-inf")))[0])
+
+
+def _write_long(value: int, words: list[int], _context: _Context | None = None) -> None:
+    words += (value & _MASK, value >> 32 & _MASK)
+
+
+def _write_text(value: str, words: list[int], _context: _Context) -> None:
+    words.append(0xFF)
+    words.extend(value.encode())
+
+
+def _write_lists(value: Sequence[Sequence[int]], words: list[int], _context: _Context) -> None:
+    for each in value:
+        words.append(len(each))
+        words.extend(number & _MASK for number in each)
+
+
+def _write_chain(value: Any, words: list[int], context: _Context) -> None:
+    for each in getattr(value, "pNext", None) or ():
+        s_type = registry().struct(type(each).__name__).s_type
+        words.append(0 if s_type is None else s_type)
+        _write(each, words, context)
+
+
+def _chained(value: Any, name: str) -> list[Any]:
+    """The structures of that name in a value's chain: one or none."""
+    return [each for each in value.pNext or () if type(each).__name__ == name]
+
+
+# Rules: what the tables cannot say.
+
+
+def _sampler_flags(value: Any, words: list[int], _context: _Context) -> None:
+    words.append(value.flags & ~_CAPTURE_REPLAY & _MASK)
+
+
+def _immutable_samplers(value: Any, words: list[int], context: _Context) -> None:
+    if value.descriptorType in _SAMPLER_TYPES:
+        for each in value.pImmutableSamplers or ():
+            _write_long(each, words, context)
+
+
+def _set_layouts(value: Any, words: list[int], context: _Context) -> None:
+    for each in value.pSetLayouts or ():
+        if each:
+            _write_long(each, words, context)
+        else:
+            words.append(0)
+
+
+def _render_pass_flags(value: Any, words: list[int], _context: _Context) -> None:
+    if value.flags:
+        words.append(value.flags & _MASK)
+
+
+def _flags(value: Any, words: list[int], context: _Context) -> None:
+    cleared = _CLEARED_FLAGS if context.era >= Era.FLAGS_CLEARED else 0
+    elsewhere = _chained(value, "VkPipelineCreateFlags2CreateInfo")
+    words.append(0 if elsewhere else value.flags & ~cleared & _MASK)
+
+
+def _flags_2(value: Any, words: list[int], context: _Context) -> None:
+    _write_long(value.flags & ~_CLEARED_FLAGS, words, context)
+
+
+def _base(value: Any, words: list[int], context: _Context) -> None:
+    if _has_base(value):
+        _write_long(value.basePipelineHandle, words, context)
+        words.append(value.basePipelineIndex & _MASK)
+
+
+def _base_or_zero(value: Any, words: list[int], context: _Context) -> None:
+    if _has_base(value):
+        _base(value, words, context)
+    else:
+        words.append(0)
+
+
+def _has_base(value: Any) -> bool:
+    return bool(
+        value.flags & _DERIVATIVE
+        and value.basePipelineHandle
+        and not _chained(value, "VkPipelineCreateFlags2CreateInfo")
+    )
+
+
+def _depth_bounds(value: Any, words: list[int], context: _Context) -> None:
+    enabled = value.depthBoundsTestEnable or context.on("DEPTH_BOUNDS_TEST_ENABLE")
+    if enabled and not context.on("DEPTH_BOUNDS"):
+        _write_float(value.minDepthBounds, words, context)
+        _write_float(value.maxDepthBounds, words, context)
+
+
+def _stencil_values(value: Any, words: list[int], context: _Context) -> None:
+    if not (value.stencilTestEnable or context.on("STENCIL_TEST_ENABLE")):
+        return
+    for member, state in (
+        ("compareMask", "STENCIL_COMPARE_MASK"),
+        ("reference", "STENCIL_REFERENCE"),
+        ("writeMask", "STENCIL_WRITE_MASK"),
+    ):
+        if not context.on(state):
+            words += (getattr(value.front, member), getattr(value.back, member))
+
+
+def _depth_bias(value: Any, words: list[int], context: _Context) -> None:
+    if (value.depthBiasEnable or context.on("DEPTH_BIAS_ENABLE")) and not context.on("DEPTH_BIAS"):
+        for each in (value.depthBiasClamp, value.depthBiasSlopeFactor, value.depthBiasConstantFactor):
+            _write_float(each, words, context)
+
+
+def _sample_mask(value: Any, words: list[int], context: _Context) -> None:
+    if value.pSampleMask and not context.on("SAMPLE_MASK_EXT"):
+        words.extend(value.pSampleMask)
+    else:
+        words.append(0)
+
+
+def _logic_op(value: Any, words: list[int], context: _Context) -> None:
+    enabled = value.logicOpEnable or context.on("LOGIC_OP_ENABLE_EXT") or context.era < Era.IGNORED_STATE
+    words.append(value.logicOp & _MASK if enabled and not context.on("LOGIC_OP_EXT") else 0)
+
+
+def _blend_attachments(value: Any, words: list[int], context: _Context) -> None:
+    """The attachments of colour blending, and the blend constants where one of them may use them."""
+    recent = context.era >= Era.DYNAMIC_BLENDING
+    equation = context.on("COLOR_BLEND_EQUATION_EXT")
+    enable, mask = context.on("COLOR_BLEND_ENABLE_EXT"), context.on("COLOR_WRITE_MASK_EXT")
+    constants = recent and equation
+    if recent and equation and enable and mask:
+        words.append(0)
+    else:
+        for each in value.pAttachments or ():
+            blends = bool(each.blendEnable or enable)
+            words.append(0 if enable else each.blendEnable & _MASK)
+            if blends or context.era >= Era.WRITE_MASKS:
+                words.append(0 if mask else each.colorWriteMask)
+            if not blends:
+                words.append(0)
+                continue
+            if equation:
+                words.append(0)
+            else:
+                _write_equation(each, words, context)
+            constants = constants or equation or _has_constant_factor(each)
+    if constants and not context.on("BLEND_CONSTANTS"):
+        for constant in value.blendConstants or (0.0,) * 4:
+            _write_float(constant, words, context)
+
+
+def _write_equation(attachment: Any, words: list[int], context: _Context) -> None:
+    advanced = context.on("COLOR_BLEND_ADVANCED_EXT")
+    words.append(0 if advanced and context.era >= Era.PRESENT else attachment.alphaBlendOp & _MASK)
+    words.append(0 if advanced else attachment.colorBlendOp & _MASK)
+    words += (
+        attachment.dstAlphaBlendFactor,
+        attachment.srcAlphaBlendFactor,
+        attachment.dstColorBlendFactor,
+        attachment.srcColorBlendFactor,
+    )
+
+
+def _has_constant_factor(attachment: Any) -> bool:
+    return any(
+        factor in _CONSTANT_FACTORS
+        for factor in (
+            attachment.srcColorBlendFactor,
+            attachment.dstColorBlendFactor,
+            attachment.srcAlphaBlendFactor,
+            attachment.dstAlphaBlendFactor,
+        )
+    )
+
+
+def _advanced_blend(value: Any, words: list[int], context: _Context) -> None:
+    if context.on("COLOR_BLEND_ADVANCED_EXT"):
+        words.append(0)
+    else:
+        words += (int(value.srcPremultiplied), int(value.dstPremultiplied), value.blendOverlap & _MASK)
+
+
+def _depth_bias_representation(value: Any, words: list[int], context: _Context) -> None:
+    if context.on("DEPTH_BIAS"):
+        words.append(0)
+    else:
+        words += (int(value.depthBiasExact), value.depthBiasRepresentation & _MASK)
+
+
+def _stipple(value: Any, words: list[int], context: _Context) -> None:
+    counts = context.era < Era.DYNAMIC_STATE_3 or (
+        (value.stippledLineEnable or context.on("LINE_STIPPLE_ENABLE_EXT")) and not context.on("LINE_STIPPLE")
+    )
+    words += (value.lineStippleFactor, value.lineStipplePattern) if counts else (0, 0)
+
+
+def _depth_clamp_range(value: Any, words: list[int], context: _Context) -> None:
+    if context.on("DEPTH_CLAMP_RANGE_EXT"):
+        return
+    words.append(value.depthClampMode & _MASK)
+    if value.depthClampMode == _USER_DEFINED_RANGE and value.pDepthClampRange is not None:
+        _write(value.pDepthClampRange, words, context)
+    else:
+        words.append(0)
+
+
+def _sample_locations(value: Any, words: list[int], context: _Context) -> None:
+    enabled = value.sampleLocationsEnable or context.on("SAMPLE_LOCATIONS_ENABLE_EXT")
+    if not enabled or context.on("SAMPLE_LOCATIONS_EXT"):
+        words.append(0)
+        return
+    locations = value.sampleLocationsInfo
+    _write(locations.sampleLocationGridSize, words, context)
+    points = locations.pSampleLocations or ()
+    words += (locations.sampleLocationsPerPixel & _MASK, len(points))
+    for each in points:
+        _write(each, words, context)
+
+
+def _rendering_formats(value: Any, words: list[int], context: _Context) -> None:
+    old = context.era < Era.DYNAMIC_BLENDING
+    formats = old or bool(context.parts & _FRAGMENT_OUTPUT)
+    colors, depth, stencil = _described_formats(value, context)
+    if formats:
+        words.append(len(colors))
+    if old or context.parts & ~_VERTEX_INPUT:
+        words.append(value.viewMask if old or context.described & ~_VERTEX_INPUT else 0)
+    if formats:
+        words.extend(each & _MASK for each in colors)
+        words += (depth & _MASK, stencil & _MASK)
+
+
+def _described_formats(value: Any, context: _Context) -> tuple[Sequence[int], int, int]:
+    """Colour, depth and stencil formats; none in a library that does not describe the output."""
+    if context.described & _FRAGMENT_OUTPUT or context.era < Era.DYNAMIC_BLENDING:
+        return value.pColorAttachmentFormats or (), value.depthAttachmentFormat, value.stencilAttachmentFormat
+    return (), 0, 0
+
+
+def _custom_resolve_formats(value: Any, words: list[int], context: _Context) -> None:
+    if context.render_pass or not context.parts & _FRAGMENT_OUTPUT:
+        words.append(0)
+        return
+    colors, depth, stencil = _described_formats(value, context)
+    words += (len(colors), depth & _MASK, stencil & _MASK)
+    words.extend(each & _MASK for each in colors)
+
+
+def _barrier(value: Any, words: list[int], context: _Context) -> None:
+    for mask in (value.srcStageMask, value.srcAccessMask, value.dstStageMask, value.dstAccessMask):
+        words.append(mask & _MASK)
+        if context.era >= Era.WIDE_BARRIERS:
+            words.append(mask >> 32)
+
+
+def _shading_rate_attachment(value: Any, words: list[int], context: _Context) -> None:
+    if value.pFragmentShadingRateAttachment is None:
+        words.append(0)
+        return
+    _write(value.pFragmentShadingRateAttachment, words, context)
+    _write(value.shadingRateAttachmentTexelSize, words, context)
+
+
+def _depth_stencil_resolve(value: Any, words: list[int], context: _Context) -> None:
+    if value.pDepthStencilResolveAttachment is None:
+        words.append(0)
+        return
+    words += (value.depthResolveMode, value.stencilResolveMode)
+    _write(value.pDepthStencilResolveAttachment, words, context)
+
+
+def _mapping_kinds(value: Any, words: list[int], _context: _Context) -> None:
+    words.extend(each.source & _MASK for each in value.pMappings or ())
+
+
+def _mapping_source(value: Any, words: list[int], context: _Context) -> None:
+    """The alternative of the union that the mapping's kind selects."""
+    kind = registry().enums["VkDescriptorMappingSourceEXT"].values.get(value.source)
+    for member in registry().struct("VkDescriptorMappingSourceDataEXT").members:
+        if kind is not None and kind.name in member.selection:
+            _member_step(registry().struct("VkDescriptorMappingSourceDataEXT"), member, 0)(
+                value.sourceData, words, context
+            )
+
+
+def _embedded_sampler(value: Any, words: list[int], context: _Context) -> None:
+    sampler: list[int] = []
+    if value.pEmbeddedSampler is not None:
+        _write(value.pEmbeddedSampler, sampler, context)
+    _write_long(hash_values(sampler) if sampler else 0, words, context)
+
+
+# Graphics pipelines: which of their state counts.
+
+
+def _dynamic_context(pipeline: Any, era: Era) -> _Context:
+    states = frozenset(pipeline.pDynamicState.pDynamicStates or ()) if pipeline.pDynamicState else frozenset()
+    minded = frozenset(
+        each for each in states if not any(era < since and each in block for since, block in _DYNAMIC_SINCE)
+    )
+    numbers = _dynamic_states()
+    for counted, state in (("SCISSOR_WITH_COUNT", "SCISSOR"), ("VIEWPORT_WITH_COUNT", "VIEWPORT")):
+        if numbers[counted] in minded:
+            minded |= {numbers[state]}
+    libraries = _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT")
+    described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else _ALL_PARTS
+    parts = _ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
+    render_pass = bool(described & ~_VERTEX_INPUT and pipeline.renderPass)
+    return _Context(era, minded, parts, described, render_pass)
+
+
+def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
+    """Whether the pipeline draws into colour and depth/stencil attachments.
+
+    Raises:
+        LookupError: Its render pass or subpass does not exist.
+    """
+    if context.render_pass:
+        uses = context.subpasses(pipeline.renderPass)
+        if not pipeline.subpass < len(uses):
+            raise LookupError(f"subpass {pipeline.subpass} of render pass {pipeline.renderPass:016x}")
+        use: SubpassUse = uses[pipeline.subpass]
+        return use
+    color = depth_stencil = False
+    for each in _chained(pipeline, "VkPipelineRenderingCreateInfo"):
+        colors, depth, stencil = _described_formats(each, context)
+        color, depth_stencil = bool(colors), bool(depth or stencil)
+    # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library without formats has the state.
+    for each in _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT"):
+        if each.flags & _FRAGMENT_SHADER and not each.flags & _FRAGMENT_OUTPUT:
+            depth_stencil = True
+    return color, depth_stencil
+
+
+def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
+    """The state structures that count, by member; those that the driver ignores are left out."""
+    states = {name: getattr(pipeline, name) for name in _STATES}
+    if context.era < Era.IGNORED_STATE:
+        return states
+    parts = context.described
+    stages = 0
+    if parts & (_PRE_RASTERIZATION | _FRAGMENT_SHADER):
+        for stage in pipeline.pStages or ():
+            stages |= stage.stage
+    color, depth_stencil = _subpass_use(pipeline, context)
+    rasterization = states["pRasterizationState"] if parts & _PRE_RASTERIZATION else None
+    discard = (
+        rasterization is not None
+        and rasterization.rasterizerDiscardEnable == 1
+        and not context.on("RASTERIZER_DISCARD_ENABLE")
+    )
+    vertices = bool(parts & _VERTEX_INPUT and not stages & _MESH_STAGES)
+    counts = {
+        "pRasterizationState": bool(parts & _PRE_RASTERIZATION),
+        "pVertexInputState": vertices and not context.on("VERTEX_INPUT_EXT"),
+        "pInputAssemblyState": vertices,
+        "pTessellationState": bool(parts & _PRE_RASTERIZATION and stages & _TESSELLATION_STAGES),
+        "pViewportState": bool(parts & _PRE_RASTERIZATION) and not discard,
+        "pMultisampleState": bool(parts & (_FRAGMENT_SHADER | _FRAGMENT_OUTPUT)) and not discard,
+        "pDepthStencilState": bool(parts & _FRAGMENT_SHADER) and depth_stencil and not discard,
+        "pColorBlendState": bool(parts & _FRAGMENT_OUTPUT) and color and not discard,
+    }
+    return {name: state if counts[name] else None for name, state in states.items()}
+
+
+_STATES: Final = (
+    "pDepthStencilState",
+    "pInputAssemblyState",
+    "pRasterizationState",
+    "pMultisampleState",
+    "pViewportState",
+    "pVertexInputState",
+    "pColorBlendState",
+    "pTessellationState",
+)
+
+
+def _graphics(pipeline: Any, words: list[int], outer: _Context) -> None:
+    """A graphics pipeline, whose context is its own."""
+    context = evolve(_dynamic_context(pipeline, outer.era), subpasses=outer.subpasses)
+    shaders = bool(context.described & (_PRE_RASTERIZATION | _FRAGMENT_SHADER))
+    stages = pipeline.pStages or () if shaders else ()
+    _flags(pipeline, words, context)
+    _base(pipeline, words, context)
+    _write_long(pipeline.layout if shaders else 0, words)
+    _write_long(pipeline.renderPass if context.render_pass else 0, words)
+    words += (pipeline.subpass if context.described & ~_VERTEX_INPUT else 0, len(stages))
+    if pipeline.pDynamicState is None:
+        words.append(0)
+    else:
+        _write(pipeline.pDynamicState, words, context)
+    for name, state in _counted_states(pipeline, context).items():
+        if state is not None:
+            _write(state, words, context)
+        elif name != "pMultisampleState":
+            words.append(0)
+    for stage in stages:
+        _write(stage, words, outer)
+    _write_chain(pipeline, words, context)
+
+
+_RULES: Final[dict[str, _Step]] = {
+    "advanced_blend": _advanced_blend,
+    "barrier": _barrier,
+    "base_or_zero": _base_or_zero,
+    "blend_attachments": _blend_attachments,
+    "custom_resolve_formats": _custom_resolve_formats,
+    "depth_bias": _depth_bias,
+    "depth_bias_representation": _depth_bias_representation,
+    "depth_bounds": _depth_bounds,
+    "depth_clamp_range": _depth_clamp_range,
+    "depth_stencil_resolve": _depth_stencil_resolve,
+    "embedded_sampler": _embedded_sampler,
+    "flags": _flags,
+    "flags_2": _flags_2,
+    "graphics": _graphics,
+    "immutable_samplers": _immutable_samplers,
+    "logic_op": _logic_op,
+    "mapping_kinds": _mapping_kinds,
+    "mapping_source": _mapping_source,
+    "render_pass_flags": _render_pass_flags,
+    "rendering_formats": _rendering_formats,
+    "sample_locations": _sample_locations,
+    "sample_mask": _sample_mask,
+    "sampler_flags": _sampler_flags,
+    "set_layouts": _set_layouts,
+    "shading_rate_attachment": _shading_rate_attachment,
+    "stencil_values": _stencil_values,
+    "stipple": _stipple,
+}

@@ -1,0 +1,207 @@
+"""Write archives.
+
+Write Fossilize archives, version 6 (the format's table is in archive_index.py).
+
+Guarantees: the archive appears under its name whole or not at all: it is written beside it under another
+name, synced, renamed, and the directory is synced. The same records in the same order give the same bytes
+(with the same zlib). Of records of one name the first is kept.
+
+Assumptions: one thread uses a writer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from attrs import frozen
+
+from orchestrator.errors import ArchiveError
+from orchestrator.sets.archive.index import FLAG_DEFLATE, FLAG_RAW, MAGIC
+from orchestrator.sets.records import RecordTag
+
+VERSION = 6
+_PARAMETERS = struct.Struct("<4I")
+_PAYLOAD_MAX = 0xFFFFFFFF
+
+
+@frozen
+class StoredPayload:
+    """A payload as it stands in an archive.
+
+    Attributes:
+        data: The stored bytes.
+        flags: 1 raw, 2 deflate.
+        crc: crc32 of the stored bytes, 0 where unchecked.
+        size: Bytes when decoded.
+    """
+
+    data: bytes
+    flags: int
+    crc: int
+    size: int
+
+
+class ArchiveWriter:
+    """Writes one archive.
+
+    As a context manager it commits at the end of the block, or discards what was written if the block raises.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, compress: bool = True, level: int = 6) -> None:
+        """Begin an archive.
+
+        Args:
+            path: Where it will appear; an archive of that name is replaced at commit.
+            compress: Deflate payloads that get smaller by it.
+            level: zlib's compression level, 1 to 9.
+
+        Raises:
+            ArchiveError: The directory does not take a new file.
+        """
+        self._path = os.fspath(path)
+        self._level = level if compress else 0
+        self._names: set[tuple[int, int]] = set()
+        self._offset = 0
+        target = Path(self._path)
+        self._temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        )
+        try:
+            # The archive is a document that its owner may share: the umask decides who reads it.
+            descriptor = os.open(self._temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+        except OSError as error:
+            raise self._failed("cannot be created", error) from error
+        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._write(MAGIC + bytes([VERSION]))
+
+    @property
+    def size(self) -> int:
+        """Bytes written so far."""
+        return self._offset
+
+    def __len__(self) -> int:
+        """Number of records so far."""
+        return len(self._names)
+
+    def __contains__(self, name: tuple[int, int]) -> bool:
+        """Whether a record (tag, hash) was written."""
+        return name in self._names
+
+    def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
+        """Write a record.
+
+        Returns:
+            False where one of that name was written before; this one is left out then.
+
+        Raises:
+            ArchiveError: It cannot be written.
+            ValueError: The payload is too large for the format, or the writer is closed.
+        """
+        if (tag, key) in self._names:
+            return False
+        deflated = zlib.compress(payload, self._level) if self._level else payload
+        smaller = len(deflated) < len(payload)
+        data = deflated if smaller else payload
+        stored = StoredPayload(data, FLAG_DEFLATE if smaller else FLAG_RAW, zlib.crc32(data), len(payload))
+        return self.add_stored(tag, key, stored)
+
+    def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
+        """Write a record whose payload comes from another archive, as it is stored there.
+
+        Returns:
+            False where one of that name was written before; this one is left out then.
+
+        Raises:
+            ArchiveError: It cannot be written.
+            ValueError: The payload is too large for the format, or the writer is closed.
+        """
+        if (tag, key) in self._names:
+            return False
+        if max(len(stored.data), stored.size) > _PAYLOAD_MAX:
+            raise ValueError(
+                f"record {int(tag)}/{key:016x}: {stored.size} bytes are more than the format holds"
+            )
+        name = f"{int(tag):024x}{key:016x}".encode()
+        self._write(name + _PARAMETERS.pack(len(stored.data), stored.flags, stored.crc, stored.size))
+        self._write(stored.data)
+        self._names.add((tag, key))
+        return True
+
+    def commit(self) -> None:
+        """Make the archive appear under its name, durably, and close the writer.
+
+        Raises:
+            ArchiveError: It cannot be written; what stood under the name before still does.
+            ValueError: The writer is closed.
+        """
+        file = self._open_file()
+        try:
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+            self._temporary.replace(self._path)
+        except OSError as error:
+            self.discard()
+            raise self._failed("cannot be written", error) from error
+        self._file = None
+        if os.name == "posix":
+            try:
+                _sync_directory(Path(self._path).parent)
+            except OSError as error:
+                raise self._failed("is written, but its directory cannot be synced", error) from error
+
+    def discard(self) -> None:
+        """Remove what was written and close the writer. Idempotent; does nothing after `commit`."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with contextlib.suppress(OSError):  # flushing what is about to be removed may fail again
+            file.close()
+        with contextlib.suppress(FileNotFoundError):
+            self._temporary.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is None:
+            return
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._open_file().write(data)
+        except OSError as error:
+            self.discard()
+            raise self._failed("cannot be written", error) from error
+        self._offset += len(data)
+
+    def _open_file(self) -> BinaryIO:
+        if self._file is None:
+            raise ValueError(f"{self._path}: the archive writer is closed")
+        return self._file
+
+    def _failed(self, what: str, error: OSError) -> ArchiveError:
+        return ArchiveError(self._path, self._offset, f"{what}: {error.strerror or error}")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename in a directory durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

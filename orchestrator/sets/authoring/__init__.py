@@ -1,0 +1,1 @@
+"""Sets made here: manifests, and pipelines described in code."""

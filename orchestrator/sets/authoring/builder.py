@@ -1,0 +1,1296 @@
+"""Shader stages, and what their modules say about layouts and inputs.
+
+Shader stages and what is derived from their modules: specialization data, automatic vertex inputs and the
+bindings of an automatic layout.
+
+Guarantees: a specialization constant that the module does not have is a ManifestError, because a driver
+would ignore it silently and the permutation would compile the same thing twice.
+
+Fixed-function state by flat names.
+
+The fixed-function state of a graphics pipeline under one flat set of names, with defaults that make the
+common pipeline short, and its distribution over the state structures that the driver would read.
+
+State that the driver would ignore is left out, as a capture leaves it out: tessellation without
+tessellation shaders, vertex input of mesh pipelines, everything after rasterizer discard, and in a pipeline
+library all state that belongs to other parts (specification, "Graphics Pipeline Library").
+
+Guarantees: every name stands in exactly one structure; an unknown one is a ManifestError.
+
+Render passes and attachment formats in a short form.
+
+Render passes and rendering formats in the short form that people write.
+
+Guarantees: what is written out in full is taken as it is; the short form only fills in what is missing.
+
+`ObjectBuilder`: what pipelines refer to, made in code.
+
+The objects that pipelines refer to (modules, samplers, layouts, render passes) and the application, as
+records; the lower half of `PipelineSetBuilder`, which adds the pipelines.
+
+Every method returns the key of its record. Keys are those that the format's recorders compute (`hashes`,
+`state_hashes`), so that a set packed here and a capture of the same things hold the same records, and keys
+are stable across runs and machines. Things that differ only in what does not reach the compiled code have
+one key; the first of them is the record.
+
+Guarantees: a record is written whole or not at all, with everything that it refers to before it.
+
+Assumptions: one thread builds.
+
+Shader groups of ray-tracing pipelines.
+
+The shader groups of a ray-tracing pipeline in the short form that people write.
+
+Guarantees: a group refers only to stages that exist and are of the kind that the group needs (VUID-
+VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it).
+
+`PipelineSetBuilder`: pipeline sets made in code.
+
+Jobs added in code: an engine describes shaders, layouts and pipelines with the specification's words and
+gets a set of records, the same as a capture would have given.
+
+Guarantees: those of `ObjectBuilder`, whose methods this class has too; what cannot be right (unknown
+member, name, key, constant, entry point) is a ManifestError that names it.
+
+Assumptions: one thread builds; the records can be read from any thread once building has ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+import numpy as np
+from attrs import Factory, define, field, frozen
+
+from orchestrator.errors import ManifestError, RecordError
+from orchestrator.registry import registry
+from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
+from orchestrator.sets.archive.varint import encode_varint
+from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
+from orchestrator.sets.authoring.structures import encode_chain, encode_structure, handle, member_names
+from orchestrator.sets.groups import encode_application, encode_link
+from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
+
+Specialization = Mapping[int | str, bool | int | float]
+
+_FORMATS = {
+    ("bool", 4): "<I",
+    ("int", 1): "<b",
+    ("int", 2): "<h",
+    ("int", 4): "<i",
+    ("int", 8): "<q",
+    ("uint", 1): "<B",
+    ("uint", 2): "<H",
+    ("uint", 4): "<I",
+    ("uint", 8): "<Q",
+    ("float", 2): "<e",
+    ("float", 4): "<f",
+    ("float", 8): "<d",
+}
+
+
+@frozen
+class ShaderStage:
+    """A stage of a pipeline.
+
+    Attributes:
+        module: Key that `PipelineSetBuilder.shader_module` returned.
+        entry: Name of the entry point.
+        stage: Name of the stage, such as ``vertex``; None takes it from the entry point.
+        specialization: Values by constant id or by the constant's name in the module.
+        required_subgroup_size: VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, or None.
+        flags: VkPipelineShaderStageCreateFlags.
+        p_next: Further structures of the pNext chain, each a mapping that names its ``structure``.
+    """
+
+    module: int
+    entry: str = "main"
+    stage: str | None = None
+    specialization: Specialization = Factory(dict)
+    required_subgroup_size: int | None = None
+    flags: str | int | Sequence[str] = 0
+    p_next: Sequence[Mapping[str, object]] = ()
+
+
+def stage_bit(stage: ShaderStage, interface: ShaderInterface, where: str) -> int:
+    """VkShaderStageFlagBits of a stage.
+
+    Raises:
+        ManifestError: The entry point does not exist, or not for that stage.
+    """
+    if stage.stage is None:
+        return interface.stage(stage.entry, where)
+    bit = enum_number("VkShaderStageFlagBits", stage.stage, where)
+    if not any(each.name == stage.entry and each.stage == bit for each in interface.entry_points):
+        raise ManifestError(
+            f"{where}: the module has no entry point {stage.entry!r} for stage {stage.stage!r}"
+        )
+    return bit
+
+
+def encode_stage(stage: ShaderStage, interface: ShaderInterface, where: str) -> dict[str, object]:
+    """A stage as the archive writes it.
+
+    Raises:
+        ManifestError: The entry point, a specialization constant or a member is unknown.
+    """
+    bit = stage_bit(stage, interface, where)
+    flags = encode_structure("VkPipelineShaderStageCreateInfo", {"flags": stage.flags}, where)["flags"]
+    document: dict[str, object] = {
+        "flags": flags,
+        "name": stage.entry,
+        "module": handle(stage.module),
+        "stage": bit,
+    }
+    specialization = encode_specialization(stage.specialization, interface, where)
+    if specialization is not None:
+        document["specializationInfo"] = specialization
+    chain = list(stage.p_next)
+    if stage.required_subgroup_size is not None:
+        chain.append(
+            {
+                "structure": "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+                "required_subgroup_size": stage.required_subgroup_size,
+            }
+        )
+    if chain:
+        document["pNext"] = encode_chain("VkPipelineShaderStageCreateInfo", chain, f"{where}.p_next")
+    return document
+
+
+def find_constant(interface: ShaderInterface, name: int | str) -> SpecializationConstant | None:
+    """A specialization constant by its id (a number, or its digits) or by its name in the module."""
+    number = int(name) if isinstance(name, int) or name.isdecimal() else None
+    for each in interface.specialization:
+        if each.constant_id == number if number is not None else each.name == name:
+            return each
+    return None
+
+
+def encode_specialization(
+    values: Specialization, interface: ShaderInterface, where: str
+) -> dict[str, object] | None:
+    """VkSpecializationInfo as the archive writes it, entries by ascending id; None for no values.
+
+    Raises:
+        ManifestError: The module has no such constant, or the value does not fit its type.
+    """
+    entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
+    for name, value in values.items():
+        constant = find_constant(interface, name)
+        if constant is None:
+            known = [each.name or str(each.constant_id) for each in interface.specialization]
+            raise unknown(where, "specialization constant", name, known)
+        if constant.constant_id in entries:
+            raise ManifestError(f"{where}: specialization constant {constant.constant_id} is given twice")
+        entries[constant.constant_id] = constant, _pack(constant, value, f"{where}.specialization.{name}")
+    if not entries:
+        return None
+    data = b""
+    mapped: list[dict[str, object]] = []
+    for constant_id in sorted(entries):
+        constant, packed = entries[constant_id]
+        data += b"\0" * (-len(data) % constant.size)
+        mapped.append({"offset": len(data), "size": constant.size, "constantID": constant_id})
+        data += packed
+    return {"dataSize": len(data), "data": base64.b64encode(data).decode(), "mapEntries": mapped}
+
+
+def _pack(constant: SpecializationConstant, value: object, where: str) -> bytes:
+    if constant.kind == "bool":
+        fits = isinstance(value, bool)
+    elif constant.kind == "float":
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, int) and not isinstance(value, bool)
+    layout = _FORMATS.get((constant.kind, constant.size))
+    if not fits or layout is None:
+        raise ManifestError(
+            f"{where}: {value!r} does not fit a constant of type {constant.kind}{constant.size * 8}"
+        )
+    try:
+        return struct.pack(layout, value)
+    except (struct.error, OverflowError):
+        raise ManifestError(
+            f"{where}: {value!r} is out of the range of {constant.kind}{constant.size * 8}"
+        ) from None
+
+
+def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
+    """Vertex input for a vertex shader: its inputs in the order of locations, interleaved in binding 0."""
+    attributes: list[dict[str, object]] = []
+    offset = 0
+    for each in interface.inputs:
+        attributes.append({"location": each.location, "binding": 0, "offset": offset, "format": each.format})
+        offset += (each.size + 3) // 4 * 4
+    bindings = [{"binding": 0, "stride": offset, "input_rate": "vertex"}] if attributes else []
+    return {"bindings": bindings, "attributes": attributes}
+
+
+def automatic_bindings(
+    shaders: Sequence[tuple[int, ShaderInterface]], where: str
+) -> tuple[list[list[dict[str, object]]], list[dict[str, object]]]:
+    """Bindings of each descriptor set, and push-constant ranges, that shaders need together.
+
+    Args:
+        shaders: VkShaderStageFlagBits and interface of each.
+        where: The entry, for errors.
+
+    Raises:
+        ManifestError: Two shaders disagree on a binding, or one has an array without a length.
+    """
+    found: dict[tuple[int, int], list[int]] = {}  # (set, binding) → [type, count, stages]
+    stages, begin, end = 0, 0xFFFFFFFF, 0
+    for bit, interface in shaders:
+        for each in interface.descriptors:
+            at = f"{where}: set {each.set}, binding {each.binding}"
+            if each.count == 0:
+                raise ManifestError(
+                    f'{at} is an array without a length; declare the layout instead of "auto"'
+                )
+            have = found.setdefault((each.set, each.binding), [each.descriptor_type, each.count, 0])
+            if have[0] != each.descriptor_type:
+                raise ManifestError(f"{at} has descriptor types {have[0]} and {each.descriptor_type}")
+            have[1] = max(have[1], each.count)
+            have[2] |= bit
+        if interface.push_constants is not None:
+            offset, size = interface.push_constants
+            stages, begin, end = stages | bit, min(begin, offset), max(end, offset + size)
+    sets: list[list[dict[str, object]]] = [[] for _ in range(1 + max((key[0] for key in found), default=-1))]
+    for (number, binding), (descriptor_type, count, bits) in sorted(found.items()):
+        sets[number].append(
+            {
+                "binding": binding,
+                "descriptor_type": descriptor_type,
+                "descriptor_count": count,
+                "stage_flags": bits,
+            }
+        )
+    ranges: list[dict[str, object]] = []
+    if stages:
+        ranges.append({"stage_flags": stages, "offset": begin, "size": end - begin})
+    return sets, ranges
+
+
+VERTEX_INPUT_INTERFACE = 1
+PRE_RASTERIZATION_SHADERS = 2
+FRAGMENT_SHADER = 4
+FRAGMENT_OUTPUT_INTERFACE = 8
+ALL_PARTS = 15
+
+TESSELLATION_STAGES = 2 | 4
+FRAGMENT_STAGE = 16
+MESH_STAGE = 0x80
+
+# The archive's table of each structure, the structure, and the members of it that are written elsewhere.
+_STRUCTURES = {
+    "inputAssemblyState": "VkPipelineInputAssemblyStateCreateInfo",
+    "tessellationState": "VkPipelineTessellationStateCreateInfo",
+    "viewportState": "VkPipelineViewportStateCreateInfo",
+    "rasterizationState": "VkPipelineRasterizationStateCreateInfo",
+    "multisampleState": "VkPipelineMultisampleStateCreateInfo",
+    "depthStencilState": "VkPipelineDepthStencilStateCreateInfo",
+    "colorBlendState": "VkPipelineColorBlendStateCreateInfo",
+    "dynamicState": "VkPipelineDynamicStateCreateInfo",
+}
+_ATTACHMENT = "VkPipelineColorBlendAttachmentState"
+_OWN = ("blend", "color_write_mask")
+_CHAINS = {f"{snake}_p_next": table for snake, table in (
+    ("input_assembly", "inputAssemblyState"), ("tessellation", "tessellationState"), ("viewport", "viewportState"),
+    ("rasterization", "rasterizationState"), ("multisample", "multisampleState"),
+    ("depth_stencil", "depthStencilState"), ("color_blend", "colorBlendState"),
+)}  # fmt: skip
+
+#: Named blend equations: members of VkPipelineColorBlendAttachmentState.
+BLEND_PRESETS: dict[str, dict[str, object]] = {
+    "opaque": {},
+    "alpha": {
+        "blend_enable": True,
+        "src_color_blend_factor": "src_alpha",
+        "dst_color_blend_factor": "one_minus_src_alpha",
+        "src_alpha_blend_factor": "one",
+        "dst_alpha_blend_factor": "one_minus_src_alpha",
+    },
+    "premultiplied": {
+        "blend_enable": True,
+        "src_color_blend_factor": "one",
+        "dst_color_blend_factor": "one_minus_src_alpha",
+        "src_alpha_blend_factor": "one",
+        "dst_alpha_blend_factor": "one_minus_src_alpha",
+    },
+    "additive": {
+        "blend_enable": True,
+        "src_color_blend_factor": "one",
+        "dst_color_blend_factor": "one",
+        "src_alpha_blend_factor": "one",
+        "dst_alpha_blend_factor": "one",
+    },
+    "multiply": {
+        "blend_enable": True,
+        "src_color_blend_factor": "dst_color",
+        "dst_color_blend_factor": "zero",
+        "src_alpha_blend_factor": "dst_alpha",
+        "dst_alpha_blend_factor": "zero",
+    },
+}
+
+
+@frozen
+class Attachments:
+    """What a pipeline draws into, as far as its state depends on it.
+
+    Attributes:
+        colors: Number of colour attachments, unused ones included.
+        depth: Whether there is a depth attachment.
+        stencil: Whether there is a stencil attachment.
+        dynamic: Whether that comes from formats for dynamic rendering, not from a render pass.
+    """
+
+    colors: int
+    depth: bool
+    stencil: bool
+    dynamic: bool = False
+
+
+def state_names() -> frozenset[str]:
+    """Every name that graphics state is given under."""
+    return frozenset(_owners()) | frozenset(_OWN) | frozenset(_CHAINS)
+
+
+def _owners() -> dict[str, str]:
+    """Flat name to the archive's table that holds it."""
+    owners: dict[str, str] = {}
+    for table, structure in _STRUCTURES.items():
+        for name in member_names(structure):
+            if name == name.lower() and name not in ("flags", "attachments"):
+                owners[name] = table
+    return owners
+
+
+def encode_graphics_state(
+    state: Mapping[str, object],
+    *,
+    stages: int,
+    attachments: Attachments,
+    parts: int = ALL_PARTS,
+    where: str,
+) -> dict[str, object]:
+    """The state structures of a graphics pipeline, by the archive's table names; vertex input excepted.
+
+    Args:
+        state: Values by flat name: the members of the Vk*StateCreateInfo structures in snake case;
+            ``blend`` (a preset, a table of VkPipelineColorBlendAttachmentState, or a list of those);
+            ``color_write_mask``; ``rasterization_p_next`` and the like for pNext chains. ``dynamic_state`` is
+            viewport and scissor where it is not given.
+        stages: All stages of the pipeline, VkShaderStageFlags.
+        attachments: What it draws into.
+        parts: VkGraphicsPipelineLibraryFlagsEXT whose state is wanted.
+        where: The entry, for errors.
+
+    Raises:
+        ManifestError: A name is unknown or a value does not fit.
+    """
+    owners = _owners()
+    grouped: dict[str, dict[str, object]] = {table: {} for table in _STRUCTURES}
+    for name, value in state.items():
+        if name in owners:
+            grouped[owners[name]][name] = value
+        elif name in _CHAINS:
+            grouped[_CHAINS[name]]["p_next"] = value
+        elif name not in _OWN:
+            raise unknown(where, "graphics state", name, state_names())
+    dynamic = state.get("dynamic_state", ("viewport", "scissor"))
+    defaults = _defaults(attachments)
+    defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
+    defaults["dynamicState"] = {"dynamic_state": dynamic}
+    discard = state.get("rasterizer_discard_enable") is True
+    wanted = _wanted(stages, parts, attachments, discard=discard)
+    if not dynamic:
+        wanted = wanted - {"dynamicState"}
+        _require_viewports(state, wanted, where)
+    if parts != ALL_PARTS:
+        _refuse_foreign_state(state, wanted | {"dynamicState"}, owners, where)
+    encoded: dict[str, object] = {}
+    for table, structure in _STRUCTURES.items():
+        # Encoded even where it is not wanted, so that a mistake is reported whatever the stages are.
+        document = encode_structure(structure, {**defaults.get(table, {}), **grouped[table]}, where)
+        if table in wanted:
+            encoded[table] = document
+    return encoded
+
+
+def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool) -> frozenset[str]:
+    """Tables that the driver reads."""
+    mesh = bool(stages & MESH_STAGE)
+    tables = {"dynamicState"}
+    if parts & VERTEX_INPUT_INTERFACE and not mesh:
+        tables.add("inputAssemblyState")
+    if parts & PRE_RASTERIZATION_SHADERS:
+        tables.add("rasterizationState")
+        if stages & TESSELLATION_STAGES:
+            tables.add("tessellationState")
+        if not discard:
+            tables.add("viewportState")
+    if not discard:
+        if parts & (FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
+            tables.add("multisampleState")
+        # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering
+        # does not know its formats, so it needs the state whatever they are.
+        unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
+        if parts & FRAGMENT_SHADER and (attachments.depth or attachments.stencil or unknown_formats):
+            tables.add("depthStencilState")
+        if parts & FRAGMENT_OUTPUT_INTERFACE and attachments.colors:
+            tables.add("colorBlendState")
+    return frozenset(tables)
+
+
+def _refuse_foreign_state(
+    state: Mapping[str, object], wanted: Collection[str], owners: Mapping[str, str], where: str
+) -> None:
+    """State of another part is a mistake in a library: nothing would ever read it."""
+    for name in state:
+        table = owners.get(name, _CHAINS.get(name, "colorBlendState"))
+        if table not in wanted:
+            raise ManifestError(f"{where}.{name}: belongs to a part that this pipeline library does not have")
+
+
+def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
+    """What holds where nothing is given; everything else is zero."""
+    keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
+    return {
+        "inputAssemblyState": {"topology": "triangle_list"},
+        "tessellationState": {"patch_control_points": 3},
+        "viewportState": {"viewport_count": 1, "scissor_count": 1},
+        "rasterizationState": {"line_width": 1.0},
+        "multisampleState": {"rasterization_samples": 1},
+        "depthStencilState": {
+            "depth_test_enable": attachments.depth,
+            "depth_write_enable": attachments.depth,
+            "depth_compare_op": "less_or_equal",
+            "max_depth_bounds": 1.0,
+            "front": keep,
+            "back": keep,
+        },
+        "colorBlendState": {},
+    }
+
+
+def _require_viewports(state: Mapping[str, object], wanted: Collection[str], where: str) -> None:
+    if "viewportState" in wanted and ("viewports" not in state or "scissors" not in state):
+        raise ManifestError(
+            f"{where}: without the dynamic states viewport and scissor, give viewports and scissors "
+            "(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-04130)"
+        )
+
+
+def _blend_attachments(state: Mapping[str, object], colors: int, where: str) -> list[dict[str, object]]:
+    blend = state.get("blend", "opaque")
+    each: Sequence[object] = blend if isinstance(blend, list | tuple) else [blend] * colors
+    if len(each) != colors:
+        raise ManifestError(f"{where}.blend: {len(each)} attachments are given, the pipeline has {colors}")
+    mask = state.get("color_write_mask", "rgba")
+    return [_blend_attachment(value, mask, f"{where}.blend") for value in each]
+
+
+def _blend_attachment(blend: object, mask: object, where: str) -> dict[str, object]:
+    if isinstance(blend, str):
+        if blend not in BLEND_PRESETS:
+            raise unknown(where, "blend preset", blend, BLEND_PRESETS)
+        return {"color_write_mask": mask, **BLEND_PRESETS[blend]}
+    if isinstance(blend, Mapping):
+        return {"color_write_mask": mask, **blend}
+    raise ManifestError(f"{where}: a preset or a table of {_ATTACHMENT} is expected, not {blend!r}")
+
+
+UNUSED = 0xFFFFFFFF
+
+
+@frozen
+class Rendering:
+    """Attachment formats of a pipeline for dynamic rendering (VkPipelineRenderingCreateInfo).
+
+    Attributes:
+        color_formats: Formats of the colour attachments, by name or number.
+        depth_format: Format of the depth attachment, or None.
+        stencil_format: Format of the stencil attachment; None takes the depth format where that has stencil.
+        view_mask: Views of multiview rendering.
+    """
+
+    color_formats: Sequence[str | int] = ()
+    depth_format: str | int | None = None
+    stencil_format: str | int | None = None
+    view_mask: int = 0
+
+    def structure(self, where: str) -> dict[str, object]:
+        """The structure for a graphics pipeline's pNext chain.
+
+        Raises:
+            ManifestError: A format is unknown.
+        """
+        depth, stencil = self._depth_stencil(where)
+        chained: dict[str, object] = {
+            "structure": "VkPipelineRenderingCreateInfo",
+            "depth_attachment_format": depth,
+            "stencil_attachment_format": stencil,
+            "view_mask": self.view_mask,
+        }
+        if self.color_formats:
+            chained["color_attachment_formats"] = list(self.color_formats)
+        return chained
+
+    def attachments(self, where: str) -> Attachments:
+        """What a pipeline with these formats draws into."""
+        depth, stencil = self._depth_stencil(where)
+        return Attachments(len(self.color_formats), depth != 0, stencil != 0, dynamic=True)
+
+    def _depth_stencil(self, where: str) -> tuple[int, int]:
+        depth = (
+            0
+            if self.depth_format is None
+            else enum_number("VkFormat", self.depth_format, f"{where}.depth_format")
+        )
+        if self.stencil_format is not None:
+            stencil = enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
+        else:
+            stencil = depth if "S" in components(depth) else 0
+        return depth if "D" in components(depth) or depth == 0 else _no_depth(depth, where), stencil
+
+
+def _no_depth(number: int, where: str) -> int:
+    raise ManifestError(f"{where}.depth_format: format {number} has no depth component")
+
+
+def components(number: int) -> str:
+    """Components of a format, such as ``RGBA`` or ``DS``; "" for one that the registry does not know."""
+    found = registry().formats.get(number)
+    return found.components if found is not None else ""
+
+
+def encode_render_pass(document: Mapping[str, object], where: str, *, version: int = 2) -> dict[str, object]:
+    """A render pass as the archive writes it.
+
+    Args:
+        document: Members of VkRenderPassCreateInfo2 (or VkRenderPassCreateInfo for version 1), in snake case
+            or the archive's spelling. An attachment may be a format only; an attachment reference may be a
+            number only. Attachments are cleared, stored, of one sample and end in the layout that suits their
+            format where nothing else is said.
+        where: The entry, for errors.
+        version: 2 for VkRenderPassCreateInfo2, 1 for VkRenderPassCreateInfo.
+
+    Raises:
+        ManifestError: A member is unknown, or an attachment that does not exist is referred to.
+    """
+    full = dict(document)
+    attachments = _list(full.get("attachments", ()), f"{where}.attachments")
+    full["attachments"] = [
+        _attachment(each, f"{where}.attachments[{i}]") for i, each in enumerate(attachments)
+    ]
+    subpasses = _list(full.get("subpasses", ()), f"{where}.subpasses")
+    if not subpasses:
+        raise ManifestError(f"{where}: a render pass has one subpass or more")
+    full["subpasses"] = [
+        _subpass(each, len(attachments), f"{where}.subpasses[{i}]", version=version)
+        for i, each in enumerate(subpasses)
+    ]
+    structure = "VkRenderPassCreateInfo2" if version == 2 else "VkRenderPassCreateInfo"
+    return encode_structure(structure, full, where)
+
+
+def subpass_attachments(render_pass: Mapping[str, object], subpass: int, where: str) -> Attachments:
+    """What a pipeline for a subpass draws into.
+
+    Args:
+        render_pass: As `encode_render_pass` returned it.
+        subpass: Index of the subpass.
+        where: The entry, for errors.
+
+    Raises:
+        ManifestError: There is no such subpass.
+    """
+    subpasses = _list(render_pass["subpasses"], where)
+    if not 0 <= subpass < len(subpasses):
+        raise ManifestError(
+            f"{where}: subpass {subpass} does not exist; the render pass has {len(subpasses)}"
+        )
+    chosen = _table(subpasses[subpass], where)
+    colors = _list(chosen.get("colorAttachments", ()), where)
+    reference = chosen.get("depthStencilAttachment")
+    index = _table(reference, where)["attachment"] if reference is not None else UNUSED
+    kinds = ""
+    if isinstance(index, int) and index != UNUSED:
+        number = _table(_list(render_pass["attachments"], where)[index], where)["format"]
+        kinds = components(number) if isinstance(number, int) else ""
+    return Attachments(len(colors), "D" in kinds, "S" in kinds)
+
+
+def _attachment(value: object, where: str) -> dict[str, object]:
+    given = {"format": value} if isinstance(value, str | int) else dict(_table(value, where))
+    if "format" not in given:
+        raise ManifestError(f"{where}: an attachment needs a format")
+    kinds = components(enum_number("VkFormat", given["format"], f"{where}.format"))
+    depth = "D" in kinds or "S" in kinds
+    final = "depth_stencil_attachment_optimal" if depth else "color_attachment_optimal"
+    defaults: dict[str, object] = {"samples": 1, "load_op": "clear", "store_op": "store"}
+    defaults |= (
+        {"stencil_load_op": "clear", "stencil_store_op": "store"}
+        if "S" in kinds
+        else {
+            "stencil_load_op": "dont_care",
+            "stencil_store_op": "dont_care",
+        }
+    )
+    if "finalLayout" not in given:
+        defaults["final_layout"] = final
+    return {**defaults, **given}
+
+
+_REFERENCES = {
+    "input_attachments": ("inputAttachments", "shader_read_only_optimal"),
+    "color_attachments": ("colorAttachments", "color_attachment_optimal"),
+    "resolve_attachments": ("resolveAttachments", "color_attachment_optimal"),
+    "depth_stencil_attachment": ("depthStencilAttachment", "depth_stencil_attachment_optimal"),
+}
+
+
+def _subpass(value: object, attachments: int, where: str, *, version: int) -> dict[str, object]:
+    given = dict(_table(value, where))
+    for snake, (written, layout) in _REFERENCES.items():
+        for name in (snake, written):
+            if name not in given:
+                continue
+            at = f"{where}.{name}"
+            if name in ("depth_stencil_attachment", "depthStencilAttachment"):
+                given[name] = _reference(given[name], layout, attachments, at, version=version)
+            else:
+                given[name] = [
+                    _reference(each, layout, attachments, at, version=version)
+                    for each in _list(given[name], at)
+                ]
+    return given
+
+
+def _reference(
+    value: object, layout: str, attachments: int, where: str, *, version: int
+) -> dict[str, object]:
+    if isinstance(value, int):
+        unused = value in (-1, UNUSED)
+        given: dict[str, object] = {
+            "attachment": UNUSED if unused else value,
+            "layout": "undefined" if unused else layout,
+        }
+        if version == 2 and layout == "shader_read_only_optimal":
+            given["aspect_mask"] = "color"
+    else:
+        given = dict(_table(value, where))
+    index = given.get("attachment")
+    if index != UNUSED and (not isinstance(index, int) or not 0 <= index < attachments):
+        raise ManifestError(
+            f"{where}: attachment {index!r} does not exist; the render pass has {attachments}"
+        )
+    return given
+
+
+def _list(value: object, where: str) -> Sequence[object]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ManifestError(f"{where}: a list is expected, not {value!r}")
+    return value
+
+
+def _table(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{where}: a table is expected, not {value!r}")
+    return value
+
+
+Members = Mapping[str, object]
+Flags = str | int | Sequence[str | int]
+
+FORMAT_VERSION = 6
+_TABLES = {
+    RecordTag.SAMPLER: "samplers",
+    RecordTag.DESCRIPTOR_SET_LAYOUT: "setLayouts",
+    RecordTag.PIPELINE_LAYOUT: "pipelineLayouts",
+    RecordTag.GRAPHICS_PIPELINE: "graphicsPipelines",
+    RecordTag.COMPUTE_PIPELINE: "computePipelines",
+    RecordTag.RAY_TRACING_PIPELINE: "raytracingPipelines",
+}
+
+
+class RecordSink(Protocol):
+    """Takes records; `orchestrator.sets.archive.combined.MemoryRecords` is one."""
+
+    def add(self, tag: RecordTag, key: int, payload: bytes) -> object:
+        """Take a record. One of equal tag and key may come again, with the same payload."""
+
+
+@define(eq=False)
+class ObjectBuilder:
+    """Builds the records of a set's objects. Not thread-safe.
+
+    Attributes:
+        records: Where records go, such as a `MemoryRecords`.
+        where: What messages call the thing that is being added; set it before a call to name your own entry.
+    """
+
+    records: RecordSink
+    where: str = "set"
+    _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
+    _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
+    _render_passes: dict[int, dict[str, object]] = field(init=False, factory=dict)
+    _subpasses: dict[int, tuple[SubpassUse, ...]] = field(init=False, factory=dict)
+    _application: int | None = field(init=False, default=None)
+
+    def application(
+        self,
+        name: str = "",
+        engine: str = "",
+        *,
+        robust_buffer_access: bool = False,
+        features: Sequence[Members] = (),
+        application_version: int = 0,
+        engine_version: int = 0,
+        api_version: str = "1.3",
+    ) -> int:
+        """Say which application the set belongs to. At most once, and before everything else.
+
+        Every later record is linked to it, so that the set keeps its settings when archives are merged.
+
+        Args:
+            name: Name of the application.
+            engine: Name of its engine.
+            robust_buffer_access: Whether it compiles with robustBufferAccess.
+            features: Feature structures that its pipelines were made under, each a mapping that names its
+                ``structure`` (such as VkPhysicalDeviceMeshShaderFeaturesEXT) and gives members.
+            application_version: As VkApplicationInfo has it.
+            engine_version: As VkApplicationInfo has it.
+            api_version: Such as ``1.3``.
+
+        Returns:
+            Key of the record.
+
+        Raises:
+            ManifestError: It was called before, comes late, or a structure or member is unknown.
+        """
+        if self._application is not None or self._keys:
+            raise ManifestError(f"{self.where}: the application is named once, before everything else")
+        self._application, payload = encode_application(
+            name=name,
+            engine=engine,
+            robust_buffer_access=robust_buffer_access,
+            features=features,
+            application_version=application_version,
+            engine_version=engine_version,
+            api_version=api_version,
+            format_version=FORMAT_VERSION,
+            where=self.where,
+        )
+        self.records.add(RecordTag.APPLICATION_INFO, self._application, payload)
+        return self._application
+
+    def shader_module(self, spirv: bytes, flags: int = 0) -> int:
+        """Add a shader module.
+
+        Args:
+            spirv: Its code, little-endian words.
+            flags: VkShaderModuleCreateFlags.
+
+        Raises:
+            ManifestError: The code is not SPIR-V.
+        """
+        interface = shader_interface(spirv, self.where)
+        key = module_hash(spirv, flags)
+        if key not in self._interfaces:
+            packed = encode_varint(np.frombuffer(spirv, "<u4"))
+            entry = {"varintOffset": 0, "varintSize": len(packed), "codeSize": len(spirv), "flags": flags}
+            text = msgspec.json.encode({"version": FORMAT_VERSION, "shaderModules": {handle(key): entry}})
+            self._put(RecordTag.SHADER_MODULE, key, text + b"\0" + packed)
+            self._interfaces[key] = interface
+        return key
+
+    def interface(self, module: int) -> ShaderInterface:
+        """What a module that was added says about itself.
+
+        Raises:
+            ManifestError: There is no such module.
+        """
+        if module not in self._interfaces:
+            raise ManifestError(f"{self.where}: shader module {module:016x} was not added to this set")
+        return self._interfaces[module]
+
+    def sampler(self, **members: object) -> int:
+        """Add a sampler.
+
+        Args:
+            **members: Members of VkSamplerCreateInfo, in snake case; ``p_next`` for its pNext chain.
+
+        Raises:
+            ManifestError: A member is unknown or does not fit.
+        """
+        defaults = {"max_lod": 1000.0, "max_anisotropy": 1.0}
+        document = encode_structure("VkSamplerCreateInfo", {**defaults, **members}, self.where)
+        return self._add(RecordTag.SAMPLER, document)
+
+    def descriptor_set_layout(
+        self, bindings: Sequence[Members], flags: Flags = 0, p_next: Sequence[Members] = ()
+    ) -> int:
+        """Add a descriptor set layout.
+
+        Args:
+            bindings: Members of VkDescriptorSetLayoutBinding each; ``descriptor_count`` is 1 (or
+                the number of samplers) and
+                ``stage_flags`` is all where not given; ``immutable_samplers`` are keys of samplers.
+            flags: VkDescriptorSetLayoutCreateFlags.
+            p_next: Structures of the pNext chain.
+
+        Raises:
+            ManifestError: A member is unknown or does not fit, or a sampler was not added.
+        """
+        full = [{"stage_flags": "all", **each} for each in bindings]
+        for each in full:
+            if not each.get("immutable_samplers"):
+                each.setdefault("descriptor_count", 1)
+        for each in full:
+            self._require(RecordTag.SAMPLER, each.get("immutable_samplers") or (), "sampler")
+        members = {"flags": flags, "bindings": full, "p_next": p_next}
+        document = encode_structure("VkDescriptorSetLayoutCreateInfo", members, self.where)
+        return self._add(RecordTag.DESCRIPTOR_SET_LAYOUT, document)
+
+    def pipeline_layout(
+        self,
+        set_layouts: Sequence[int | None] = (),
+        push_constant_ranges: Sequence[Members] = (),
+        flags: Flags = 0,
+    ) -> int:
+        """Add a pipeline layout.
+
+        Args:
+            set_layouts: Keys of descriptor set layouts; None for a set that is not used.
+            push_constant_ranges: Members of VkPushConstantRange each.
+            flags: VkPipelineLayoutCreateFlags.
+
+        Raises:
+            ManifestError: A member is unknown or does not fit, or a set layout was not added.
+        """
+        self._require(
+            RecordTag.DESCRIPTOR_SET_LAYOUT, [each for each in set_layouts if each is not None], "set layout"
+        )
+        members = {
+            "flags": flags,
+            "push_constant_ranges": list(push_constant_ranges),
+            "set_layouts": [each or 0 for each in set_layouts],
+        }
+        return self._add(
+            RecordTag.PIPELINE_LAYOUT, encode_structure("VkPipelineLayoutCreateInfo", members, self.where)
+        )
+
+    def automatic_layout(self, stages: Sequence[ShaderStage]) -> int:
+        """Add the pipeline layout that shaders need together, from the decorations in their modules.
+
+        Raises:
+            ManifestError: Two shaders disagree on a binding, or one has an array without a length.
+        """
+        shaders = [
+            (stage_bit(each, self.interface(each.module), self.where), self.interface(each.module))
+            for each in stages
+        ]
+        sets, ranges = automatic_bindings(shaders, self.where)
+        return self.pipeline_layout([self.descriptor_set_layout(each) for each in sets], ranges)
+
+    def render_pass(self, document: Members, *, version: Literal[1, 2] = 2) -> int:
+        """Add a render pass; see `orchestrator.sets.authoring.builder.encode_render_pass` for its short form.
+
+        Args:
+            document: Members of VkRenderPassCreateInfo2, or of VkRenderPassCreateInfo for version 1, in snake
+                case or the archive's spelling.
+            version: Which of the two.
+
+        Raises:
+            ManifestError: A member is unknown or does not fit.
+        """
+        encoded = encode_render_pass(document, self.where, version=version)
+        table = "renderPasses2" if version == 2 else "renderPasses"
+        key = self._add(RecordTag.RENDER_PASS, encoded, table)
+        self._render_passes.setdefault(key, encoded)
+        return key
+
+    def _require(self, tag: RecordTag, keys: object, what: str) -> None:
+        """Check that keys were added."""
+        known = self._keys.get(tag, set())
+        if isinstance(keys, str) or not isinstance(keys, Sequence):
+            raise ManifestError(f"{self.where}: a list of {what} keys is expected, not {keys!r}")
+        for each in keys:
+            if each not in known:
+                shown = f"{each:016x}" if isinstance(each, int) else repr(each)
+                raise ManifestError(f"{self.where}: {what} {shown} was not added to this set")
+
+    def _add(self, tag: RecordTag, document: Members, table: str = "") -> int:
+        """Add a record under the key that it has in the format; see the top of the module for equal keys."""
+        table = table or _TABLES[tag]
+        unnamed = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(None): document}})
+        try:
+            value = decode_document(tag, 0, unnamed)
+        except RecordError as error:
+            raise ManifestError(f"{self.where}: {error.reason}") from error
+        key = state_hash(value, self._subpasses.__getitem__)
+        if tag is RecordTag.RENDER_PASS:
+            self._subpasses[key] = subpass_uses(value)
+        if key not in self._keys.get(tag, ()):
+            named = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(key): document}})
+            self._put(tag, key, named)
+        return key
+
+    def _put(self, tag: RecordTag, key: int, payload: bytes) -> None:
+        self._keys.setdefault(tag, set()).add(key)
+        self.records.add(tag, key, payload)
+        if self._application is not None:
+            link, text = encode_link(self._application, int(tag), key, FORMAT_VERSION)
+            self.records.add(RecordTag.APPLICATION_BLOB_LINK, link, text)
+
+
+UNUSED_SHADER = 0xFFFFFFFF
+
+_MEMBER_BY_STAGE = {
+    0x100: "general_shader",
+    0x800: "general_shader",
+    0x2000: "general_shader",
+    0x400: "closest_hit_shader",
+    0x200: "any_hit_shader",
+    0x1000: "intersection_shader",
+}
+SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "closest_hit_shader")
+
+
+def encode_groups(
+    given: Sequence[Mapping[str, object]] | Literal["auto"], stages: Sequence[int], where: str
+) -> list[dict[str, object]]:
+    """Shader groups as the archive writes them.
+
+    Args:
+        given: Members of VkRayTracingShaderGroupCreateInfoKHR each, shaders as indices of stages; the type
+            follows from the shaders where it is not given. "auto": one group a shader.
+        stages: VkShaderStageFlagBits of the pipeline's stages.
+        where: The entry, for errors.
+
+    Raises:
+        ManifestError: A member is unknown, or a stage does not exist or is of another kind.
+    """
+    if isinstance(given, str):
+        given = [
+            {_MEMBER_BY_STAGE[bit]: index} for index, bit in enumerate(stages) if bit in _MEMBER_BY_STAGE
+        ]
+    return [_encode_group(each, stages, f"{where}.groups[{index}]") for index, each in enumerate(given)]
+
+
+def _encode_group(group: Mapping[str, object], stages: Sequence[int], where: str) -> dict[str, object]:
+    members: dict[str, object] = dict.fromkeys(SHADER_MEMBERS, UNUSED_SHADER)
+    if "general_shader" in group:
+        members["type"] = "general"
+    elif "intersection_shader" in group:
+        members["type"] = "procedural_hit_group"
+    else:
+        members["type"] = "triangles_hit_group"
+    document = encode_structure("VkRayTracingShaderGroupCreateInfoKHR", {**members, **group}, where)
+    for name in SHADER_MEMBERS:
+        index = group.get(name, UNUSED_SHADER)
+        if index == UNUSED_SHADER:
+            continue
+        if not isinstance(index, int) or not 0 <= index < len(stages):
+            raise ManifestError(f"{where}.{name}: stage {index!r} does not exist; there are {len(stages)}")
+        if _MEMBER_BY_STAGE.get(stages[index]) != name:
+            raise ManifestError(f"{where}.{name}: stage {index} is of another kind ({stages[index]:#x})")
+    return document
+
+
+Layout = int | Literal["auto"] | None
+
+_LIBRARY = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
+
+
+@define
+class _Library:
+    """What a link has to know of a pipeline library."""
+
+    layout: int | None
+    parts: int = 0
+
+
+@define(eq=False)
+class PipelineSetBuilder(ObjectBuilder):
+    """Builds the records of a pipeline set. Not thread-safe.
+
+    Attributes:
+        records: Where records go, such as a `MemoryRecords`.
+        where: What messages call the thing that is being added; set it before a call to name your own entry.
+    """
+
+    _libraries: dict[int, _Library] = field(init=False, factory=dict)
+
+    def compute_pipeline(
+        self,
+        layout: Layout,
+        module: int,
+        entry: str = "main",
+        specialization: Specialization | None = None,
+        *,
+        required_subgroup_size: int | None = None,
+        flags: Flags = 0,
+        stage_flags: Flags = 0,
+        p_next: Sequence[Members] = (),
+    ) -> int:
+        """Add a compute pipeline.
+
+        Args:
+            layout: Key of a pipeline layout, or "auto" for `automatic_layout`.
+            module: Key of a shader module.
+            entry: Entry point.
+            specialization: Values by constant id or name.
+            required_subgroup_size: Of the stage, or None.
+            flags: VkPipelineCreateFlags.
+            stage_flags: VkPipelineShaderStageCreateFlags.
+            p_next: Structures of the pNext chain.
+
+        Raises:
+            ManifestError: A key, name or member is unknown.
+        """
+        stage = ShaderStage(
+            module, entry, "compute", specialization or {}, required_subgroup_size, _flag_list(stage_flags)
+        )
+        document: dict[str, object] = {
+            "flags": flags_number("VkPipelineCreateFlags", flags, f"{self.where}.flags"),
+            "layout": handle(self._layout(layout, [stage])),
+            "basePipelineHandle": handle(None),
+            "basePipelineIndex": -1,
+            "stage": encode_stage(stage, self.interface(module), self.where),
+        }
+        if p_next:
+            document["pNext"] = encode_chain("VkComputePipelineCreateInfo", p_next, f"{self.where}.p_next")
+        return self._add(RecordTag.COMPUTE_PIPELINE, document)
+
+    def graphics_pipeline(
+        self,
+        stages: Sequence[ShaderStage] = (),
+        layout: Layout = "auto",
+        *,
+        render_pass: int | None = None,
+        subpass: int = 0,
+        rendering: Rendering | None = None,
+        vertex_input: Members | Literal["auto"] = "auto",
+        libraries: Sequence[int] = (),
+        library_flags: Flags = 0,
+        flags: Flags = 0,
+        p_next: Sequence[Members] = (),
+        **state: object,
+    ) -> int:
+        """Add a graphics pipeline, a graphics pipeline library, or a link of libraries.
+
+        Args:
+            stages: Its shaders.
+            layout: Key of a pipeline layout, or "auto": that of the first library linked, else
+                `automatic_layout`. None where no part that is described needs one.
+            render_pass: Key of a render pass.
+            subpass: Its subpass.
+            rendering: Formats for dynamic rendering, instead of a render pass.
+            vertex_input: Members of VkPipelineVertexInputStateCreateInfo (``bindings``, ``attributes``,
+                ``p_next``), or "auto" for the vertex shader's inputs, interleaved in binding 0.
+            libraries: Keys of pipeline libraries to link.
+            library_flags: VkGraphicsPipelineLibraryFlagsEXT: makes a library of those parts.
+            flags: VkPipelineCreateFlags.
+            p_next: Structures of the pNext chain.
+            **state: Fixed-function state by flat name; see `encode_graphics_state`.
+
+        Raises:
+            ManifestError: A key, name or member is unknown, or both or neither way of rendering is given.
+        """
+        where = self.where
+        own = flags_number("VkGraphicsPipelineLibraryFlagsEXT", library_flags, f"{where}.library_flags")
+        self._require(RecordTag.GRAPHICS_PIPELINE, libraries, "pipeline library")
+        linked = 0
+        for each in libraries:
+            if each not in self._libraries:
+                raise ManifestError(f"{where}: pipeline {each:016x} is linked, but is no library")
+            linked |= self._libraries[each].parts
+        parts = own or ALL_PARTS & ~linked
+        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if own else 0)
+        drawn, formats = self._drawn(parts, render_pass, subpass, rendering)
+        bits, encoded_stages = 0, []
+        for stage in stages:
+            interface = self.interface(stage.module)
+            bits |= stage_bit(stage, interface, where)
+            encoded_stages.append(encode_stage(stage, interface, where))
+        if parts & PRE_RASTERIZATION_SHADERS and not bits & (1 | MESH_STAGE):
+            raise ManifestError(f"{where}: a vertex or mesh shader is needed")
+        chosen = self._graphics_layout(layout, stages, libraries, parts)
+        document: dict[str, object] = {
+            "flags": number,
+            "basePipelineHandle": handle(None),
+            "basePipelineIndex": -1,
+            "layout": handle(chosen),
+            "renderPass": handle(render_pass),
+            "subpass": subpass,
+        }
+        if parts:
+            document |= encode_graphics_state(state, stages=bits, attachments=drawn, parts=parts, where=where)
+        elif state:
+            raise ManifestError(
+                f"{where}: all parts are linked, so the state {sorted(state)} would be ignored"
+            )
+        if parts & VERTEX_INPUT_INTERFACE and not bits & MESH_STAGE:
+            document["vertexInputState"] = self._vertex_input(vertex_input, stages)
+        if encoded_stages:
+            document["stages"] = encoded_stages
+        chain = [*p_next]
+        if formats is not None:
+            chain.append(formats)
+        if own:
+            chain.append({"structure": "VkGraphicsPipelineLibraryCreateInfoEXT", "flags": own})
+        if libraries:
+            chain.append({"structure": "VkPipelineLibraryCreateInfoKHR", "libraries": list(libraries)})
+        if chain:
+            document["pNext"] = encode_chain("VkGraphicsPipelineCreateInfo", chain, f"{where}.p_next")
+        key = self._add(RecordTag.GRAPHICS_PIPELINE, document)
+        if number & _LIBRARY:
+            self._libraries[key] = _Library(chosen, own | linked)
+        return key
+
+    def ray_tracing_pipeline(
+        self,
+        stages: Sequence[ShaderStage],
+        groups: Sequence[Members] | Literal["auto"] = "auto",
+        layout: Layout = "auto",
+        *,
+        max_pipeline_ray_recursion_depth: int = 1,
+        libraries: Sequence[int] = (),
+        library: bool = False,
+        library_interface: Members | None = None,
+        dynamic_state: Flags = (),
+        flags: Flags = 0,
+        p_next: Sequence[Members] = (),
+    ) -> int:
+        """Add a ray-tracing pipeline or a ray-tracing pipeline library.
+
+        Args:
+            stages: Its shaders.
+            groups: Members of VkRayTracingShaderGroupCreateInfoKHR each, shaders as indices of stages; the
+                type follows from the shaders where it is not given. "auto": a group a shader.
+            layout: As for graphics.
+            max_pipeline_ray_recursion_depth: As the specification has it.
+            libraries: Keys of ray-tracing libraries to link.
+            library: Makes a library.
+            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; needed with libraries.
+            dynamic_state: VkDynamicState names.
+            flags: VkPipelineCreateFlags.
+            p_next: Structures of the pNext chain.
+
+        Raises:
+            ManifestError: A key, name or member is unknown, or a group refers to a stage that is not there.
+        """
+        where = self.where
+        self._require(RecordTag.RAY_TRACING_PIPELINE, libraries, "pipeline library")
+        if any(each not in self._libraries for each in libraries):
+            raise ManifestError(f"{where}: a pipeline is linked that is no library")
+        if (library or libraries) and library_interface is None:
+            raise ManifestError(
+                f"{where}: a library, and a pipeline that links one, needs library_interface "
+                "(VUID-VkRayTracingPipelineCreateInfoKHR-pLibraryInfo-03590)"
+            )
+        bits = [stage_bit(each, self.interface(each.module), where) for each in stages]
+        chosen = self._layout(layout, stages, libraries)
+        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if library else 0)
+        document: dict[str, object] = {
+            "flags": number,
+            "layout": handle(chosen),
+            "basePipelineHandle": handle(None),
+            "basePipelineIndex": -1,
+            "maxPipelineRayRecursionDepth": max_pipeline_ray_recursion_depth,
+        }
+        if dynamic_state:
+            members = {
+                "dynamic_state": [dynamic_state]
+                if isinstance(dynamic_state, str | int)
+                else list(dynamic_state)
+            }
+            document["dynamicState"] = encode_structure("VkPipelineDynamicStateCreateInfo", members, where)
+        document["stages"] = [encode_stage(each, self.interface(each.module), where) for each in stages]
+        if library_interface is not None:
+            document["libraryInterface"] = encode_structure(
+                "VkRayTracingPipelineInterfaceCreateInfoKHR", library_interface, f"{where}.library_interface"
+            )
+        if libraries:
+            document["libraryInfo"] = {"libraries": [handle(each) for each in libraries]}
+        document["groups"] = encode_groups(groups, bits, where)
+        if p_next:
+            document["pNext"] = encode_chain("VkRayTracingPipelineCreateInfoKHR", p_next, f"{where}.p_next")
+        key = self._add(RecordTag.RAY_TRACING_PIPELINE, document)
+        if library:
+            self._libraries[key] = _Library(chosen)
+        return key
+
+    def _drawn(
+        self, parts: int, render_pass: int | None, subpass: int, rendering: Rendering | None
+    ) -> tuple[Attachments, Members | None]:
+        """What is drawn into, and the structure that says so for dynamic rendering."""
+        if render_pass is not None and rendering is not None:
+            raise ManifestError(f"{self.where}: give a render pass or rendering formats, not both")
+        if render_pass is not None:
+            if render_pass not in self._render_passes:
+                raise ManifestError(f"{self.where}: render pass {render_pass:016x} was not added to this set")
+            return subpass_attachments(self._render_passes[render_pass], subpass, self.where), None
+        if rendering is not None:
+            drawn = rendering.attachments(self.where)
+            if not parts & FRAGMENT_OUTPUT_INTERFACE:
+                # Formats belong to the output part; the others have only the view mask of the structure.
+                rendering = Rendering(view_mask=rendering.view_mask)
+            return drawn, rendering.structure(self.where)
+        if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
+            raise ManifestError(f"{self.where}: give a render pass, or rendering formats")
+        return Attachments(0, depth=False, stencil=False), None
+
+    def _graphics_layout(
+        self, layout: Layout, stages: Sequence[ShaderStage], libraries: Sequence[int], parts: int
+    ) -> int | None:
+        if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER):
+            return None
+        return self._layout(layout, stages, libraries)
+
+    def _layout(
+        self, layout: Layout, stages: Sequence[ShaderStage], libraries: Sequence[int] = ()
+    ) -> int | None:
+        if layout == "auto":
+            for each in libraries:
+                if self._libraries[each].layout is not None:
+                    return self._libraries[each].layout
+            return self.automatic_layout(stages)
+        if layout is not None:
+            self._require(RecordTag.PIPELINE_LAYOUT, [layout], "pipeline layout")
+        return layout
+
+    def _vertex_input(
+        self, given: Members | Literal["auto"], stages: Sequence[ShaderStage]
+    ) -> dict[str, object]:
+        if not isinstance(given, str):
+            members: Members = {"bindings": [], "attributes": [], **given}
+        else:
+            vertex = [
+                self.interface(each.module)
+                for each in stages
+                if stage_bit(each, self.interface(each.module), self.where) == 1
+            ]
+            if not vertex:
+                raise ManifestError(
+                    f"{self.where}: without a vertex shader, vertex_input cannot be automatic"
+                )
+            members = automatic_vertex_input(vertex[0])
+        return encode_structure("VkPipelineVertexInputStateCreateInfo", members, f"{self.where}.vertex_input")
+
+
+def _flag_list(flags: Flags) -> str | int | list[str]:
+    if isinstance(flags, str | int):
+        return flags
+    return [str(each) for each in flags]

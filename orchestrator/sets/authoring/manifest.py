@@ -1,0 +1,810 @@
+"""The tables of a manifest.
+
+What may stand in a manifest, as types. Reading a manifest is decoding it into these, so a misspelt key or a
+value of the wrong type is refused before anything is built.
+
+Free tables (members of Vulkan structures, fixed-function state) are mappings here; the registry says what
+may stand in them, and the builder asks it.
+
+Guarantees: every error names the file, the table and the key.
+
+Permutations of a manifest's entries.
+
+The cross product of the dimensions of an entry, each permutation with a readable name.
+
+Guarantees: the order is that of the manifest, the last dimension fastest; the size is checked before
+anything is enumerated, so a product that was not meant costs an error and not the memory.
+
+Packing of manifests.
+
+From a manifest written by hand to the records of a pipeline set, and to an archive.
+
+A manifest names shaders, layouts, render passes and pipelines; a pipeline may be permuted over
+specialization constants, fixed-function state and what it draws into. docs/manifest.md describes it by
+example.
+
+Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed
+twice is the same bytes; nothing is written before everything was understood; errors name the file and the
+entry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import msgspec
+from attrs import Factory, define, frozen
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import ManifestError
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import copy_records
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.authoring.builder import (
+    SHADER_MEMBERS,
+    PipelineSetBuilder,
+    Rendering,
+    ShaderStage,
+    find_constant,
+)
+from orchestrator.sets.authoring.names import unknown
+from orchestrator.sets.groups import api_version_number, feature_tables
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import features_to_record
+from orchestrator.sets.records import RecordTag
+
+#: Version of the manifest's own format, in its first line: ``manifest = 1``.
+MANIFEST_VERSION = 1
+MAX_MANIFEST_BYTES = 8 << 20
+
+Names = str | int | list[str | int]
+Value = bool | int | float
+Table = dict[str, Any]
+
+
+class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Refuses keys that it does not have."""
+
+
+class ApplicationTable(_Strict, frozen=True, kw_only=True):
+    """``[application]``; the fields are the arguments of `PipelineSetBuilder.application`."""
+
+    name: str = ""
+    engine: str = ""
+    robust_buffer_access: bool = False
+    application_version: int = 0
+    engine_version: int = 0
+    api_version: str = "1.3"
+    features: list[Table] | None = None
+
+
+class ShaderTable(_Strict, frozen=True, kw_only=True):
+    """``[shaders]`` NAME = { ... }; a plain path stands for one with that path only.
+
+    Attributes:
+        path: SPIR-V file, relative to the manifest.
+        entry: Entry point.
+        stage: Stage, where several entry points share a name.
+        constants: Names for specialization constants, for modules without debug names.
+        flags: VkShaderModuleCreateFlags.
+    """
+
+    path: str
+    entry: str = "main"
+    stage: str | None = None
+    constants: dict[str, int] = {}
+    flags: int = 0
+
+
+class StageTable(_Strict, frozen=True, kw_only=True):
+    """An entry of ``stages`` written as a table; a plain name or path stands for one with that shader only."""
+
+    shader: str
+    specialization: dict[str, Value] = {}
+    required_subgroup_size: int | None = None
+    flags: Names = 0
+    p_next: list[Table] = []
+
+
+class DescriptorSetLayoutTable(_Strict, frozen=True, kw_only=True):
+    """``[descriptor_set_layouts.NAME]``."""
+
+    bindings: list[Table] = []
+    flags: Names = 0
+    p_next: list[Table] = []
+
+
+class PipelineLayoutTable(_Strict, frozen=True, kw_only=True):
+    """``[pipeline_layouts.NAME]``: declared, or derived from ``shaders``."""
+
+    set_layouts: list[str] = []
+    push_constant_ranges: list[Table] = []
+    flags: Names = 0
+    shaders: list[str] = []
+
+
+class PermutationsTable(_Strict, frozen=True, kw_only=True):
+    """``permutations`` of a pipeline: each key is a dimension with a list of values.
+
+    Attributes:
+        specialization: Values by constant name or id.
+        state: Values by name of fixed-function state.
+        vertex_input: Names of vertex inputs.
+        render_pass: Names of render passes.
+        color_formats: Lists of colour formats.
+        depth_format: Depth formats.
+    """
+
+    specialization: dict[str, list[Value]] = {}
+    state: dict[str, list[Any]] = {}
+    vertex_input: list[str] = []
+    render_pass: list[str] = []
+    color_formats: list[list[str]] = []
+    depth_format: list[str] = []
+
+
+class ComputeTable(_Strict, frozen=True, kw_only=True):
+    """``[compute.NAME]``."""
+
+    shader: str
+    layout: str = "auto"
+    specialization: dict[str, Value] = {}
+    required_subgroup_size: int | None = None
+    flags: Names = 0
+    stage_flags: Names = 0
+    p_next: list[Table] = []
+    permutations: PermutationsTable = PermutationsTable()
+
+
+class GraphicsTable(_Strict, frozen=True, kw_only=True):
+    """``[graphics.NAME]``.
+
+    Attributes:
+        stages: Shaders by name or path, or tables.
+        layout: Name of a pipeline layout, or "auto".
+        render_pass: Name of a render pass; otherwise the formats make it dynamic rendering.
+        subpass: Of the render pass.
+        color_formats: For dynamic rendering.
+        depth_format: For dynamic rendering.
+        stencil_format: For dynamic rendering; the depth format's own stencil where not given.
+        view_mask: For dynamic rendering.
+        vertex_input: "auto", a name of ``[vertex_inputs]``, or a table.
+        state: Fixed-function state by name.
+        specialization: Values for every stage that has the constant.
+        library: Parts (VkGraphicsPipelineLibraryFlagsEXT): makes a library.
+        link: Names of graphics entries that are libraries.
+        flags: VkPipelineCreateFlags.
+        p_next: Structures of the pNext chain.
+        permutations: Dimensions.
+    """
+
+    stages: list[str | StageTable] = []
+    layout: str = "auto"
+    render_pass: str | None = None
+    subpass: int = 0
+    color_formats: list[str] | None = None
+    depth_format: str | None = None
+    stencil_format: str | None = None
+    view_mask: int = 0
+    vertex_input: str | Table = "auto"
+    state: Table = {}
+    specialization: dict[str, Value] = {}
+    library: Names = 0
+    link: list[str] = []
+    flags: Names = 0
+    p_next: list[Table] = []
+    permutations: PermutationsTable = PermutationsTable()
+
+
+class RayTracingTable(_Strict, frozen=True, kw_only=True):
+    """``[ray_tracing.NAME]``; groups name their shaders as ``stages`` does, or by index."""
+
+    stages: list[str | StageTable] = []
+    groups: Literal["auto"] | list[Table] = "auto"
+    layout: str = "auto"
+    max_pipeline_ray_recursion_depth: int = 1
+    specialization: dict[str, Value] = {}
+    library: bool = False
+    link: list[str] = []
+    library_interface: Table | None = None
+    dynamic_state: Names = 0
+    flags: Names = 0
+    p_next: list[Table] = []
+    permutations: PermutationsTable = PermutationsTable()
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole manifest, decoded."""
+
+    application: ApplicationTable | None
+    shaders: dict[str, ShaderTable]
+    samplers: dict[str, Table]
+    descriptor_set_layouts: dict[str, DescriptorSetLayoutTable]
+    pipeline_layouts: dict[str, PipelineLayoutTable]
+    render_passes: dict[str, Table]
+    vertex_inputs: dict[str, Table]
+    compute: dict[str, ComputeTable]
+    graphics: dict[str, GraphicsTable]
+    ray_tracing: dict[str, RayTracingTable]
+
+
+_NAMED: dict[str, Any] = {
+    "shaders": ShaderTable,
+    "samplers": Table,
+    "descriptor_set_layouts": DescriptorSetLayoutTable,
+    "pipeline_layouts": PipelineLayoutTable,
+    "render_passes": Table,
+    "vertex_inputs": Table,
+    "compute": ComputeTable,
+    "graphics": GraphicsTable,
+    "ray_tracing": RayTracingTable,
+}
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_T = TypeVar("_T")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check a manifest.
+
+    Raises:
+        ManifestError: The file cannot be read, is not TOML, or a table or key is not one of a manifest; the
+            message names the file, the table and the key.
+    """
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ManifestError(
+                f"{path}: larger than {MAX_MANIFEST_BYTES} bytes; split it into several manifests"
+            )
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ManifestError(f"{path}: not TOML: {error}") from error
+    return decode_manifest(document, str(path))
+
+
+def decode_manifest(document: dict[str, Any], source: str) -> Manifest:
+    """Check the tables of a manifest.
+
+    Args:
+        document: As tomllib gives it.
+        source: Name of the file, for errors.
+
+    Raises:
+        ManifestError: As `read_manifest`.
+    """
+    tables = dict(document)
+    version = tables.pop("manifest", None)
+    if version != MANIFEST_VERSION:
+        found = "is missing" if version is None else f"is {version!r}"
+        raise ManifestError(
+            f"{source}: `manifest = {MANIFEST_VERSION}` {found}; it names the manifest's format"
+        )
+    known = (*_NAMED, "application")
+    for name in tables:
+        if name not in known:
+            raise ManifestError(f"{source}: unknown table [{name}]{_meant(name, known)}")
+    application = tables.pop("application", None)
+    decoded: dict[str, dict[str, Any]] = {}
+    for table, kind in _NAMED.items():
+        entries = _convert(tables.get(table, {}), dict[str, Any], f"{source}: [{table}]")
+        if table == "shaders":
+            entries = {
+                name: {"path": each} if isinstance(each, str) else each for name, each in entries.items()
+            }
+        decoded[table] = {
+            name: _convert(each, kind, f"{source}: [{table}.{name}]") for name, each in entries.items()
+        }
+    return Manifest(
+        application=None
+        if application is None
+        else _convert(application, ApplicationTable, f"{source}: [application]"),
+        **decoded,
+    )
+
+
+def _convert(value: Any, kind: type[_T], where: str) -> _T:
+    try:
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        text = str(error)
+        found = _UNKNOWN_FIELD.search(text)
+        fields = getattr(kind, "__struct_fields__", ())
+        hint = _meant(found.group(1), fields) if found and "`$." not in text.split("- at")[-1] else ""
+        raise ManifestError(f"{where}: {text}{hint}") from None
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(name, known, n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(close)}?" if close else f"; there is {', '.join(known)}"
+
+
+#: Most permutations of one entry, and most pipelines of one manifest.
+MAX_PERMUTATIONS = 4096
+MAX_PIPELINES = 65536
+
+
+@frozen
+class Permutation:
+    """One point of the product.
+
+    Attributes:
+        label: Such as ``[LOCAL_SIZE=64,cull_mode=back]``; "" where there are no dimensions.
+        specialization: Values by constant.
+        state: Values by state name.
+        fields: Values by the name of the entry's field, such as ``vertex_input``.
+    """
+
+    label: str
+    specialization: dict[str, bool | int | float]
+    state: dict[str, Any]
+    fields: dict[str, Any]
+
+
+def permutations_of(table: PermutationsTable, where: str, *, kind: str) -> Iterator[Permutation]:
+    """Every permutation of an entry; one without a label where nothing is permuted.
+
+    Args:
+        table: The dimensions.
+        where: The entry, for errors.
+        kind: "compute", "graphics" or "ray_tracing": only graphics pipelines have state to permute.
+
+    Raises:
+        ManifestError: A dimension is empty or of another kind, or the product exceeds `MAX_PERMUTATIONS`.
+    """
+    dimensions: list[tuple[str, str, list[Any]]] = []
+    dimensions += [("specialization", name, values) for name, values in table.specialization.items()]
+    others = [("state", name, values) for name, values in table.state.items()]
+    for name in ("vertex_input", "render_pass", "color_formats", "depth_format"):
+        values: list[Any] = getattr(table, name)
+        if values:
+            others.append(("fields", name, values))
+    if others and kind != "graphics":
+        raise ManifestError(f"{where}: permutations.{others[0][1]}: only graphics pipelines have that")
+    dimensions += others
+    size = 1
+    for group, name, values in dimensions:
+        if not values:
+            raise ManifestError(
+                f"{where}: permutations.{group}.{name} lists no values, so nothing would be packed"
+            )
+        size *= len(values)
+    if size > MAX_PERMUTATIONS:
+        sizes = " x ".join(str(len(values)) for _, _, values in dimensions)
+        raise ManifestError(
+            f"{where}: {sizes} = {size} permutations; the limit is {MAX_PERMUTATIONS} an entry"
+        )
+    for choice in itertools.product(*(values for _, _, values in dimensions)):
+        chosen: dict[str, dict[str, Any]] = {"specialization": {}, "state": {}, "fields": {}}
+        label = []
+        for (group, name, _), value in zip(dimensions, choice, strict=True):
+            chosen[group][name] = value
+            label.append(f"{name}={_readable(value)}")
+        yield Permutation(f"[{','.join(label)}]" if label else "", **chosen)
+
+
+def _readable(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return "+".join(_readable(each) for each in value)
+    if isinstance(value, dict):
+        return "{" + " ".join(f"{name}={_readable(each)}" for name, each in value.items()) + "}"
+    return str(value)
+
+
+MAX_SHADER_BYTES = 64 << 20
+
+
+@frozen
+class PackedPipeline:
+    """A pipeline of a manifest.
+
+    Attributes:
+        name: Its entry and permutation, such as ``compute.blur[RADIUS=4]``.
+        kind: What it is.
+        key: Its hash in the set.
+    """
+
+    name: str
+    kind: PipelineKind
+    key: int
+
+
+@frozen
+class PackReport:
+    """What a manifest gave.
+
+    Attributes:
+        manifest: The manifest.
+        pipelines: Every pipeline that the manifest describes, in its order; equal ones share a key.
+        modules: Shader modules in the set.
+        records: Records in the set, links included.
+    """
+
+    manifest: Path
+    pipelines: tuple[PackedPipeline, ...]
+    modules: int
+    records: int
+
+    @property
+    def unique(self) -> int:
+        """Pipelines in the set: different ones only."""
+        return len({(each.kind, each.key) for each in self.pipelines})
+
+    def counts(self) -> dict[PipelineKind, int]:
+        """Different pipelines by kind."""
+        seen = {(each.kind, each.key) for each in self.pipelines}
+        return {kind: sum(1 for each, _ in seen if each is kind) for kind in PipelineKind}
+
+
+@frozen(eq=False)
+class PackedSet:
+    """A manifest's set in memory.
+
+    Attributes:
+        records: The set.
+        report: What it is made of.
+    """
+
+    records: MemoryRecords
+    report: PackReport
+
+
+def load_manifest(path: Path) -> PackedSet:
+    """Build the set that a manifest describes.
+
+    Args:
+        path: The TOML file; shaders are looked up beside it.
+
+    Raises:
+        ManifestError: It cannot be understood, or a shader cannot be read; names the file and the entry.
+    """
+    manifest = read_manifest(path)
+    packer = _Packer.of(path, manifest)
+    application = manifest.application
+    if application is not None and application.features is None:
+        version = api_version_number(application.api_version, f"{path}: application")
+        with PipelineSet.from_records(packer.records) as source:
+            needed = features_to_record(source, version)
+        if needed:
+            told = msgspec.structs.replace(application, features=feature_tables(needed))
+            packer = _Packer.of(path, msgspec.structs.replace(manifest, application=told))
+    records = packer.records
+    total = sum(len(records.keys(tag)) for tag in RecordTag)
+    modules = len(records.keys(RecordTag.SHADER_MODULE))
+    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, total))
+
+
+def pack_manifest(path: Path, destination: Path) -> PackReport:
+    """Build the set that a manifest describes and write it as an archive.
+
+    Args:
+        path: The TOML file.
+        destination: The `.foz` file; replaced only when the whole manifest was understood.
+
+    Raises:
+        ManifestError: As `load_manifest`.
+        ArchiveError: The archive cannot be written.
+    """
+    packed = load_manifest(path)
+    with ArchiveWriter(destination) as writer:
+        copy_records(packed.records, writer)
+    return packed.report
+
+
+@frozen
+class _Shader:
+    """A shader that an entry refers to."""
+
+    module: int
+    table: ShaderTable
+
+
+@define(eq=False)
+class _Packer:
+    """Walks a manifest and calls the builder."""
+
+    path: Path
+    manifest: Manifest
+    records: MemoryRecords
+    builder: PipelineSetBuilder
+    pipelines: list[PackedPipeline] = Factory(list)
+    shaders: dict[str, _Shader] = Factory(dict)
+    samplers: dict[str, int] = Factory(dict)
+    set_layouts: dict[str, int] = Factory(dict)
+    layouts: dict[str, int] = Factory(dict)
+    render_passes: dict[str, int] = Factory(dict)
+    packed: dict[str, list[tuple[str, int]]] = Factory(dict)
+    pending: list[str] = Factory(list)
+
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest) -> Self:
+        """A packer that has packed a manifest."""
+        records = MemoryRecords(str(path))
+        packer = cls(path, manifest, records, PipelineSetBuilder(records))
+        packer.pack()
+        return packer
+
+    def pack(self) -> None:
+        """Pack everything, objects first."""
+        manifest = self.manifest
+        if manifest.application is not None:
+            table = manifest.application
+            self._at("application")
+            members = {name: getattr(table, name) for name in table.__struct_fields__}
+            self.builder.application(**{**members, "features": table.features or []})
+        for name in manifest.shaders:
+            self._shader(name, f"shaders.{name}")
+        for name, sampler in manifest.samplers.items():
+            self._at(f"samplers.{name}")
+            self.samplers[name] = self.builder.sampler(**sampler)
+        self._pack_layouts()
+        for name, document in manifest.render_passes.items():
+            self._at(f"render_passes.{name}")
+            members = dict(document)
+            version = members.pop("version", 2)
+            if version not in (1, 2):
+                raise self._error(f"version: 1 or 2 is expected, not {version!r}")
+            self.render_passes[name] = self.builder.render_pass(members, version=version)
+        for name in manifest.compute:
+            self._entry(f"compute.{name}")
+        for name in manifest.graphics:
+            self._entry(f"graphics.{name}")
+        for name in manifest.ray_tracing:
+            self._entry(f"ray_tracing.{name}")
+        if not self.pipelines:
+            raise ManifestError(f"{self.path}: describes no pipeline")
+
+    def _at(self, where: str) -> str:
+        self.builder.where = f"{self.path}: {where}"
+        return self.builder.where
+
+    def _error(self, text: str) -> ManifestError:
+        return ManifestError(f"{self.builder.where}: {text}")
+
+    def _find(self, what: str, name: object, known: Mapping[str, int]) -> int:
+        if not isinstance(name, str) or name not in known:
+            raise unknown(self.builder.where, what, name, known)
+        return known[name]
+
+    def _pack_layouts(self) -> None:
+        for name, table in self.manifest.descriptor_set_layouts.items():
+            self._at(f"descriptor_set_layouts.{name}")
+            bindings = []
+            for binding in table.bindings:
+                names = binding.get("immutable_samplers", [])
+                if not isinstance(names, list):
+                    raise self._error("immutable_samplers: a list of names of [samplers] is expected")
+                keys = [self._find("sampler", each, self.samplers) for each in names]
+                bindings.append({**binding, "immutable_samplers": keys} if keys else binding)
+            self.set_layouts[name] = self.builder.descriptor_set_layout(bindings, table.flags, table.p_next)
+        for name, layout in self.manifest.pipeline_layouts.items():
+            where = self._at(f"pipeline_layouts.{name}")
+            if layout.shaders:
+                if layout.set_layouts or layout.push_constant_ranges or layout.flags:
+                    raise self._error("give shaders to derive the layout from, or declare it, not both")
+                stages = [self._stage(each, {}, where) for each in layout.shaders]
+                self.layouts[name] = self.builder.automatic_layout(stages)
+                continue
+            sets = [
+                self._find("descriptor set layout", each, self.set_layouts) for each in layout.set_layouts
+            ]
+            self.layouts[name] = self.builder.pipeline_layout(sets, layout.push_constant_ranges, layout.flags)
+
+    def _shader(self, name: str, where: str) -> _Shader:
+        """A shader by its name, or by its path where no shader has that name."""
+        if name in self.shaders:
+            return self.shaders[name]
+        table = self.manifest.shaders.get(name)
+        if table is None and not name.endswith(".spv"):
+            raise unknown(f"{self.path}: {where}", "shader", name, self.manifest.shaders)
+        table = table or ShaderTable(path=name)
+        file = self.path.parent / table.path
+        try:
+            if file.stat().st_size > MAX_SHADER_BYTES:
+                raise ManifestError(f"{self.path}: {where}: {file} is larger than {MAX_SHADER_BYTES} bytes")
+            code = file.read_bytes()
+        except OSError as error:
+            raise ManifestError(f"{self.path}: {where}: cannot read {file}: {error.strerror}") from error
+        outer, self.builder.where = self.builder.where, f"{self.path}: {where}: {table.path}"
+        self.shaders[name] = _Shader(self.builder.shader_module(code, table.flags), table)
+        self.builder.where = outer
+        return self.shaders[name]
+
+    def _stage(self, given: str | StageTable, values: Mapping[str, Value], where: str) -> ShaderStage:
+        """A stage, with those of the values whose constants it has."""
+        table = StageTable(shader=given) if isinstance(given, str) else given
+        shader = self._shader(table.shader, where.removeprefix(f"{self.path}: "))
+        interface = self.builder.interface(shader.module)
+        specialization: dict[int | str, Value] = {}
+        for name, value in {**values, **table.specialization}.items():
+            number = shader.table.constants.get(name, name)
+            constant = find_constant(interface, number)
+            if constant is not None:
+                specialization[constant.constant_id] = value
+            elif name in table.specialization:
+                specialization[number] = value  # the builder refuses it by name
+        return ShaderStage(
+            module=shader.module,
+            entry=shader.table.entry,
+            stage=shader.table.stage,
+            specialization=specialization,
+            required_subgroup_size=table.required_subgroup_size,
+            flags=table.flags if isinstance(table.flags, str | int) else [str(each) for each in table.flags],
+            p_next=table.p_next,
+        )
+
+    def _stages(
+        self, given: Sequence[str | StageTable], values: Mapping[str, Value], where: str
+    ) -> list[ShaderStage]:
+        """The stages of an entry; every value must belong to one of them."""
+        stages = [self._stage(each, values, where) for each in given]
+        names = [each if isinstance(each, str) else each.shader for each in given]
+        for name in values:
+            shaders = [self._shader(each, where) for each in names]
+            if not any(
+                find_constant(self.builder.interface(each.module), each.table.constants.get(name, name))
+                for each in shaders
+            ):
+                known = [
+                    constant.name or str(constant.constant_id)
+                    for each in shaders
+                    for constant in self.builder.interface(each.module).specialization
+                ]
+                raise unknown(where, "specialization constant", name, known)
+        return stages
+
+    def _layout(self, name: str) -> int | Literal["auto"]:
+        return "auto" if name == "auto" else self._find("pipeline layout", name, self.layouts)
+
+    def _entry(self, entry: str) -> list[tuple[str, int]]:
+        """Pack an entry, with the libraries that it links before it; label and key of each permutation."""
+        if entry in self.packed:
+            return self.packed[entry]
+        if entry in self.pending:
+            cycle = " -> ".join([*self.pending[self.pending.index(entry) :], entry])
+            raise ManifestError(f"{self.path}: {entry}: libraries link each other: {cycle}")
+        self.pending.append(entry)
+        kind, _, name = entry.partition(".")
+        table = getattr(self.manifest, kind)[name]
+        keys: list[tuple[str, int]] = []
+        for permutation in permutations_of(table.permutations, f"{self.path}: {entry}", kind=kind):
+            for label, libraries in self._links(kind, getattr(table, "link", []), entry):
+                full = f"{entry}{permutation.label}{label}"
+                where = self._at(full)
+                match table:
+                    case ComputeTable():
+                        key = self._compute(table, permutation, where)
+                    case GraphicsTable():
+                        key = self._graphics(table, permutation, libraries, where)
+                    case RayTracingTable():
+                        key = self._ray_tracing(table, permutation, libraries, where)
+                self.pipelines.append(PackedPipeline(full, PipelineKind(kind), key))
+                keys.append((f"{permutation.label}{label}", key))
+                if len(self.pipelines) > MAX_PIPELINES:
+                    raise ManifestError(
+                        f"{self.path}: {entry}: more than {MAX_PIPELINES} pipelines in one manifest"
+                    )
+        self.pending.pop()
+        self.packed[entry] = keys
+        return keys
+
+    def _links(self, kind: str, names: Sequence[str], entry: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Every choice of one permutation of each linked library."""
+        choices: list[list[tuple[str, int]]] = []
+        for name in names:
+            if name not in getattr(self.manifest, kind):
+                raise unknown(
+                    f"{self.path}: {entry}.link", f"entry of [{kind}]", name, getattr(self.manifest, kind)
+                )
+            keys = self._entry(f"{kind}.{name}")
+            choices.append([(f"{name}{label}" if label else "", key) for label, key in keys])
+        for choice in itertools.product(*choices):
+            label = ",".join(each for each, _ in choice if each)
+            yield f"[{label}]" if label else "", tuple(key for _, key in choice)
+
+    def _compute(self, table: ComputeTable, permutation: Permutation, where: str) -> int:
+        values = {**table.specialization, **permutation.specialization}
+        stage = self._stages([table.shader], values, where)[0]
+        return self.builder.compute_pipeline(
+            self._layout(table.layout),
+            stage.module,
+            stage.entry,
+            stage.specialization,
+            required_subgroup_size=table.required_subgroup_size,
+            flags=table.flags,
+            stage_flags=table.stage_flags,
+            p_next=table.p_next,
+        )
+
+    def _graphics(
+        self, table: GraphicsTable, permutation: Permutation, libraries: tuple[int, ...], where: str
+    ) -> int:
+        fields = permutation.fields
+        values = {**table.specialization, **permutation.specialization}
+        vertex_input = fields.get("vertex_input", table.vertex_input)
+        pass_name = fields.get("render_pass", table.render_pass)
+        colors = fields.get("color_formats", table.color_formats)
+        depth = fields.get("depth_format", table.depth_format)
+        formats = (
+            colors is not None or depth is not None or table.stencil_format is not None or table.view_mask
+        )
+        state = {**table.state, **permutation.state}
+        return self.builder.graphics_pipeline(
+            self._stages(table.stages, values, where),
+            self._layout(table.layout),
+            render_pass=None
+            if pass_name is None
+            else self._find("render pass", pass_name, self.render_passes),
+            subpass=table.subpass,
+            rendering=Rendering(colors or [], depth, table.stencil_format, table.view_mask)
+            if formats
+            else None,
+            vertex_input=self._vertex_input(vertex_input, where),
+            libraries=libraries,
+            library_flags=table.library,
+            flags=table.flags,
+            p_next=table.p_next,
+            **self._checked_state(state),
+        )
+
+    def _checked_state(self, state: Table) -> Table:
+        """State whose names cannot be mistaken for arguments of the builder."""
+        for name in ("stages", "layout", "render_pass", "subpass", "rendering", "vertex_input", "libraries"):
+            if name in state:
+                raise self._error(f"{name!r} is a key of the pipeline, not of its state")
+        for name in ("library_flags", "flags", "p_next"):
+            if name in state:
+                raise self._error(f"{name!r} is no state; write it beside state")
+        return state
+
+    def _vertex_input(self, given: str | Table, where: str) -> Table | Literal["auto"]:
+        if given == "auto":
+            return "auto"
+        if isinstance(given, str):
+            if given not in self.manifest.vertex_inputs:
+                raise unknown(where, "vertex input", given, [*self.manifest.vertex_inputs, "auto"])
+            return self.manifest.vertex_inputs[given]
+        return given
+
+    def _ray_tracing(
+        self, table: RayTracingTable, permutation: Permutation, libraries: tuple[int, ...], where: str
+    ) -> int:
+        values = {**table.specialization, **permutation.specialization}
+        names = [each if isinstance(each, str) else each.shader for each in table.stages]
+        groups: Sequence[Table] | Literal["auto"] = table.groups
+        if not isinstance(groups, str):
+            groups = [self._group(each, names) for each in groups]
+        return self.builder.ray_tracing_pipeline(
+            self._stages(table.stages, values, where),
+            groups,
+            self._layout(table.layout),
+            max_pipeline_ray_recursion_depth=table.max_pipeline_ray_recursion_depth,
+            libraries=libraries,
+            library=table.library,
+            library_interface=table.library_interface,
+            dynamic_state=table.dynamic_state or (),
+            flags=table.flags,
+            p_next=table.p_next,
+        )
+
+    def _group(self, group: Table, names: Sequence[str]) -> dict[str, Any]:
+        """A group with its shaders as indices."""
+        indexed: dict[str, Any] = dict(group)
+        for member in SHADER_MEMBERS:
+            shader = indexed.get(member)
+            if isinstance(shader, str):
+                if names.count(shader) != 1:
+                    how = "is not" if shader not in names else "is more than once"
+                    raise self._error(
+                        f"groups: {member} {shader!r} {how} among the stages; name it, or give its index"
+                    )
+                indexed[member] = names.index(shader)
+        return indexed

@@ -1,0 +1,148 @@
+"""Names of members and of enum values, as written by hand.
+
+From the names that people write to the numbers that Vulkan takes, by the registry's tables.
+
+Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number;
+a number is taken as it is; what is not known is a ManifestError that names it and its nearest neighbours.
+
+Assumptions: the registry's convention that values begin with their type's name, and that bits end in _BIT,
+both before the author's tag (specification, "Common Object Types" and the style guide).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from orchestrator.errors import ManifestError
+from orchestrator.registry.tables import EnumType, registry
+
+_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_AUTHOR = re.compile(
+    r"_(AMDX?|ANDROID|ARM|EXT|FUCHSIA|GGP|GOOGLE|HUAWEI|IMG|INTEL|KHR|MESA|MSFT|NVX?|QCOM|QNX|SEC|VALVE)$"
+)
+_TYPE_AUTHOR = re.compile(r"(AMDX?|ARM|EXT|HUAWEI|INTEL|KHR|NVX?|QCOM|VALVE|GOOGLE|IMG|MSFT|MESA|SEC)$")
+
+
+def snake_case(name: str) -> str:
+    """A member name of the specification in snake case: ``depthBiasClamp`` gives ``depth_bias_clamp``."""
+    return _BOUNDARY.sub("_", name).lower()
+
+
+def unknown(where: str, what: str, name: object, known: Iterable[str]) -> ManifestError:
+    """The error for a name that is not known, with the names that it may have been meant for.
+
+    Args:
+        where: The entry, such as ``graphics.triangle``.
+        what: What was looked for, such as ``member``.
+        name: What was written.
+        known: What could have been written.
+    """
+    choices = sorted(known)
+    close = difflib.get_close_matches(str(name).lower(), choices, n=3, cutoff=0.6)
+    if close:
+        hint = f"; did you mean {', '.join(close)}?"
+    elif len(choices) <= 24:
+        hint = f"; there is {', '.join(choices)}" if choices else ""
+    else:
+        hint = ""
+    return ManifestError(f"{where}: unknown {what} {name!r}{hint}")
+
+
+def enum_number(type_name: str, value: object, where: str) -> int:
+    """Number of one enum value or bit.
+
+    Args:
+        type_name: The type as members name it, such as ``VkFormat`` or ``VkSampleCountFlagBits``.
+        value: A name, full or short, or a number.
+        where: The entry, for the error.
+
+    Raises:
+        ManifestError: The name is not known, or the value is neither a name nor a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ManifestError(f"{where}: a {type_name} is a name or a number, not {value!r}")
+    if isinstance(value, int):
+        return value
+    table = _numbers(type_name)
+    number = table.get(value, table.get(value.lower()))
+    if number is None:
+        raise unknown(where, type_name, value, (name for name in table if not name.startswith("VK_")))
+    return number
+
+
+def flags_number(type_name: str, value: object, where: str) -> int:
+    """Number of a combination of bits: a name, names joined by ``|``, a list of those, or a number.
+
+    A colour component mask may also be written as its letters, such as ``rgba``.
+
+    Raises:
+        ManifestError: A name is not known.
+    """
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        total = 0
+        for each in value:
+            total |= flags_number(type_name, each, where)
+        return total
+    if isinstance(value, str):
+        if not value.strip():
+            return 0
+        if "|" in value:
+            return flags_number(type_name, [part.strip() for part in value.split("|")], where)
+        if type_name.startswith("VkColorComponent") and set(value.lower()) <= set("rgba"):
+            total = 0
+            for letter in value.lower():
+                total |= enum_number(type_name, letter, where)
+            return total
+    return enum_number(type_name, value, where)
+
+
+@lru_cache(maxsize=256)
+def _numbers(type_name: str) -> dict[str, int]:
+    """Every accepted spelling of a type's values."""
+    enum_type = _enum_type(type_name)
+    prefix = _prefix(type_name)
+    table: dict[str, int] = {}
+    # Full names first and shortest forms last, so that a value of the core keeps the short form that an
+    # extension's value would share with it.
+    shorts: list[tuple[str, int]] = []
+    bare: list[tuple[str, int]] = []
+    for number, value in enum_type.values.items():
+        table[value.name] = number
+        short = (
+            value.name.removeprefix(prefix)
+            if value.name.startswith(prefix)
+            else value.name.removeprefix("VK_")
+        )
+        author = _AUTHOR.search(short)
+        stem = short[: author.start()] if author else short
+        if enum_type.bitmask:
+            stem = stem.removesuffix("_BIT")
+        shorts.append(((stem + (author.group() if author else "")).lower(), number))
+        bare.append((stem.lower(), number))
+    for name, number in (*shorts, *bare):
+        table.setdefault(name, number)
+    return table
+
+
+def _enum_type(type_name: str) -> EnumType:
+    enums = registry().enums
+    for candidate in (
+        type_name,
+        type_name.replace("Flags", "FlagBits"),
+        type_name.replace("FlagBits", "Flags"),
+    ):
+        if candidate in enums:
+            return enums[candidate]
+    # Flags types of reserved bits have no values at all: zero is all that can be written.
+    return EnumType(bits=32, bitmask=True, values={})
+
+
+def _prefix(type_name: str) -> str:
+    stem = _TYPE_AUTHOR.sub("", type_name.removeprefix("Vk"))
+    stem = re.sub(r"Flag(?:Bit)?s(\d?)$", r"\1", stem)
+    parts = _BOUNDARY.sub("_", stem)
+    parts = re.sub(r"(?<=[A-Za-z])(\d)$", r"_\1", parts)
+    return f"VK_{parts.upper()}_"

@@ -1,0 +1,1 @@
+"""From recorded documents to one relocatable image of create infos."""

@@ -1,0 +1,642 @@
+"""Lays packed pieces out as a `CreateInfoImage`.
+
+Collects packed pipelines, objects and modules and lays them out as one CreateInfoImage: create infos
+contiguous by kind, then feedback, then the heap, with all slot tables as arrays.
+
+Guarantees: indices that it hands out before the end (of objects, modules, and pipelines within their kind)
+stay valid; finish() only shifts offsets.
+
+Builds the relocatable image of a set's create infos for one device.
+
+From a set's records to one CreateInfoImage: every pipeline that the device can take, with the layouts,
+render passes and modules that it refers to, and a list of those it cannot take, each with its reason.
+
+Guarantees: what is in the image was decoded, is complete (nothing it refers to is missing) and needs
+nothing that the device lacks. A pipeline whose need is unmet is *unsupported* (skipped later) and names
+what is missing; one whose records are damaged or contradict themselves is *failed* and names that. Every
+pipeline asked for is in exactly one of the three places. Libraries come before what links them.
+
+Assumptions: one builder, one thread. Modules are decoded once for their walk and kept up to a bound in
+bytes, since the device asks for most of them soon after.
+"""
+
+from __future__ import annotations
+
+import struct as binary
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from attrs import define, evolve, field, frozen
+
+from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.image import (
+    CreateInfoImage,
+    ImageModule,
+    ImageObject,
+    ObjectKind,
+    Offsets,
+    PipelineKind,
+)
+from orchestrator.errors import RecordError
+from orchestrator.registry import registry
+from orchestrator.sets.image.create_infos import Heap, PackError, Piece, packer
+from orchestrator.sets.image.documents import SharedStates, UnknownStructureError, decode_document
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.modules import ShaderModule
+from orchestrator.sets.needs.context import DescriptorCounts, count_descriptors
+from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
+
+_CREATE_INFOS = {
+    PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
+    PipelineKind.COMPUTE: "VkComputePipelineCreateInfo",
+    PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
+}
+_FEEDBACK = "VkPipelineCreationFeedback"
+_FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
+_YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
+_FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
+_PNEXT = 8
+
+
+class Slot(NamedTuple):
+    """A handle field of a pipeline that was packed.
+
+    Attributes:
+        in_heap: Whether it stands in the heap, or in the create info itself.
+        offset: Where, relative to that.
+        number: What it refers to: an object, a module, or a library's index within its kind.
+    """
+
+    in_heap: bool
+    offset: int
+    number: int
+
+
+@define(eq=False)
+class PipelineEntry:
+    """One pipeline, packed.
+
+    Attributes:
+        kind: What it is.
+        key: Its hash.
+        piece: Its create info.
+        has_flags_2: Whether its chain holds 64-bit creation flags.
+        objects: Fields that hold handles of objects.
+        modules: Fields that hold shader modules.
+        libraries: Fields that hold library pipelines of the same kind.
+    """
+
+    kind: PipelineKind
+    key: int
+    piece: Piece
+    has_flags_2: bool
+    objects: list[Slot] = field(factory=list)
+    modules: list[Slot] = field(factory=list)
+    libraries: list[Slot] = field(factory=list)
+
+
+@define(eq=False)
+class _Laid:
+    """What is known of a pipeline whose create info was appended to its kind's array."""
+
+    entry: PipelineEntry
+    feedback_info: int
+    following: int
+    flags_2: int
+
+
+class ImageLayout:
+    """Collects what goes into an image. One thread."""
+
+    def __init__(self, heap: Heap) -> None:
+        self._heap = heap
+        self._objects: list[ImageObject] = []
+        self._object_slots: list[tuple[int, int]] = []
+        self._modules: list[ImageModule] = []
+        self._laid: dict[PipelineKind, list[_Laid]] = {kind: [] for kind in PipelineKind}
+        tables = registry()
+        self._feedback_size = tables.struct(_FEEDBACK).size
+        info = tables.struct(_FEEDBACK_INFO)
+        self._feedback_header = binary.Struct(f"<I{info.size - 4}x")
+        self._feedback_type = info.s_type
+        self._feedback_pointer = _offset(_FEEDBACK_INFO, "pPipelineCreationFeedback")
+        self._flags_2_offset = _offset(_FLAGS_2, "flags")
+
+    def add_object(self, entry: ImageObject) -> int:
+        """Index of an object whose create info is in the heap, its offset relative to that."""
+        self._objects.append(entry)
+        return len(self._objects) - 1
+
+    def add_object_slot(self, offset: int, index: int) -> None:
+        """A field in the heap that holds an object's handle."""
+        self._object_slots.append((offset, index))
+
+    def add_module(self, entry: ImageModule) -> int:
+        """Index of a shader module."""
+        self._modules.append(entry)
+        return len(self._modules) - 1
+
+    def ycbcr_link(self, conversion: int, following: int | None) -> int:
+        """Place a VkSamplerYcbcrConversionInfo that holds a conversion's handle; returns its offset."""
+        info = registry().struct(_YCBCR_INFO)
+        data = binary.pack(f"<I{info.size - 4}x", info.s_type)
+        pointers = [] if following is None else [(_PNEXT, following)]
+        offset = self._heap.place(Piece(data, pointers), unique=True)
+        self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
+        return offset
+
+    def add_pipeline(self, entry: PipelineEntry) -> int:
+        """Append a pipeline to its kind's array; returns its index within the kind."""
+        following = next((target for slot, target in entry.piece.pointers if slot == _PNEXT), -1)
+        pointers = [] if following < 0 else [(_PNEXT, following)]
+        header = self._feedback_header.pack(self._feedback_type)
+        laid = _Laid(
+            entry,
+            feedback_info=self._heap.place(Piece(header, pointers), unique=True),
+            following=following,
+            flags_2=self._find_flags_2(following) if entry.has_flags_2 else -1,
+        )
+        self._laid[entry.kind].append(laid)
+        return len(self._laid[entry.kind]) - 1
+
+    def finish(self) -> CreateInfoImage:
+        """Lay everything out."""
+        laid = [each for kind in PipelineKind for each in self._laid[kind]]
+        counts = {kind: len(self._laid[kind]) for kind in PipelineKind}
+        strides = {kind: registry().struct(name).size for kind, name in _CREATE_INFOS.items()}
+        first: dict[PipelineKind, int] = {}
+        offsets: list[int] = []
+        at = number = 0
+        for kind in PipelineKind:
+            first[kind] = number
+            offsets += range(at, at + counts[kind] * strides[kind], strides[kind])
+            at += counts[kind] * strides[kind]
+            number += counts[kind]
+        feedback_offset = at
+        heap_offset = at + self._feedback_size * len(laid)
+        buffer = bytearray().join(
+            [
+                *(each.entry.piece.data for each in laid),
+                bytes(self._feedback_size * len(laid)),
+                self._heap.data,
+            ]
+        )
+        slots, targets = self._pointers(laid, offsets, feedback_offset, heap_offset)
+        objects = [(heap_offset + slot, index) for slot, index in self._object_slots]
+        for at, each in zip(offsets, laid, strict=True):
+            objects += [(_place(slot, at, heap_offset), slot.number) for slot in each.entry.objects]
+        objects.sort(key=lambda each: each[1])
+        module_slots, module_index, module_start = _grouped(laid, "modules", offsets, heap_offset, None)
+        library_slots, library_index, library_start = _grouped(laid, "libraries", offsets, heap_offset, first)
+        object_start, object_index = _direct_objects(laid)
+        is_library = np.zeros(len(laid), np.bool_)
+        is_library[library_index] = True
+        return CreateInfoImage(
+            buffer=np.frombuffer(buffer, np.uint8),
+            pointer_slots=slots,
+            pointer_targets=targets,
+            objects=tuple(evolve(each, offset=heap_offset + each.offset) for each in self._objects),
+            object_slots=_int64([slot for slot, _ in objects]),
+            object_slot_object=np.array([index for _, index in objects], np.int32),
+            modules=tuple(self._modules),
+            module_slots=module_slots,
+            module_slot_module=module_index,
+            module_slot_start=module_start,
+            library_slots=library_slots,
+            library_slot_pipeline=library_index,
+            library_slot_start=library_start,
+            object_start=object_start,
+            object_index=object_index,
+            keys=np.array([each.entry.key for each in laid], np.uint64),
+            kinds=np.repeat(
+                np.arange(len(PipelineKind), dtype=np.uint8), [counts[kind] for kind in PipelineKind]
+            ),
+            offsets=_int64(offsets),
+            strides=strides,
+            counts=counts,
+            feedback_offset=feedback_offset,
+            feedback_slots=_int64([at + _PNEXT for at in offsets]),
+            feedback_next=_int64(
+                [-1 if each.following < 0 else each.following + heap_offset for each in laid]
+            ),
+            flags2_slots=_int64([-1 if each.flags_2 < 0 else each.flags_2 + heap_offset for each in laid]),
+            is_library=is_library,
+        )
+
+    def _pointers(
+        self, laid: Sequence[_Laid], offsets: Sequence[int], feedback_offset: int, heap_offset: int
+    ) -> tuple[Offsets, Offsets]:
+        """Pointer slots and targets of the whole image."""
+        slots: list[int] = []
+        targets: list[int] = []
+        for number, (at, each) in enumerate(zip(offsets, laid, strict=True)):
+            slots += (at + _PNEXT, heap_offset + each.feedback_info + self._feedback_pointer)
+            targets += (heap_offset + each.feedback_info, feedback_offset + number * self._feedback_size)
+            for slot, target in each.entry.piece.pointers:
+                if slot != _PNEXT:
+                    slots.append(at + slot)
+                    targets.append(heap_offset + target)
+        heap_slots, heap_targets = _int64(list(self._heap.targets)), _int64(list(self._heap.targets.values()))
+        return (
+            np.concatenate([_int64(slots), heap_slots + heap_offset]),
+            np.concatenate([_int64(targets), heap_targets + heap_offset]),
+        )
+
+    def _find_flags_2(self, following: int) -> int:
+        """Offset in the heap of the 64-bit flags in a chain that has them."""
+        wanted = registry().struct(_FLAGS_2).s_type
+        targets = self._heap.targets
+        while following >= 0:
+            (s_type,) = binary.unpack_from("<I", self._heap.data, following)
+            if s_type == wanted:
+                return following + self._flags_2_offset
+            following = targets.get(following + _PNEXT, -1)
+        raise AssertionError("a chain that was said to hold 64-bit flags does not")
+
+
+def _offset(struct: str, member: str) -> int:
+    return next(each.offset for each in registry().struct(struct).members if each.name == member)
+
+
+def _int64(values: Sequence[int]) -> Offsets:
+    return np.array(values, np.int64)
+
+
+def _place(slot: Slot, at: int, heap_offset: int) -> int:
+    return slot.offset + (heap_offset if slot.in_heap else at)
+
+
+def _grouped(
+    laid: Sequence[_Laid],
+    what: str,
+    offsets: Sequence[int],
+    heap_offset: int,
+    first: dict[PipelineKind, int] | None,
+) -> tuple[Offsets, npt.NDArray[np.int32], Offsets]:
+    """Slots of one sort, grouped by pipeline: offsets, indices, starts."""
+    slots: list[int] = []
+    indices: list[int] = []
+    starts = [0]
+    for at, each in zip(offsets, laid, strict=True):
+        base = 0 if first is None else first[each.entry.kind]
+        for slot in getattr(each.entry, what):
+            slots.append(_place(slot, at, heap_offset))
+            indices.append(base + slot.number)
+        starts.append(len(slots))
+    return _int64(slots), np.array(indices, np.int32), _int64(starts)
+
+
+def _direct_objects(laid: Sequence[_Laid]) -> tuple[Offsets, npt.NDArray[np.int32]]:
+    starts, indices = [0], []
+    for each in laid:
+        indices += sorted({slot.number for slot in each.entry.objects})
+        starts.append(len(indices))
+    return _int64(starts), np.array(indices, np.int32)
+
+
+DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
+
+# Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
+# representations, fail on compile required, early return, derivatives, capture of binaries.
+_CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x80000000
+
+# How deep libraries may link libraries; captures stay below four, and the builder follows them by recursion.
+_LIBRARY_DEPTH: Final = 32
+
+_OBJECT_TAGS: Final = {
+    "VkSampler": RecordTag.SAMPLER,
+    "VkDescriptorSetLayout": RecordTag.DESCRIPTOR_SET_LAYOUT,
+    "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
+    "VkRenderPass": RecordTag.RENDER_PASS,
+}
+_OBJECT_KINDS: Final = {
+    "VkSamplerCreateInfo": ObjectKind.SAMPLER,
+    "VkDescriptorSetLayoutCreateInfo": ObjectKind.DESCRIPTOR_SET_LAYOUT,
+    "VkPipelineLayoutCreateInfo": ObjectKind.PIPELINE_LAYOUT,
+    "VkRenderPassCreateInfo": ObjectKind.RENDER_PASS,
+    "VkRenderPassCreateInfo2": ObjectKind.RENDER_PASS_2,
+}
+_YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
+_LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
+_FLAGS_2_image_builder: Final = "VkPipelineCreateFlags2CreateInfo"
+
+
+@frozen
+class Problem:
+    """A pipeline that is not in the image.
+
+    Attributes:
+        job: Which.
+        unsupported: True where the device lacks something, False where the set's own data is unusable.
+        reason: The missing thing, or what is wrong with the data.
+    """
+
+    job: PipelineJob
+    unsupported: bool
+    reason: str
+
+
+@frozen(eq=False)
+class BuiltImage:
+    """An image with what was left out of it.
+
+    Attributes:
+        image: The create infos.
+        problems: What is not in it, in the order met.
+        needs: What the device has of what the pipelines asked for need, those of the problems included.
+    """
+
+    image: CreateInfoImage
+    problems: tuple[Problem, ...]
+    needs: Needs
+
+
+class _UnusableError(Exception):
+    """Internal: why the pipeline at hand cannot go into the image."""
+
+    def __init__(self, reason: str, *, unsupported: bool) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.unsupported = unsupported
+
+
+@define(eq=False)
+class _ModuleCode:
+    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe."""
+
+    source: PipelineSet
+    limit: int
+    _kept: OrderedDict[int, bytes] = field(factory=OrderedDict)
+    _size: int = 0
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def load(self, key: int) -> bytes:
+        with self._lock:
+            code = self._kept.get(key)
+            if code is not None:
+                self._kept.move_to_end(key)
+                return code
+        code = self.source.module(key).code
+        self.keep(key, code)
+        return code
+
+    def keep(self, key: int, code: bytes) -> None:
+        with self._lock:
+            if key in self._kept:
+                return
+            self._kept[key] = code
+            self._size += len(code)
+            while self._size > self.limit and len(self._kept) > 1:
+                _, dropped = self._kept.popitem(last=False)
+                self._size -= len(dropped)
+
+
+def build_image(
+    source: PipelineSet,
+    jobs: Iterable[PipelineJob],
+    capabilities: DeviceCapabilities,
+    *,
+    module_bytes: int = DEFAULT_MODULE_BYTES,
+) -> BuiltImage:
+    """Decode pipelines of a set into one image for a device.
+
+    Args:
+        source: The set; it must stay open as long as the image's modules are loaded.
+        jobs: Which pipelines. Libraries that they link are added even if not named.
+        capabilities: What the device offers.
+        module_bytes: How much decoded SPIR-V to keep in memory.
+
+    Returns:
+        The image and the pipelines that are not in it.
+    """
+    builder = _ImageBuilder(source, capabilities, module_bytes)
+    for job in jobs:
+        builder.add(job)
+    return builder.finish()
+
+
+class _ImageBuilder:
+    def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
+        self._source = source
+        self._checker = RequirementChecker(capabilities)
+        self._code = _ModuleCode(source, module_bytes)
+        self._heap = Heap()
+        self._states = SharedStates()
+        self._layout = ImageLayout(self._heap)
+        self._objects: dict[tuple[str, int], int | _UnusableError] = {}
+        self._modules: dict[int, tuple[int, SpirvModule] | _UnusableError] = {}
+        self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
+        self._render_passes: dict[int, Any] = {}
+        self._descriptors: dict[int, DescriptorCounts] = {}
+        self._problems: list[Problem] = []
+        self._depth = 0
+
+    def add(self, job: PipelineJob) -> None:
+        """Put a pipeline into the image or among the problems; once."""
+        if job in self._pipelines:
+            return
+        self._pipelines[job] = None  # being decoded: meeting it again below is a cycle
+        try:
+            self._pipelines[job] = self._decode(job)
+        except _UnusableError as error:
+            self._heap.take_handles()
+            self._pipelines[job] = error
+            self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
+
+    def finish(self) -> BuiltImage:
+        return BuiltImage(self._layout.finish(), tuple(self._problems), self._checker.needs)
+
+    def _decode(self, job: PipelineJob) -> int:
+        value = self._document(job.tag, job.key)
+        flags_2 = _normalize(value)
+        stages = [value.stage] if job.kind is PipelineKind.COMPUTE else value.pStages or []
+        for stage in stages:
+            self._require(self._checker.stage(stage, self._module(stage.module)[1]))
+        self._require(self._checker.structure(value))
+        if job.kind is PipelineKind.GRAPHICS and value.renderPass:
+            self._object("VkRenderPass", value.renderPass)
+            self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
+        libraries = {key: self._library(job.kind, key) for key in _library_keys(value)}
+        piece = self._pack(value)
+        placed = [(False, each) for each in piece.handles]
+        placed += [(True, each) for each in self._heap.take_handles()]
+        entry = PipelineEntry(kind=job.kind, key=job.key, piece=piece, has_flags_2=flags_2)
+        for in_heap, each in placed:
+            if each.type == "VkShaderModule":
+                entry.modules.append(Slot(in_heap, each.offset, self._module(each.key)[0]))
+            elif each.type == "VkPipeline":
+                entry.libraries.append(Slot(in_heap, each.offset, libraries[each.key]))
+            else:
+                entry.objects.append(Slot(in_heap, each.offset, self._object(each.type, each.key)))
+        return self._layout.add_pipeline(entry)
+
+    def _document(self, tag: RecordTag, key: int) -> Any:
+        try:
+            return decode_document(tag, key, self._source.records.payload(tag, key), self._states)
+        except UnknownStructureError as error:
+            raise _UnusableError(error.reason, unsupported=True) from None
+        except RecordError as error:
+            raise _UnusableError(str(error), unsupported=False) from None
+        except KeyError:
+            raise _UnusableError(
+                f"refers to {tag.name.lower()} {key:016x}, which is not in the set", unsupported=False
+            ) from None
+
+    def _require(self, missing: str | None) -> None:
+        if missing is not None:
+            raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
+
+    def _pack(self, value: Any) -> Piece:
+        try:
+            return packer(type(value).__name__).pack(value, self._heap)
+        except PackError as error:
+            raise _UnusableError(str(error), unsupported=False) from None
+
+    def _library(self, kind: PipelineKind, key: int) -> int:
+        job = PipelineJob(key=key, kind=kind)
+        if self._depth == _LIBRARY_DEPTH and job not in self._pipelines:
+            raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep", unsupported=False)
+        self._depth += 1
+        try:
+            self.add(job)
+        finally:
+            self._depth -= 1
+        known = self._pipelines[job]
+        if known is None:
+            raise _UnusableError(f"links library {key:016x}, which links it back", unsupported=False)
+        if isinstance(known, _UnusableError):
+            raise _UnusableError(f"library {key:016x}: {known.reason}", unsupported=known.unsupported)
+        return known
+
+    def _module(self, key: int) -> tuple[int, SpirvModule]:
+        known = self._modules.get(key)
+        if known is None:
+            try:
+                known = self._load_module(key)
+            except _UnusableError as error:
+                known = error
+            self._modules[key] = known
+        if isinstance(known, _UnusableError):
+            raise known
+        return known
+
+    def _load_module(self, key: int) -> tuple[int, SpirvModule]:
+        if not key:
+            raise _UnusableError(
+                "a stage has no shader module: only its identifier was recorded", unsupported=False
+            )
+        try:
+            module: ShaderModule = self._source.module(key)
+            spirv = walk_spirv(module.code)
+        except RecordError as error:
+            raise _UnusableError(str(error), unsupported=False) from None
+        except SpirvError as error:
+            raise _UnusableError(f"module {key:016x}: {error}", unsupported=False) from None
+        except KeyError:
+            raise _UnusableError(
+                f"refers to shader module {key:016x}, which is not in the set", unsupported=False
+            ) from None
+        self._require(self._checker.module(spirv))
+        self._code.keep(key, module.code)
+        code = self._code
+        index = self._layout.add_module(
+            ImageModule(key=key, code_size=len(module.code), flags=module.flags, load=lambda: code.load(key))
+        )
+        return index, spirv
+
+    def _object(self, handle_type: str, key: int) -> int:
+        known = self._objects.get((handle_type, key))
+        if known is None:
+            outer = self._heap.take_handles()
+            try:
+                known = self._load_object(handle_type, key)
+            except _UnusableError as error:
+                known = error
+            self._heap.handles = outer
+            self._objects[handle_type, key] = known
+        if isinstance(known, _UnusableError):
+            raise known
+        return known
+
+    def _load_object(self, handle_type: str, key: int) -> int:
+        value = self._document(_OBJECT_TAGS[handle_type], key)
+        structure = type(value).__name__
+        self._require(self._checker.structure(value))
+        if handle_type == "VkRenderPass":
+            self._render_passes[key] = value
+        elif handle_type == "VkDescriptorSetLayout":
+            self._descriptors[key] = count_descriptors(value)
+        elif handle_type == "VkPipelineLayout":
+            self._count_sets(value)
+        conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
+        return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
+
+    def _count_sets(self, layout: Any) -> None:
+        """Compare the descriptors of a pipeline layout's sets with the device's limits, once for all its pipelines."""
+        keys = [each for each in layout.pSetLayouts or () if each]
+        for each in keys:
+            self._object("VkDescriptorSetLayout", each)
+        self._require(self._checker.pipeline_layout([self._descriptors[each] for each in keys]))
+
+    def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
+        """The conversion that the archive wrote into the sampler's chain, as an object of its own."""
+        recorded = [each for each in sampler.pNext or () if type(each).__name__ == _YCBCR_CREATE_INFO]
+        if not recorded:
+            return None
+        sampler.pNext = [each for each in sampler.pNext if each is not recorded[0]]
+        return self._place_object(
+            ObjectKind.SAMPLER_YCBCR_CONVERSION, key, self._pack(recorded[0]), conversion=None
+        )
+
+    def _place_object(self, kind: ObjectKind, key: int, piece: Piece, conversion: int | None) -> int:
+        slots = self._heap.take_handles()
+        resolved = [(slot, self._object(slot.type, slot.key)) for slot in (*slots, *piece.handles)]
+        if conversion is not None:
+            piece = Piece(bytearray(piece.data), piece.pointers, piece.handles)
+            link = self._layout.ycbcr_link(conversion, following=_pointer_at(piece, 8))
+            piece.pointers = [each for each in piece.pointers if each[0] != 8] + [(8, link)]
+        dependencies = {index for _, index in resolved} | ({conversion} if conversion is not None else set())
+        own = len(slots)
+        offset = self._heap.place(Piece(piece.data, piece.pointers), unique=True)
+        for number, (slot, index) in enumerate(resolved):
+            self._layout.add_object_slot(slot.offset if number < own else offset + slot.offset, index)
+        return self._layout.add_object(
+            ImageObject(kind=kind, key=key, offset=offset, dependencies=tuple(sorted(dependencies)))
+        )
+
+
+def _pointer_at(piece: Piece, offset: int) -> int | None:
+    return next((target for slot, target in piece.pointers if slot == offset), None)
+
+
+def _normalize(value: Any) -> bool:
+    """Clear what belongs to the capture and not to the pipeline; says whether it has 64-bit flags."""
+    value.flags &= ~_CREATION_ONLY_FLAGS
+    value.basePipelineHandle = 0
+    value.basePipelineIndex = -1
+    has_flags_2 = False
+    for each in value.pNext or ():
+        if type(each).__name__ == _FLAGS_2_image_builder:
+            each.flags &= ~_CREATION_ONLY_FLAGS
+            has_flags_2 = True
+    return has_flags_2
+
+
+def _library_keys(value: Any) -> list[int]:
+    """Hashes of the libraries that a pipeline links, in order."""
+    info = getattr(value, "pLibraryInfo", None)
+    if info is not None:
+        return [int(key) for key in info.pLibraries or ()]
+    return [
+        int(key)
+        for each in value.pNext or ()
+        if type(each).__name__ == _LIBRARY_INFO
+        for key in each.pLibraries or ()
+    ]

@@ -1,0 +1,426 @@
+"""Typed decoding of a set's JSON documents, driven by the registry.
+
+Typed decoding of the JSON documents in a set's records. The types are made from the registry: one msgspec
+type a Vulkan structure, so that decoding is also the validation of untrusted input (types, ranges, unknown
+members, unknown pNext structures) and costs one pass in C.
+
+Guarantees: a decoded document holds only members that the registry knows, each in its C range; nothing is
+guessed: an unknown member or an unknown structure in a pNext chain refuses the document by name.
+
+The archive's names differ from Vulkan's in a few ways, all stated in the tables below: - a pointer member
+`pFooBars` is written `fooBars`; some have a name of their own (_JSON_NAMES) - VkRect2D is written flat; a
+list of lists stands for VkMutableDescriptorTypeListEXT; a component mapping of a ycbcr conversion and a
+border colour are plain arrays - a handle is the 16-digit hexadecimal hash of the record that it refers to -
+pNext is an array of structures tagged by sType; those entries have no pNext of their own Attribute names of
+the decoded values are the registry's member names.
+
+Graphics pipelines of a set share most of their state, so each state structure is decoded once for each
+spelling of it (SharedStates) and the pipelines refer to one value; whoever packs or checks it can remember
+what came of it.
+
+Absent scalars are zero and absent pointers are null, as zero-initialised C structures are: the archive
+leaves out what the driver must ignore.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import threading
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from orchestrator.errors import RecordError
+from orchestrator.registry import registry, structs_by_type
+from orchestrator.registry.tables import Member, Struct
+from orchestrator.sets.records import RecordTag
+
+SUPPORTED_VERSIONS = (5, 6)
+
+#: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
+SHARED_STATES: Final = frozenset(
+    {
+        "pVertexInputState",
+        "pInputAssemblyState",
+        "pTessellationState",
+        "pViewportState",
+        "pRasterizationState",
+        "pMultisampleState",
+        "pDepthStencilState",
+        "pColorBlendState",
+        "pDynamicState",
+    }
+)
+
+#: Table and structure of each tag whose records hold one Vulkan structure. A render pass may be of either form.
+TABLES: dict[RecordTag, tuple[tuple[str, str], ...]] = {
+    RecordTag.SAMPLER: (("samplers", "VkSamplerCreateInfo"),),
+    RecordTag.DESCRIPTOR_SET_LAYOUT: (("setLayouts", "VkDescriptorSetLayoutCreateInfo"),),
+    RecordTag.PIPELINE_LAYOUT: (("pipelineLayouts", "VkPipelineLayoutCreateInfo"),),
+    RecordTag.RENDER_PASS: (
+        ("renderPasses", "VkRenderPassCreateInfo"),
+        ("renderPasses2", "VkRenderPassCreateInfo2"),
+    ),
+    RecordTag.GRAPHICS_PIPELINE: (("graphicsPipelines", "VkGraphicsPipelineCreateInfo"),),
+    RecordTag.COMPUTE_PIPELINE: (("computePipelines", "VkComputePipelineCreateInfo"),),
+    RecordTag.RAY_TRACING_PIPELINE: (("raytracingPipelines", "VkRayTracingPipelineCreateInfoKHR"),),
+}
+
+_JSON_NAMES = {
+    ("VkPipelineVertexInputStateCreateInfo", "pVertexBindingDescriptions"): "bindings",
+    ("VkPipelineVertexInputStateCreateInfo", "pVertexAttributeDescriptions"): "attributes",
+    ("VkPipelineDynamicStateCreateInfo", "pDynamicStates"): "dynamicState",
+}
+
+# A set cannot hold what these point to or name: outputs of the driver, binaries, identifiers that would stand
+# in for SPIR-V, device addresses, debugging. A document with one of them is refused like one with an unknown
+# structure.
+_NOT_IN_SETS = frozenset(
+    {
+        "VkComputePipelineIndirectBufferInfoNV",
+        "VkDebugUtilsObjectNameInfoEXT",
+        "VkOpaqueCaptureDescriptorDataCreateInfoEXT",
+        "VkValidationFeaturesEXT",
+        "VkPipelineBinaryInfoKHR",
+        "VkPipelineCreationFeedbackCreateInfo",
+        "VkRenderPassCreationFeedbackCreateInfoEXT",
+        "VkRenderPassSubpassFeedbackCreateInfoEXT",
+        "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
+        "VkShaderModuleCreateInfo",
+        "VkShaderModuleValidationCacheCreateInfoEXT",
+        "VkSamplerYcbcrConversionInfo",
+        "VkGraphicsPipelineShaderGroupsCreateInfoNV",
+    }
+)
+
+# The archive records the conversion itself in the sampler's chain, where Vulkan has its handle. Sample locations
+# stand in render passes that recorders wrote; drivers pass over them there.
+_ALSO_IN_CHAIN = {
+    "VkSamplerCreateInfo": ("VkSamplerYcbcrConversionCreateInfo",),
+    "VkRenderPassCreateInfo": ("VkSampleLocationsInfoEXT",),
+    "VkRenderPassCreateInfo2": ("VkSampleLocationsInfoEXT",),
+}
+
+# Structures written as one flat object, and members written as a plain array of 32-bit words.
+FLAT_STRUCTS = frozenset({"VkRect2D"})
+WORD_ARRAYS = {
+    ("VkSamplerYcbcrConversionCreateInfo", "components"): 4,
+    ("VkSamplerCustomBorderColorCreateInfoEXT", "customBorderColor"): 4,
+}
+#: Structures written as the bare array of their only pointer member.
+BARE_ARRAYS = {"VkMutableDescriptorTypeListEXT": "pDescriptorTypes"}
+
+_RANGES = {
+    "B": Meta(ge=0, le=0xFF),
+    "b": Meta(ge=-0x80, le=0x7F),
+    "H": Meta(ge=0, le=0xFFFF),
+    "h": Meta(ge=-0x8000, le=0x7FFF),
+    "I": Meta(ge=0, le=0xFFFFFFFF),
+    "i": Meta(ge=-0x80000000, le=0xFFFFFFFF),
+    "Q": Meta(ge=0),
+    "q": Meta(),
+}
+_HANDLE = re.compile(r"[0-9a-f]{16}", re.ASCII)
+
+
+class Handle(int):
+    """The hash of the record that a handle member refers to; 0 is VK_NULL_HANDLE."""
+
+
+class UnknownStructureError(RecordError):
+    """A pNext chain holds a structure that the registry, or a set, does not have."""
+
+
+def _decode_handle(expected: type, value: Any) -> Any:
+    """Decode hook of msgspec for the one type that it does not know."""
+    if expected is Handle and isinstance(value, str) and _HANDLE.fullmatch(value):
+        return Handle(int(value, 16))
+    raise ValueError(f"Expected 16 lower-case hexadecimal digits, got {value!r}"[:120])
+
+
+def json_name(struct: str, member: Member) -> str:
+    """Name of a member in the archive's JSON."""
+    special = _JSON_NAMES.get((struct, member.name))
+    if special is not None:
+        return special
+    name = member.name
+    if member.pointer and len(name) > 1 and name[0] == "p" and name[1].isupper():
+        return name[1].lower() + name[2:]
+    return name
+
+
+def flat_members(struct: Struct) -> tuple[Member, ...]:
+    """Members of a flat structure: the leaves, with offsets in the whole."""
+    leaves: list[Member] = []
+    for member in struct.members:
+        if member.category != "struct":
+            leaves.append(member)
+            continue
+        leaves += [
+            msgspec.structs.replace(leaf, offset=leaf.offset + member.offset)
+            for leaf in flat_members(registry().struct(member.type))
+        ]
+    return tuple(leaves)
+
+
+def count_members(struct: Struct) -> frozenset[str]:
+    """Members that count the elements of an array beside them."""
+    names = {member.name for member in struct.members}
+    return frozenset(member.length for member in struct.members if member.pointer and member.length in names)
+
+
+def _scalar_type(member: Member) -> Any:
+    if member.category == "handle":
+        return Handle
+    if member.category == "float":
+        return float
+    if member.category == "bool":
+        return Annotated[int, _RANGES["I"]] | bool
+    return Annotated[int, _RANGES[member.format]]
+
+
+def _pointer_type(member: Member) -> tuple[Any, Any]:
+    if member.length == "null-terminated":
+        return str | None, None
+    if member.category == "void":
+        return (bytes | None if member.length else None), None
+    if member.type in BARE_ARRAYS:
+        inner = next(
+            each for each in registry().struct(member.type).members if each.name == BARE_ARRAYS[member.type]
+        )
+        return list[list[_scalar_type(inner)]] | None, None  # type: ignore[misc]
+    element = struct_type(member.type) if member.category in ("struct", "union") else _scalar_type(member)
+    return (list[element] if member.length else element) | None, None  # type: ignore[valid-type]
+
+
+def _member_type(struct: Struct, member: Member, counts: frozenset[str]) -> tuple[Any, Any]:
+    """The Python type and default of a member."""
+    words = WORD_ARRAYS.get((struct.name, member.name))
+    if words is not None:
+        return _array_type(Annotated[int, _RANGES["I"]], words)
+    if member.name in counts:
+        return _scalar_type(member) | None, None
+    if member.pointer:
+        return _pointer_type(member)
+    if member.category in ("struct", "union"):
+        nested = struct_type(member.type)
+        if member.array:
+            return _array_type(nested, member.array)
+        return nested, msgspec.field(default_factory=nested)
+    if member.array:
+        return _array_type(_scalar_type(member), member.array)
+    if member.category == "handle":
+        return Handle, Handle(0)
+    return _scalar_type(member), 0.0 if member.category == "float" else 0
+
+
+def _array_type(element: Any, size: int) -> tuple[Any, Any]:
+    """A fixed-size array: all of it, or left out."""
+    return Annotated[list[element], Meta(min_length=size, max_length=size)] | None, None
+
+
+def chain_members(parent: str) -> tuple[Struct, ...]:
+    """Structures that may stand in a structure's pNext chain in a set."""
+    names = [
+        each.name
+        for each in structs_by_type().values()
+        if parent in each.extends and each.name not in _NOT_IN_SETS
+    ]
+    names += _ALSO_IN_CHAIN.get(parent, ())
+    return tuple(registry().structs[name] for name in names)
+
+
+class SharedStates:
+    """State structures of graphics pipelines, by their JSON. One thread; lives as long as what was decoded with it."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, bytes], Any] = {}
+
+    def resolve(self, pipeline: Any) -> None:
+        """Replace the undecoded states of a pipeline by decoded values, which it may share with others."""
+        for member, written in _shared_members():
+            text = bytes(getattr(pipeline, member))
+            if text in _ABSENT:
+                setattr(pipeline, member, None)
+                continue
+            value = self._values.get((member, text))
+            if value is None:
+                try:
+                    with _making:
+                        decoder = _state_decoder(member)
+                    value = decoder.decode(text)
+                except msgspec.DecodeError as error:
+                    raise ValueError(f"{error} in {written!r}") from error
+                self._values[member, text] = value
+            setattr(pipeline, member, value)
+
+
+_ABSENT: Final = (b"", b"null")
+_GRAPHICS: Final = "VkGraphicsPipelineCreateInfo"
+
+
+@functools.cache
+def _shared_members() -> tuple[tuple[str, str], ...]:
+    """State members of a graphics pipeline, with their names in JSON."""
+    struct = registry().struct(_GRAPHICS)
+    return tuple(
+        (member.name, json_name(struct.name, member))
+        for member in struct.members
+        if member.name in SHARED_STATES
+    )
+
+
+@functools.cache
+def _state_decoder(member: str) -> msgspec.json.Decoder[Any]:
+    struct = next(each for each in registry().struct(_GRAPHICS).members if each.name == member)
+    return msgspec.json.Decoder(struct_type(struct.type), dec_hook=_decode_handle)
+
+
+@functools.cache
+def struct_type(name: str, *, chained: bool = False, raw_states: bool = False) -> type[msgspec.Struct]:
+    """The msgspec type of a structure.
+
+    Args:
+        name: Name of the structure, or an alias.
+        chained: Its form as an entry of a pNext array: tagged by sType, without a pNext of its own.
+        raw_states: Leave the members in `SHARED_STATES` undecoded, for `SharedStates.resolve`.
+    """
+    struct = registry().struct(name)
+    counts = count_members(struct)
+    fields: list[tuple[str, Any, Any]] = []
+    names: dict[str, str] = {}
+    members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
+    for member in members:
+        if member.name == "sType":
+            if not chained:
+                fields.append(("sType", int, 0))
+            continue
+        if member.name == "pNext":
+            if not chained and member.pointer:
+                fields.append(("pNext", _chain_type(struct.name), None))
+            continue
+        annotation: Any
+        default: Any
+        if raw_states and member.name in SHARED_STATES:
+            annotation, default = msgspec.Raw, msgspec.field(default_factory=msgspec.Raw)
+        elif struct.union and member.category not in ("struct", "union"):
+            annotation, default = _scalar_type(member) | None, None
+        elif struct.union:
+            annotation, default = struct_type(member.type) | None, None
+        else:
+            annotation, default = _member_type(struct, member, counts)
+        fields.append((member.name, annotation, default))
+        names[member.name] = json_name(struct.name, member)
+    return msgspec.defstruct(
+        struct.name,
+        fields,
+        rename=names,
+        kw_only=True,
+        forbid_unknown_fields=True,
+        gc=False,
+        module=__name__,
+        tag_field="sType" if chained else None,
+        tag=struct.s_type if chained else None,
+    )
+
+
+def _chain_type(parent: str) -> Any:
+    entries = chain_members(parent)
+    if not entries:
+        return Annotated[list[Any], Meta(max_length=0)] | None
+    types: list[Any] = [struct_type(each.name, chained=True) for each in entries]
+    return list[functools.reduce(operator.or_, types)] | None  # type: ignore[misc]
+
+
+# msgspec may crash when two threads make a type's decoder at a time, so types and decoders are made under a lock.
+_making: Final = threading.RLock()
+
+
+@functools.cache
+def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
+    fields: list[Any] = [("version", int)]
+    for table, struct in TABLES[tag]:
+        entry: Any = struct_type(struct, raw_states=struct == _GRAPHICS)
+        fields.append((table, dict[str, entry], msgspec.field(default_factory=dict)))
+    document = msgspec.defstruct(f"{tag.name.lower()}_document", fields, gc=False)
+    return msgspec.json.Decoder(document, dec_hook=_decode_handle)
+
+
+def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
+    """Decode the structure that a record holds.
+
+    Args:
+        tag: Tag of the record; one of `TABLES`.
+        key: Its hash, which names the entry in the document's table.
+        payload: Its decompressed payload: JSON, up to the first NUL byte.
+        states: Where graphics pipelines share their state, or None to share nothing.
+
+    Returns:
+        A msgspec value whose class has the structure's name and whose attributes are its members.
+
+    Raises:
+        UnknownStructureError: A pNext chain holds a structure that is not in the registry or not in sets.
+        RecordError: It is not such a document, or a member is unknown or out of its range.
+    """
+    text = payload.split(b"\0", 1)[0]
+    try:
+        with _making:
+            decoder = _decoder(tag)
+        document = decoder.decode(text)
+        if tag is RecordTag.GRAPHICS_PIPELINE:
+            for each in document.graphicsPipelines.values():
+                (states or SharedStates()).resolve(each)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise _explain(tag, key, text, error) from None
+    if document.version not in SUPPORTED_VERSIONS:
+        raise RecordError(tag, key, f"document version {document.version} is not one of {SUPPORTED_VERSIONS}")
+    for table, _ in TABLES[tag]:
+        found = getattr(document, table).get(f"{key:016x}")
+        if found is not None:
+            return found
+    raise RecordError(tag, key, f"its document has no entry {key:016x} in {TABLES[tag][0][0]!r}")
+
+
+def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordError:
+    """The reason why a document was refused: an unknown structure by its sType, or what msgspec says."""
+    reason = str(error) or type(error).__name__
+    if "sType" in reason or "Invalid value" in reason:
+        for s_type in sorted(_chained_types(text)):
+            known = structs_by_type().get(s_type)
+            if known is None:
+                return UnknownStructureError(
+                    tag,
+                    key,
+                    f"a pNext chain holds sType {s_type}, which registry {registry().version} does not know",
+                )
+            if known.name in _NOT_IN_SETS:
+                return UnknownStructureError(
+                    tag, key, f"a pNext chain holds {known.name}, which refers to what a set cannot hold"
+                )
+    return RecordError(tag, key, f"not a valid document: {reason}")
+
+
+def _chained_types(text: bytes) -> set[int]:
+    """Every sType in the pNext arrays of a document that could not be decoded."""
+    found: set[int] = set()
+    try:
+        pending: list[Any] = [msgspec.json.decode(text)]
+    except (msgspec.DecodeError, RecursionError):
+        return found
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            chain = value.get("pNext")
+            if isinstance(chain, list):
+                found.update(
+                    each["sType"]
+                    for each in chain
+                    if isinstance(each, dict) and isinstance(each.get("sType"), int)
+                )
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+    return found

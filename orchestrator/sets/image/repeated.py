@@ -1,0 +1,191 @@
+"""`repeat_pipelines`: the same pipelines, several times.
+
+An image whose pipelines stand in it in another order and more than once: what a benchmark needs to give
+workers duplicates, and to make a run over a small set long enough to be measured.
+
+Layout of the new buffer: create infos contiguous by kind · feedback · feedback chain links · the old
+buffer, whole. What create infos point to is shared by all copies of a pipeline; the create info, its
+feedback and the link that chains it are a copy's own, because the driver writes there.
+
+Guarantees: the given image is not changed. Every copy is a pipeline of its own to whoever creates it: with
+the same key, the same modules, the same libraries.
+"""
+
+from __future__ import annotations
+
+import struct as binary
+
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve
+
+from orchestrator.devices.image import CreateInfoImage, Offsets, PipelineKind
+from orchestrator.registry import registry
+
+_FEEDBACK_SIZE = 16  # VkPipelineCreationFeedback
+_PNEXT = 8
+_ALIGNMENT = 16
+
+
+def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.int32]) -> CreateInfoImage:
+    """Make an image of an image's pipelines in an order of one's own.
+
+    Args:
+        image: The image.
+        order: Which pipeline stands at each place, shape (m,): indices of the image, each as often as wanted, the
+            kinds in the order of `PipelineKind`. A library stands in it once, before what links it.
+
+    Raises:
+        ValueError: The order is not as described.
+    """
+    return _repeat(image, order.astype(np.int64))
+
+
+def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoImage:
+    _check(image, order)
+    count = len(order)
+    kinds = image.kinds[order]
+    strides = np.array([image.strides[kind] for kind in PipelineKind], np.int64)[kinds]
+    offsets = np.concatenate(([0], np.cumsum(strides))).astype(np.int64)
+    feedback_offset, offsets = int(offsets[-1]), offsets[:-1]
+    info = registry().struct("VkPipelineCreationFeedbackCreateInfo")
+    pointer = next(each.offset for each in info.members if each.name == "pPipelineCreationFeedback")
+    links = feedback_offset + _FEEDBACK_SIZE * count + np.arange(count, dtype=np.int64) * info.size
+    end = feedback_offset + (_FEEDBACK_SIZE + info.size) * count
+    base = -(-end // _ALIGNMENT) * _ALIGNMENT
+
+    buffer = np.zeros(base + len(image.buffer), np.uint8)
+    buffer[base:] = image.buffer
+    for number, kind in enumerate(PipelineKind):
+        of_kind = np.flatnonzero(kinds == number)
+        if of_kind.size:
+            stride, first = image.strides[kind], int(offsets[of_kind[0]])
+            old = int(image.offsets[image.first_of(kind)])
+            infos = image.buffer[old : old + image.counts[kind] * stride].reshape(-1, stride)
+            place = buffer[first : first + of_kind.size * stride].reshape(-1, stride)
+            place[:] = infos[order[of_kind] - image.first_of(kind)]
+    header = np.frombuffer(binary.pack(f"<I{info.size - 4}x", info.s_type), np.uint8)
+    buffer[links[0] : links[0] + count * info.size].reshape(-1, info.size)[:] = header
+
+    moved = _Moved(image, order, offsets, base)
+    following = np.where(image.feedback_next[order] < 0, -1, image.feedback_next[order] + base)
+    chained = following >= 0
+    pointer_slots, pointer_targets = moved.slots(image.pointer_slots, image.pointer_targets, skip=_PNEXT)
+    object_slots, object_numbers = moved.slots(image.object_slots, image.object_slot_object)
+    by_object = np.argsort(object_numbers, kind="stable")
+    module_slots, modules, module_start = moved.grouped(
+        image.module_slots, image.module_slot_module, image.module_slot_start
+    )
+    library_slots, libraries, library_start = moved.grouped(
+        image.library_slots, image.library_slot_pipeline, image.library_slot_start
+    )
+    places = np.zeros(len(image), np.int64)
+    places[order[::-1]] = np.arange(count)[::-1]  # a library stands there once
+    object_places, object_start = _expanded(image.object_start, order)
+    return CreateInfoImage(
+        buffer=buffer,
+        pointer_slots=np.concatenate(
+            [pointer_slots, offsets + _PNEXT, links + pointer, links[chained] + _PNEXT]
+        ),
+        pointer_targets=np.concatenate(
+            [
+                pointer_targets + base,
+                links,
+                feedback_offset + _FEEDBACK_SIZE * np.arange(count, dtype=np.int64),
+                following[chained],
+            ]
+        ),
+        objects=tuple(evolve(each, offset=each.offset + base) for each in image.objects),
+        object_slots=object_slots[by_object],
+        object_slot_object=object_numbers[by_object].astype(np.int32),
+        modules=image.modules,
+        module_slots=module_slots,
+        module_slot_module=modules.astype(np.int32),
+        module_slot_start=module_start,
+        library_slots=library_slots,
+        library_slot_pipeline=places[libraries].astype(np.int32),
+        library_slot_start=library_start,
+        object_start=object_start,
+        object_index=image.object_index[object_places],
+        keys=image.keys[order],
+        kinds=kinds,
+        offsets=offsets,
+        strides=image.strides,
+        counts={kind: int((kinds == number).sum()) for number, kind in enumerate(PipelineKind)},
+        feedback_offset=feedback_offset,
+        feedback_slots=offsets + _PNEXT,
+        feedback_next=following,
+        flags2_slots=np.where(image.flags2_slots[order] < 0, -1, image.flags2_slots[order] + base),
+        is_library=image.is_library[order],
+    )
+
+
+def _check(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> None:
+    if not order.size or order.min() < 0 or order.max() >= len(image):
+        raise ValueError("an order names at least one pipeline, and only those of the image")
+    if np.any(np.diff(image.kinds[order].astype(np.int64)) < 0):
+        raise ValueError("the kinds of an order are not in the order of PipelineKind")
+    times = np.bincount(order, minlength=len(image))
+    if np.any(times[image.is_library] > 1):
+        raise ValueError("a library stands in an order more than once")
+    first = np.full(len(image), len(order), np.int64)
+    np.minimum.at(first, order, np.arange(len(order)))
+    linker = np.repeat(np.arange(len(image)), np.diff(image.library_slot_start))
+    if np.any((times[linker] > 0) & (first[image.library_slot_pipeline] >= first[linker])):
+        raise ValueError("a pipeline stands in an order before a library that it links, or without it")
+
+
+class _Moved:
+    """Where the fields of the old create infos and of the rest of the old buffer are in the new one."""
+
+    def __init__(
+        self, image: CreateInfoImage, order: npt.NDArray[np.int64], offsets: Offsets, base: int
+    ) -> None:
+        self._image = image
+        self._order = order
+        self._by = offsets - image.offsets[order]
+        self._base = base
+
+    def slots(
+        self, slots: Offsets, values: npt.NDArray[np.integer], *, skip: int = -1
+    ) -> tuple[Offsets, Offsets]:
+        """Slots with their values: those in create infos once for each copy, the others once.
+
+        Args:
+            slots: Offsets of fields in the old buffer.
+            values: What stands in each.
+            skip: Offset in a create info of a field to leave out.
+        """
+        image, slots, values = self._image, slots.astype(np.int64), values.astype(np.int64)
+        inside = slots < image.feedback_offset
+        owner = np.searchsorted(image.offsets, slots[inside], side="right") - 1
+        keep = slots[inside] - image.offsets[owner] != skip
+        chosen = np.flatnonzero(inside)[keep]
+        chosen = chosen[np.argsort(owner[keep], kind="stable")]
+        start = np.concatenate(([0], np.cumsum(np.bincount(owner[keep], minlength=len(image))))).astype(
+            np.int64
+        )
+        places, copy_start = _expanded(start, self._order)
+        by = np.repeat(self._by, np.diff(copy_start))
+        return (
+            np.concatenate([slots[chosen][places] + by, slots[~inside] + self._base]),
+            np.concatenate([values[chosen][places], values[~inside]]),
+        )
+
+    def grouped(
+        self, slots: Offsets, values: npt.NDArray[np.integer], start: Offsets
+    ) -> tuple[Offsets, Offsets, Offsets]:
+        """Slots that are grouped by pipeline: new slots, their values, where each pipeline's begin."""
+        places, new_start = _expanded(start, self._order)
+        old = slots[places].astype(np.int64)
+        by = np.repeat(self._by, np.diff(new_start))
+        moved = np.where(old < self._image.feedback_offset, old + by, old + self._base)
+        return moved, values[places].astype(np.int64), new_start
+
+
+def _expanded(start: Offsets, order: npt.NDArray[np.int64]) -> tuple[Offsets, Offsets]:
+    """Places of the entries of each pipeline of an order in a grouped table, and where each one's begin."""
+    counts = start[order + 1] - start[order]
+    new_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    within = np.arange(new_start[-1], dtype=np.int64) - np.repeat(new_start[:-1], counts)
+    return np.repeat(start[order], counts) + within, new_start

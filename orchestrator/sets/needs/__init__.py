@@ -1,0 +1,1 @@
+"""What a device lacks of what a captured pipeline needs, and why."""

@@ -1,0 +1,802 @@
+"""Requirements that take more than one member to decide.
+
+The requirements that take several members, or a member and its surroundings, to decide: what is ignored
+under dynamic state, limits on sums, formats by the use that is made of them.
+
+Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or
+None. Absent pointers are None and absent scalars zero, as in a decoded document; nothing else is assumed of
+untrusted values: every index is checked before it is used. Rule of thumb: a requirement is stated only
+where the device then really cannot take the structure. What the specification forbids but no compiler looks
+at (a line width where no lines are drawn) is left alone.
+
+Requirements of descriptor set layouts and render passes.
+
+The requirements of descriptor set layouts and render passes that take several members to decide. Guarantees
+and assumptions: as in requirement_context.py.
+
+How many descriptors a pipeline layout has, and which limits of a device bound them.
+
+Counts are made in two steps, so that a set layout is read once however many pipeline layouts refer to it:
+`count_descriptors` sums the bindings of one set layout by type and stage, and `DescriptorLimits` adds these
+up for the sets of a pipeline layout and compares them with the table of limits. A layout of few
+descriptors, as most are, is answered from their total alone. Counts are exact whatever a document says:
+bindings of 2^32 descriptors add up beyond any limit. The time taken for a pipeline layout does not depend
+on how many bindings its set layouts have.
+
+A binding counts for a stage that its stageFlags name (VK_SHADER_STAGE_ALL names every one), and "across all
+shader stages" if they name any; a binding without descriptors is reserved and counts for none. Most limits
+exist twice: one for the sets whose pool is not updated after bind, and the greater of that and a second one
+for all sets. Sets of VK_DESCRIPTOR_SET_LAYOUT_CREATE_DESCRIPTOR_BUFFER_BIT_EXT may not be marked as updated
+after bind, because they are by their nature (VK_EXT_descriptor_buffer, proposal, section "Next level
+update-after-bind"); they count for the second.
+
+VkPhysicalDeviceMaintenance3Properties::maxPerSetDescriptors is no limit on what may be created: it is the
+number up to which vkGetDescriptorSetLayoutSupport need not be asked. VUID-VkPipelineLayoutCreateInfo-
+pImmutableSamplers-03566 (subsampled samplers) is not decided: it depends on how samplers of the layouts
+were created. Nor is maxPerStageResources (VUID-VkComputePipelineCreateInfo-layout-01687 and its like):
+captured pipelines go beyond it by a few descriptors, and drivers create them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from operator import add
+from typing import Any
+
+from attrs import define, field, frozen
+
+from orchestrator.registry import registry
+from orchestrator.sets.needs.rules import (
+    BASE,
+    INDEXING,
+    LIMITS,
+    LINES,
+    SHADING_RATE,
+    DeviceAnswers,
+    Feature,
+    enum_numbers,
+)
+
+DynamicStates = frozenset[int]
+Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
+
+
+class Malformed(str):
+    """A reason that is the captured document's own fault, not the device's: it refers to what is not there.
+
+    It is found where requirements are, and no driver may be given such a document, but the pipeline has failed
+    rather than been skipped.
+    """
+
+    __slots__ = ()
+
+
+VERTEX_BUFFER = 0x40
+COLOR_ATTACHMENT = 0x80
+DEPTH_STENCIL_ATTACHMENT = 0x200
+COSITED_CHROMA_SAMPLES = 0x80_0000
+MIDPOINT_CHROMA_SAMPLES = 0x2_0000
+FRAGMENT_SHADING_RATE_ATTACHMENT = 0x4000_0000
+ATTACHMENT_UNUSED = 0xFFFF_FFFF
+
+_GEOMETRY, _TESSELLATION, _MESH = 0x8, 0x6, 0x80
+_LINES = (1, 2, 6, 7)  # VkPrimitiveTopology: line list and strip, with and without adjacency
+_LISTS = (0, 1, 3, 6, 8)
+_POINTS_AND_LINES = (0, *_LINES)
+_PATCH_LIST = 10
+_POLYGON_MODE_LINE = 1
+_SAMPLE_COUNTS = (
+    "framebufferColorSampleCounts",
+    "framebufferDepthSampleCounts",
+    "framebufferStencilSampleCounts",
+    "framebufferNoAttachmentsSampleCounts",
+)
+
+
+@lru_cache(maxsize=64)
+def dynamic_state(name: str) -> int:
+    """Number of a VkDynamicState, by its name without the prefix."""
+    return enum_numbers()[f"VK_DYNAMIC_STATE_{name}"]
+
+
+def feature(answers: DeviceAnswers, struct: str, member: str) -> str | None:
+    """A feature, where it is missing."""
+    return None if answers.feature(struct, member) else f"feature {struct}::{member}"
+
+
+def limit(
+    answers: DeviceAnswers, struct: str, member: str, value: float, *, below: bool = False
+) -> str | None:
+    """A property, where a value is greater (or, with `below`, not less); unknown properties bound nothing."""
+    most = answers.property(struct, member)
+    if not isinstance(most, int | float) or value < most or (value == most and not below):
+        return None
+    return f"property {struct}::{member} {most} {'<=' if below else '<'} {value}"
+
+
+def format_use(answers: DeviceAnswers, number: int, features: int, use: str) -> str | None:
+    """A format, where no tiling has one of the features that a use needs; the undefined format needs none.
+
+    "Potential format features" are those of linear and optimal tiling together (specification, "Format
+    Properties").
+    """
+    if number == 0:
+        return None
+    linear, optimal, _ = answers.format_features(number)
+    return None if (linear | optimal) & features else f"format {format_name(number)} as {use}"
+
+
+def format_name(number: int) -> str:
+    """Name of a VkFormat, or its number where the registry does not know it."""
+    known = registry().formats.get(number)
+    return known.name if known is not None else f"VkFormat {number}"
+
+
+def chained(value: Any, name: str) -> Any | None:
+    """The structure of that name in a pNext chain, or None."""
+    for each in getattr(value, "pNext", None) or ():
+        if type(each).__name__ == name:
+            return each
+    return None
+
+
+def graphics_pipeline(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Requirements across the parts of a graphics pipeline."""
+    rendering = chained(value, "VkPipelineRenderingCreateInfo")
+    return (
+        _depth_bias(answers, value.pRasterizationState, dynamic)
+        or _lines(answers, value, dynamic)
+        or _dynamic_rendering(answers, value)
+        or (None if rendering is None or value.renderPass else multiview(answers, value, rendering.viewMask))
+    )
+
+
+def _depth_bias(answers: DeviceAnswers, raster: Any | None, dynamic: DynamicStates) -> str | None:
+    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00754
+    if raster is None or not raster.depthBiasEnable or not raster.depthBiasClamp:
+        return None
+    return None if dynamic_state("DEPTH_BIAS") in dynamic else feature(answers, BASE, "depthBiasClamp")
+
+
+def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    raster, assembly = value.pRasterizationState, value.pInputAssemblyState
+    if raster is None:
+        return None
+    topology = assembly.topology if assembly is not None else None
+    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00749 asks for a width of 1 even where no line is ever
+    # drawn, where programs record 0 and nothing reads it; here the pipeline must be known to draw lines.
+    draws_lines = topology in _LINES or raster.polygonMode == _POLYGON_MODE_LINE
+    if draws_lines and raster.lineWidth != 1 and dynamic_state("LINE_WIDTH") not in dynamic:
+        missing = feature(answers, BASE, "wideLines")
+        if missing is not None:
+            return missing
+    conservative = chained(raster, "VkPipelineRasterizationConservativeStateCreateInfoEXT")
+    if conservative is None or not conservative.conservativeRasterizationMode:
+        return None
+    # VUID-VkGraphicsPipelineCreateInfo-conservativePointAndLineRasterization-08892, and primitiveUnderestimation.
+    struct = "VkPhysicalDeviceConservativeRasterizationPropertiesEXT"
+    if topology in _POINTS_AND_LINES and not answers.property(
+        struct, "conservativePointAndLineRasterization"
+    ):
+        return f"property {struct}::conservativePointAndLineRasterization"
+    if conservative.conservativeRasterizationMode == 2 and not answers.property(
+        struct, "primitiveUnderestimation"
+    ):
+        return f"property {struct}::primitiveUnderestimation"
+    return None
+
+
+def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
+    # VUID-VkGraphicsPipelineCreateInfo-dynamicRendering-06576: libraries that hold vertex input only need no
+    # render pass, and what links libraries takes the rest from them.
+    if value.renderPass or chained(value, "VkPipelineLibraryCreateInfoKHR") is not None:
+        return None
+    library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
+    if library is not None and library.flags == 1:
+        return None
+    return feature(answers, "VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+
+
+def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> str | None:
+    """What a graphics pipeline lacks in a subpass, or in dynamic rendering, of that view mask.
+
+    VUID-VkGraphicsPipelineCreateInfo-renderPass-06047, -06048, -07064 for render passes; -06057, -06058,
+    -07720, -06578 for dynamic rendering.
+    """
+    if not view_mask:
+        return None
+    stages = 0
+    for each in pipeline.pStages or ():
+        stages |= each.stage
+    struct = "VkPhysicalDeviceMultiviewFeatures"
+    if stages & _TESSELLATION and not answers.feature(struct, "multiviewTessellationShader"):
+        return f"feature {struct}::multiviewTessellationShader"
+    if stages & _GEOMETRY and not answers.feature(struct, "multiviewGeometryShader"):
+        return f"feature {struct}::multiviewGeometryShader"
+    if stages & _MESH and answers.extension("VK_EXT_mesh_shader"):
+        missing = feature(answers, "VkPhysicalDeviceMeshShaderFeaturesEXT", "multiviewMeshShader")
+        if missing is not None:
+            return missing
+    return _view_count(answers, view_mask)
+
+
+def _view_count(answers: DeviceAnswers, view_mask: int) -> str | None:
+    struct = "VkPhysicalDeviceMultiviewProperties"
+    return limit(answers, struct, "maxMultiviewViewCount", view_mask.bit_length())
+
+
+def input_assembly(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Primitive restart of lists: VUID-VkPipelineInputAssemblyStateCreateInfo-topology-06252 and -06253."""
+    if not value.primitiveRestartEnable or {
+        dynamic_state("PRIMITIVE_RESTART_ENABLE"),
+        dynamic_state("PRIMITIVE_TOPOLOGY"),
+    }.intersection(dynamic):
+        return None
+    struct = "VkPhysicalDevicePrimitiveTopologyListRestartFeaturesEXT"
+    if value.topology in _LISTS:
+        return feature(answers, struct, "primitiveTopologyListRestart")
+    if value.topology == _PATCH_LIST:
+        return feature(answers, struct, "primitiveTopologyPatchListRestart")
+    return None
+
+
+def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Formats of vertex attributes: VUID-VkVertexInputAttributeDescription-format-00623."""
+    for each in value.pVertexAttributeDescriptions or ():
+        if not answers.format_features(each.format)[2] & VERTEX_BUFFER:
+            return f"format {format_name(each.format)} as vertex attribute"
+    return None
+
+
+def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Counts of viewports and scissors: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
+    counts = []
+    if dynamic_state("VIEWPORT_WITH_COUNT") not in dynamic:
+        counts.append(value.viewportCount or len(value.pViewports or ()))
+    if dynamic_state("SCISSOR_WITH_COUNT") not in dynamic:
+        counts.append(value.scissorCount or len(value.pScissors or ()))
+    most = max(counts, default=0)
+    if most <= 1:
+        return None
+    return feature(answers, BASE, "multiViewport") or limit(answers, LIMITS, "maxViewports", most)
+
+
+def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Attachments that differ: VUID-VkPipelineColorBlendStateCreateInfo-pAttachments-00605."""
+    attachments: Sequence[Any] = value.pAttachments or ()
+    if len(attachments) < 2 or all(each == attachments[0] for each in attachments):
+        return None
+    overridden = ("COLOR_BLEND_ENABLE_EXT", "COLOR_BLEND_EQUATION_EXT", "COLOR_WRITE_MASK_EXT")
+    if all(dynamic_state(each) in dynamic for each in overridden):
+        return None
+    return feature(answers, BASE, "independentBlend")
+
+
+def color_write(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Attachments not written: VUID-VkPipelineColorWriteCreateInfoEXT-pAttachments-04801."""
+    if all(value.pColorWriteEnables or ()):
+        return None
+    return feature(answers, "VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable")
+
+
+def line_stipple(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Stippled lines: VUID-VkPipelineRasterizationLineStateCreateInfo-stippledLineEnable-02771 to -02774."""
+    if not value.stippledLineEnable or {
+        dynamic_state("LINE_STIPPLE_ENABLE_EXT"),
+        dynamic_state("LINE_RASTERIZATION_MODE_EXT"),
+    }.intersection(dynamic):
+        return None
+    members = (
+        "stippledRectangularLines",
+        "stippledRectangularLines",
+        "stippledBresenhamLines",
+        "stippledSmoothLines",
+    )
+    mode = value.lineRasterizationMode
+    if not 0 <= mode < len(members):
+        return None
+    missing = feature(answers, LINES, members[mode])
+    if missing is None and mode == 0 and not answers.property(LIMITS, "strictLines"):
+        return f"property {LIMITS}::strictLines"
+    return missing
+
+
+def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """VUID-VkPipelineRasterizationStateStreamCreateInfoEXT-rasterizationStream-02326."""
+    struct, member = (
+        "VkPhysicalDeviceTransformFeedbackPropertiesEXT",
+        "transformFeedbackRasterizationStreamSelect",
+    )
+    if not value.rasterizationStream or answers.property(struct, member):
+        return None
+    return f"property {struct}::{member}"
+
+
+def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Samples that no framebuffer of the device can have: VkPhysicalDeviceLimits::framebuffer*SampleCounts.
+
+    Drivers size their tables of sample locations by the greatest count and do not check it.
+    """
+    if dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic:
+        return None
+    counts = [answers.property(LIMITS, each) for each in _SAMPLE_COUNTS]
+    most = max((each.bit_length() for each in counts if isinstance(each, int)), default=0)
+    if not most or value.rasterizationSamples.bit_length() <= most:
+        return None
+    return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {1 << most - 1} < {value.rasterizationSamples}"
+
+
+def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Sample counts with locations: VUID-VkSampleLocationsInfoEXT-sampleLocationsPerPixel-01526."""
+    info = value.sampleLocationsInfo
+    if not value.sampleLocationsEnable or info is None or not info.sampleLocationsPerPixel:
+        return None
+    struct, member = "VkPhysicalDeviceSampleLocationsPropertiesEXT", "sampleLocationSampleCounts"
+    have = answers.property(struct, member)
+    if not isinstance(have, int) or have & info.sampleLocationsPerPixel:
+        return None
+    return f"property {struct}::{member} without {info.sampleLocationsPerPixel} samples"
+
+
+def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """VUID-VkGraphicsPipelineCreateInfo-pDynamicState-04500 to -04502 and -04506, and -04570 to -04573."""
+    if dynamic_state("FRAGMENT_SHADING_RATE_KHR") in dynamic:
+        return None
+    size = getattr(value, "fragmentSize", None)
+    single = max(size.width, size.height) <= 1 if size is not None else not value.shadingRate
+    if not single and (missing := feature(answers, SHADING_RATE, "pipelineFragmentShadingRate")):
+        return missing
+    operators = value.combinerOps or (0, 0)
+    if operators[0] and (missing := feature(answers, SHADING_RATE, "primitiveFragmentShadingRate")):
+        return missing
+    if operators[1] and (missing := feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")):
+        return missing
+    struct, member = (
+        "VkPhysicalDeviceFragmentShadingRatePropertiesKHR",
+        "fragmentShadingRateNonTrivialCombinerOps",
+    )
+    if max(operators) > 1 and not answers.property(struct, member):
+        return f"property {struct}::{member}"
+    return None
+
+
+def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """A required subgroup size and its stage.
+
+    VUID-VkPipelineShaderStageCreateInfo-pNext-02755 and
+    VUID-VkPipelineShaderStageRequiredSubgroupSizeCreateInfo-requiredSubgroupSize-02761, -02762.
+    """
+    required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
+    if required is None:
+        return None
+    struct, size = "VkPhysicalDeviceSubgroupSizeControlProperties", required.requiredSubgroupSize
+    least = answers.property(struct, "minSubgroupSize")
+    if isinstance(least, int) and size < least:
+        return f"property {struct}::minSubgroupSize {least} > {size}"
+    stages = answers.property(struct, "requiredSubgroupSizeStages")
+    if isinstance(stages, int) and not stages & value.stage:
+        return f"property {struct}::requiredSubgroupSizeStages without stage {value.stage:#x}"
+    return limit(answers, struct, "maxSubgroupSize", size)
+
+
+def sampler(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """VUID-VkSamplerCreateInfo-anisotropyEnable-01071 and -mipLodBias-01069."""
+    missing = limit(answers, LIMITS, "maxSamplerLodBias", abs(value.mipLodBias))
+    if missing is None and value.anisotropyEnable:
+        missing = limit(answers, LIMITS, "maxSamplerAnisotropy", value.maxAnisotropy)
+    return missing
+
+
+def ycbcr_conversion(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Formats of conversions: VUID-VkSamplerYcbcrConversionCreateInfo-format-01650."""
+    chroma = COSITED_CHROMA_SAMPLES | MIDPOINT_CHROMA_SAMPLES
+    return format_use(answers, value.format, chroma, "sampler YCbCr conversion")
+
+
+def push_constant_range(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """The end of a range: VUID-VkPushConstantRange-offset-00294 and -size-00298."""
+    return limit(answers, LIMITS, "maxPushConstantsSize", value.offset + value.size)
+
+
+CONTEXTS: dict[str, Context] = {
+    "VkGraphicsPipelineCreateInfo": graphics_pipeline,
+    "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
+    "VkPipelineVertexInputStateCreateInfo": vertex_input,
+    "VkPipelineViewportStateCreateInfo": viewports,
+    "VkPipelineMultisampleStateCreateInfo": sample_count,
+    "VkPipelineColorBlendStateCreateInfo": color_blend,
+    "VkPipelineColorWriteCreateInfoEXT": color_write,
+    "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
+    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
+    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
+    "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
+    "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
+    "VkPipelineShaderStageCreateInfo": shader_stage,
+    "VkSamplerCreateInfo": sampler,
+    "VkSamplerYcbcrConversionCreateInfo": ycbcr_conversion,
+    "VkPushConstantRange": push_constant_range,
+}
+
+
+_PUSH_DESCRIPTOR = 0x1
+_UPDATE_AFTER_BIND = 0x1
+_INLINE_UNIFORM_BLOCK = "VkPhysicalDeviceInlineUniformBlockFeatures"
+_ACCELERATION_STRUCTURE = "VkPhysicalDeviceAccelerationStructureFeaturesKHR"
+
+# VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-descriptorBinding*UpdateAfterBind-03005 to -03010, -02211, -03570.
+_AFTER_BIND = {
+    "SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
+    "COMBINED_IMAGE_SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
+    "SAMPLED_IMAGE": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
+    "STORAGE_IMAGE": (INDEXING, "descriptorBindingStorageImageUpdateAfterBind"),
+    "UNIFORM_TEXEL_BUFFER": (INDEXING, "descriptorBindingUniformTexelBufferUpdateAfterBind"),
+    "STORAGE_TEXEL_BUFFER": (INDEXING, "descriptorBindingStorageTexelBufferUpdateAfterBind"),
+    "UNIFORM_BUFFER": (INDEXING, "descriptorBindingUniformBufferUpdateAfterBind"),
+    "STORAGE_BUFFER": (INDEXING, "descriptorBindingStorageBufferUpdateAfterBind"),
+    "INLINE_UNIFORM_BLOCK": (_INLINE_UNIFORM_BLOCK, "descriptorBindingInlineUniformBlockUpdateAfterBind"),
+    "ACCELERATION_STRUCTURE_KHR": (_ACCELERATION_STRUCTURE, "descriptorBindingAccelerationStructureUpdateAfterBind"),
+    "ACCELERATION_STRUCTURE_NV": (_ACCELERATION_STRUCTURE, "descriptorBindingAccelerationStructureUpdateAfterBind"),
+}  # fmt: skip
+
+
+def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Bindings updated after bind, and limits on push descriptors and inline uniform blocks.
+
+    VUID-VkDescriptorSetLayoutCreateInfo-flags-00281 and VUID-VkDescriptorSetLayoutBinding-descriptorType-08004.
+    """
+    bindings = value.pBindings or ()
+    if value.flags & _PUSH_DESCRIPTOR:
+        count = sum(each.descriptorCount for each in bindings)
+        missing = limit(answers, "VkPhysicalDevicePushDescriptorProperties", "maxPushDescriptors", count)
+        if missing is not None:
+            return missing
+    inline = enum_numbers()["VK_DESCRIPTOR_TYPE_INLINE_UNIFORM_BLOCK"]
+    for each in bindings:
+        if each.descriptorType == inline:
+            struct = "VkPhysicalDeviceInlineUniformBlockProperties"
+            missing = limit(answers, struct, "maxInlineUniformBlockSize", each.descriptorCount)
+            if missing is not None:
+                return missing
+    chain = chained(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo")
+    return _after_bind(answers, bindings, chain.pBindingFlags or ()) if chain is not None else None
+
+
+def _after_bind(answers: DeviceAnswers, bindings: Any, flags: Any) -> str | None:
+    numbers = enum_numbers()
+    for binding, bits in zip(bindings, flags, strict=False):
+        if not bits & _UPDATE_AFTER_BIND:
+            continue
+        for name, (struct, member) in _AFTER_BIND.items():
+            if binding.descriptorType == numbers[f"VK_DESCRIPTOR_TYPE_{name}"]:
+                missing = feature(answers, struct, member)
+                if missing is not None:
+                    return missing
+    return None
+
+
+def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = frozenset()) -> str | None:
+    """Formats of the attachments of a render pass, by the use that its subpasses make of them.
+
+    VUID-VkSubpassDescription-pInputAttachments-02647, -pColorAttachments-02648, -pResolveAttachments-02649,
+    -pDepthStencilAttachment-02650; VUID-VkSubpassDescription2-pInputAttachments-02897 and those beside it.
+    """
+    attachments = value.pAttachments or ()
+    for subpass in value.pSubpasses or ():
+        for index, features, use in _uses(subpass):
+            if index == ATTACHMENT_UNUSED:
+                continue
+            if index >= len(attachments):
+                # Broken rather than beyond the device, and a driver would read past its array.
+                return Malformed(f"attachment {index} of a render pass that has {len(attachments)}")
+            missing = format_use(answers, attachments[index].format, features, use)
+            if missing is not None:
+                return missing
+    return None
+
+
+def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
+    """Every reference of a subpass: attachment, format features any one of which is enough, and the use."""
+    for each in subpass.pColorAttachments or ():
+        yield each.attachment, COLOR_ATTACHMENT, "color attachment"
+    for each in subpass.pResolveAttachments or ():
+        yield each.attachment, COLOR_ATTACHMENT, "resolve attachment"
+    for each in subpass.pInputAttachments or ():
+        yield each.attachment, COLOR_ATTACHMENT | DEPTH_STENCIL_ATTACHMENT, "input attachment"
+    if subpass.pDepthStencilAttachment is not None:
+        yield subpass.pDepthStencilAttachment.attachment, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment"
+    # VUID-VkSubpassDescriptionDepthStencilResolve-pDepthStencilResolveAttachment-02651
+    resolve = chained(subpass, "VkSubpassDescriptionDepthStencilResolve")
+    if resolve is not None and resolve.pDepthStencilResolveAttachment is not None:
+        reference = resolve.pDepthStencilResolveAttachment
+        yield reference.attachment, DEPTH_STENCIL_ATTACHMENT, "depth/stencil resolve attachment"
+    # VUID-VkRenderPassCreateInfo2-pAttachments-04586
+    rate = chained(subpass, "VkFragmentShadingRateAttachmentInfoKHR")
+    if rate is not None and rate.pFragmentShadingRateAttachment is not None:
+        reference = rate.pFragmentShadingRateAttachment
+        yield reference.attachment, FRAGMENT_SHADING_RATE_ATTACHMENT, "fragment shading rate attachment"
+
+
+def rendering_formats(
+    answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = frozenset()
+) -> str | None:
+    """Attachment formats of dynamic rendering.
+
+    VUID-VkGraphicsPipelineCreateInfo-renderPass-06582, -06585 and -06586.
+    """
+    for each in value.pColorAttachmentFormats or ():
+        missing = format_use(answers, each, COLOR_ATTACHMENT, "color attachment")
+        if missing is not None:
+            return missing
+    return format_use(
+        answers, value.depthAttachmentFormat, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment"
+    ) or format_use(
+        answers, value.stencilAttachmentFormat, DEPTH_STENCIL_ATTACHMENT, "depth/stencil attachment"
+    )
+
+
+def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """An attachment that holds shading rates: VkPhysicalDeviceFragmentShadingRateFeaturesKHR's description."""
+    reference = value.pFragmentShadingRateAttachment
+    if reference is None or reference.attachment == ATTACHMENT_UNUSED:
+        return None
+    return feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
+
+
+LAYOUT_CONTEXTS: dict[str, Context] = {
+    "VkDescriptorSetLayoutCreateInfo": set_layout,
+    "VkRenderPassCreateInfo": render_pass,
+    "VkRenderPassCreateInfo2": render_pass,
+    "VkPipelineRenderingCreateInfo": rendering_formats,
+    "VkFragmentShadingRateAttachmentInfoKHR": shading_rate_attachment,
+}
+
+
+_INDEXING = "VkPhysicalDeviceDescriptorIndexingProperties"
+_INLINE = "VkPhysicalDeviceInlineUniformBlockProperties"
+_STRUCTURES = "VkPhysicalDeviceAccelerationStructurePropertiesKHR"
+_MAINTENANCE_7 = "VkPhysicalDeviceMaintenance7PropertiesKHR"
+_TENSORS = "VkPhysicalDeviceTensorPropertiesARM"
+_MAINTENANCE_7_FEATURE = ("VkPhysicalDeviceMaintenance7FeaturesKHR", "maintenance7")
+
+# VK_DESCRIPTOR_SET_LAYOUT_CREATE_UPDATE_AFTER_BIND_POOL_BIT and _DESCRIPTOR_BUFFER_BIT_EXT.
+_AFTER_BIND_FLAGS = 0x2 | 0x10
+
+_SAMPLER = ("SAMPLER", "COMBINED_IMAGE_SAMPLER")
+_SAMPLED = ("COMBINED_IMAGE_SAMPLER", "SAMPLED_IMAGE", "UNIFORM_TEXEL_BUFFER")
+_PROCESSED = ("SAMPLE_WEIGHT_IMAGE_QCOM", "BLOCK_MATCH_IMAGE_QCOM")
+_STORAGE_IMAGE = ("STORAGE_IMAGE", "STORAGE_TEXEL_BUFFER")
+_UNIFORM, _UNIFORM_DYNAMIC = "UNIFORM_BUFFER", "UNIFORM_BUFFER_DYNAMIC"
+_STORAGE, _STORAGE_DYNAMIC = "STORAGE_BUFFER", "STORAGE_BUFFER_DYNAMIC"
+_INPUT = ("INPUT_ATTACHMENT",)
+_BLOCK = ("INLINE_UNIFORM_BLOCK",)
+_STRUCTURE = ("ACCELERATION_STRUCTURE_KHR",)
+_TENSOR = ("TENSOR_ARM",)
+
+
+@frozen
+class DescriptorLimit:
+    """A limit on the descriptors of the sets of a pipeline layout.
+
+    Attributes:
+        types: VkDescriptorType names that count, without VK_DESCRIPTOR_TYPE_.
+        property: The property that holds the greatest number.
+        source: Valid usage statement, without "VUID-VkPipelineLayoutCreateInfo-".
+        per_stage: Whether each stage is counted for itself, instead of all together.
+        all_sets: Whether sets that are updated after bind count too.
+        or_property: Another property, whose number counts where it is greater.
+        bindings: Whether bindings are counted instead of descriptors.
+        maintenance_7: The state of the feature of that name in which the limit holds; None for both.
+    """
+
+    types: tuple[str, ...]
+    property: Feature
+    source: str
+    per_stage: bool = False
+    all_sets: bool = False
+    or_property: Feature | None = None
+    bindings: bool = False
+    maintenance_7: bool | None = None
+
+
+def _pair(
+    types: tuple[str, ...],
+    plain: tuple[Feature, str],
+    after_bind: tuple[Feature, str],
+    *,
+    bindings: bool = False,
+    maintenance_7: bool | None = None,
+) -> tuple[DescriptorLimit, DescriptorLimit]:
+    """A limit on sets that are not updated after bind, and the one on all sets."""
+    (property_, source), (second, second_source) = plain, after_bind
+    per_stage = "PerStage" in property_[1]
+    return (
+        DescriptorLimit(types, property_, source, per_stage, False, None, bindings, maintenance_7),
+        DescriptorLimit(types, property_, second_source, per_stage, True, second, bindings, maintenance_7),
+    )
+
+
+# One limit or pair a line, however long: the table is read and searched by line.
+# fmt: off
+DESCRIPTOR_LIMITS: tuple[DescriptorLimit, ...] = (
+    *_pair(_SAMPLER, ((LIMITS, "maxPerStageDescriptorSamplers"), "descriptorType-03016"), ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindSamplers"), "descriptorType-03022")),
+    *_pair((_UNIFORM, _UNIFORM_DYNAMIC), ((LIMITS, "maxPerStageDescriptorUniformBuffers"), "descriptorType-03017"), ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindUniformBuffers"), "descriptorType-03023")),
+    *_pair((_STORAGE, _STORAGE_DYNAMIC), ((LIMITS, "maxPerStageDescriptorStorageBuffers"), "descriptorType-03018"), ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindStorageBuffers"), "descriptorType-03024")),
+    # The images of VK_QCOM_image_processing are named by the first of these statements only.
+    DescriptorLimit((*_SAMPLED, *_PROCESSED), (LIMITS, "maxPerStageDescriptorSampledImages"), "descriptorType-06939", per_stage=True),
+    DescriptorLimit(_SAMPLED, (LIMITS, "maxPerStageDescriptorSampledImages"), "descriptorType-03025", per_stage=True, all_sets=True, or_property=(_INDEXING, "maxPerStageDescriptorUpdateAfterBindSampledImages")),
+    *_pair(_STORAGE_IMAGE, ((LIMITS, "maxPerStageDescriptorStorageImages"), "descriptorType-03020"), ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindStorageImages"), "descriptorType-03026")),
+    *_pair(_INPUT, ((LIMITS, "maxPerStageDescriptorInputAttachments"), "descriptorType-03021"), ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindInputAttachments"), "descriptorType-03027")),
+    *_pair(_BLOCK, ((_INLINE, "maxPerStageDescriptorInlineUniformBlocks"), "descriptorType-02214"), ((_INLINE, "maxPerStageDescriptorUpdateAfterBindInlineUniformBlocks"), "descriptorType-02215"), bindings=True),
+    *_pair(_STRUCTURE, ((_STRUCTURES, "maxPerStageDescriptorAccelerationStructures"), "descriptorType-03571"), ((_STRUCTURES, "maxPerStageDescriptorUpdateAfterBindAccelerationStructures"), "descriptorType-03572"), bindings=True),
+    *_pair(_TENSOR, ((_TENSORS, "maxPerStageDescriptorSetStorageTensors"), "pSetLayouts-09698"), ((_TENSORS, "maxPerStageDescriptorUpdateAfterBindStorageTensors"), "descriptorType-09879")),
+    *_pair(_SAMPLER, ((LIMITS, "maxDescriptorSetSamplers"), "descriptorType-03028"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindSamplers"), "pSetLayouts-03036")),
+    *_pair((_UNIFORM,), ((LIMITS, "maxDescriptorSetUniformBuffers"), "descriptorType-03029"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindUniformBuffers"), "pSetLayouts-03037")),
+    *_pair((_UNIFORM_DYNAMIC,), ((LIMITS, "maxDescriptorSetUniformBuffersDynamic"), "descriptorType-03030"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindUniformBuffersDynamic"), "pSetLayouts-03038"), maintenance_7=False),
+    *_pair((_UNIFORM_DYNAMIC,), ((_MAINTENANCE_7, "maxDescriptorSetTotalUniformBuffersDynamic"), "maintenance7-10003"), ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalUniformBuffersDynamic"), "maintenance7-10007"), maintenance_7=True),
+    *_pair((_STORAGE,), ((LIMITS, "maxDescriptorSetStorageBuffers"), "descriptorType-03031"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageBuffers"), "pSetLayouts-03039")),
+    *_pair((_STORAGE_DYNAMIC,), ((LIMITS, "maxDescriptorSetStorageBuffersDynamic"), "descriptorType-03032"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageBuffersDynamic"), "pSetLayouts-03040"), maintenance_7=False),
+    *_pair((_STORAGE_DYNAMIC,), ((_MAINTENANCE_7, "maxDescriptorSetTotalStorageBuffersDynamic"), "maintenance7-10004"), ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalStorageBuffersDynamic"), "maintenance7-10008"), maintenance_7=True),
+    *_pair((_UNIFORM_DYNAMIC, _STORAGE_DYNAMIC), ((_MAINTENANCE_7, "maxDescriptorSetTotalBuffersDynamic"), "None-10005"), ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalBuffersDynamic"), "pSetLayouts-10006")),
+    *_pair(_SAMPLED, ((LIMITS, "maxDescriptorSetSampledImages"), "descriptorType-03033"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindSampledImages"), "pSetLayouts-03041")),
+    *_pair(_STORAGE_IMAGE, ((LIMITS, "maxDescriptorSetStorageImages"), "descriptorType-03034"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageImages"), "pSetLayouts-03042")),
+    *_pair(_INPUT, ((LIMITS, "maxDescriptorSetInputAttachments"), "descriptorType-03035"), ((_INDEXING, "maxDescriptorSetUpdateAfterBindInputAttachments"), "pSetLayouts-03043")),
+    *_pair(_BLOCK, ((_INLINE, "maxDescriptorSetInlineUniformBlocks"), "descriptorType-02216"), ((_INLINE, "maxDescriptorSetUpdateAfterBindInlineUniformBlocks"), "descriptorType-02217"), bindings=True),
+    # A descriptor of an inline uniform block is a byte of it.
+    DescriptorLimit(_BLOCK, ("VkPhysicalDeviceVulkan13Properties", "maxInlineUniformTotalSize"), "descriptorType-06531", all_sets=True),
+    *_pair(_STRUCTURE, ((_STRUCTURES, "maxDescriptorSetAccelerationStructures"), "descriptorType-03573"), ((_STRUCTURES, "maxDescriptorSetUpdateAfterBindAccelerationStructures"), "descriptorType-03574"), bindings=True),
+    DescriptorLimit(("ACCELERATION_STRUCTURE_NV",), ("VkPhysicalDeviceRayTracingPropertiesNV", "maxDescriptorSetAccelerationStructures"), "descriptorType-02381", all_sets=True, bindings=True),
+    *_pair(_TENSOR, ((_TENSORS, "maxDescriptorSetStorageTensors"), "pSetLayouts-09699"), ((_TENSORS, "maxDescriptorSetUpdateAfterBindStorageTensors"), "pSetLayouts-09878")),
+)
+# fmt: on
+
+_Key = tuple[int, bool]
+_Counts = dict[_Key, list[int]]
+
+
+@define(eq=False)
+class DescriptorCounts:
+    """The descriptors of one set layout. Thread-safe: what is added later, any thread would compute alike.
+
+    Attributes:
+        after_bind: Whether only the limits on all sets count them.
+        total: Descriptors of all types; none of the counts is greater.
+        types: VkDescriptorType of each binding that has descriptors.
+        groups: Descriptors, by type, whether bindings are counted instead, and stages.
+    """
+
+    after_bind: bool
+    total: int
+    types: frozenset[int]
+    groups: Mapping[tuple[int, bool, int], int] = field(repr=False)
+    _by_key: _Counts | None = field(init=False, default=None, repr=False)
+
+    def by_key(self) -> Mapping[_Key, list[int]]:
+        """By type and whether bindings are counted: how many any stage can access, then each of `stage_bits`."""
+        if self._by_key is None:
+            by_key: _Counts = {}
+            bits = stage_bits()
+            for (kind, bindings, stages), count in self.groups.items():
+                accessible = [count if stages & bit else 0 for bit in bits]
+                if any(accessible):
+                    _add(by_key, (kind, bindings), [count, *accessible])
+            self._by_key = by_key
+        return self._by_key
+
+
+def _add(counts: _Counts, key: _Key, row: list[int]) -> None:
+    known = counts.get(key)
+    counts[key] = row if known is None else list(map(add, known, row))
+
+
+@lru_cache(maxsize=1)
+def stage_bits() -> tuple[int, ...]:
+    """Every VkShaderStageFlagBits, lowest first."""
+    numbers = registry().enums["VkShaderStageFlagBits"].values
+    return tuple(sorted(each for each in numbers if each.bit_count() == 1))
+
+
+@lru_cache(maxsize=1)
+def _counted_by_binding() -> frozenset[int]:
+    return frozenset(number for each in DESCRIPTOR_LIMITS if each.bindings for number, _ in _keys(each))
+
+
+def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
+    return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
+
+
+def count_descriptors(value: Any) -> DescriptorCounts:
+    """Count the descriptors of a set layout.
+
+    Args:
+        value: A decoded VkDescriptorSetLayoutCreateInfo.
+    """
+    groups: dict[tuple[int, bool, int], int] = {}
+    types: set[int] = set()
+    by_binding, total = _counted_by_binding(), 0
+    for each in value.pBindings or ():
+        count, kind = each.descriptorCount, each.descriptorType
+        if count:
+            total += count
+            types.add(kind)
+            key = (kind, False, each.stageFlags)
+            groups[key] = groups.get(key, 0) + count
+            if kind in by_binding:
+                key = (kind, True, each.stageFlags)
+                groups[key] = groups.get(key, 0) + 1
+    return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), total, frozenset(types), groups)
+
+
+@frozen(eq=False)
+class _Bound:
+    """A limit on one device: what counts, and its greatest number."""
+
+    row: DescriptorLimit
+    keys: tuple[_Key, ...]
+    property: Feature
+    most: int
+
+    def of(self, counts: _Counts) -> list[int]:
+        """How many are accessible to any stage, and to each stage."""
+        found = [counts[key] for key in self.keys if key in counts]
+        return [sum(each) for each in zip(*found, strict=True)] if found else [0]
+
+
+class DescriptorLimits:
+    """Compares pipeline layouts with what one device takes. Thread-safe."""
+
+    def __init__(self, answers: DeviceAnswers) -> None:
+        """Check against a device.
+
+        Args:
+            answers: The device.
+        """
+        self._answers = answers
+        maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
+        rows = [each for each in DESCRIPTOR_LIMITS if each.maintenance_7 in (None, maintenance_7)]
+        self._bounds = [bound for each in rows if (bound := self._bound(each)) is not None]
+        # The least limit on each type: a layout whose total is not above it is within all of them.
+        self._least: dict[int, int] = {}
+        for bound in self._bounds:
+            for kind, _ in bound.keys:
+                self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
+
+    def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
+        """The first limit that the sets of a pipeline layout exceed, with its number and theirs; or None.
+
+        Args:
+            sets: Its set layouts; one that is there twice counts twice.
+        """
+        total = sum([each.total for each in sets])
+        least = self._least
+        if not total or all(total <= least.get(kind, total) for each in sets for kind in each.types):
+            return None
+        several = Counter(sets)
+        plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
+        for bound in self._bounds:
+            counts = bound.of(every if bound.row.all_sets else plain)
+            count = max(counts[1:], default=0) if bound.row.per_stage else counts[0]
+            text = limit(self._answers, *bound.property, count)
+            if text is not None:
+                return text
+        return None
+
+    def _bound(self, row: DescriptorLimit) -> _Bound | None:
+        """The limit on this device; None where it has no such property, which then bounds nothing."""
+        names = (row.property,) if row.or_property is None else (row.property, row.or_property)
+        known = [(most, each) for each in names if isinstance(most := self._answers.property(*each), int)]
+        if len(known) < len(names):
+            return None
+        most, name = max(known, key=lambda each: each[0])
+        return _Bound(row, _keys(row), name, most)
+
+
+def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
+    """Counts of several sets, those that are updated after bind among them or not."""
+    counts: _Counts = {}
+    for each, times in several.items():
+        if after_bind or not each.after_bind:
+            for key, row in each.by_key().items():
+                _add(counts, key, [count * times for count in row])
+    return counts

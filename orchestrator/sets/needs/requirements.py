@@ -1,0 +1,543 @@
+"""Per-structure plans of what to check.
+
+What there is to check in a structure, worked out once for each structure on each device: the members whose
+values matter, with the answer for every value seen so far, so that a captured pipeline costs a few
+dictionary look-ups a structure instead of an evaluation of the registry's expressions.
+
+Guarantees: an answer depends on the device, the structure and the values only. Thread-safe: dictionaries
+are only added to, with values that any thread would compute alike, and they are emptied when they grow too
+large.
+
+What a device lacks of what a captured pipeline needs.
+
+Decide whether a device has what a captured pipeline needs, before the driver is asked to create it. What is
+needed comes from three places: the registry (what provides each structure, enum value, flag bit, SPIR-V
+capability and extension), tables of rules with their valid usage statements (requirement_rules,
+requirement_atomics, requirement_descriptors), and rules over several members (requirement_context,
+requirement_layouts).
+
+Guarantees: - What is returned as missing is something that the device does not have, by its name in the
+registry, or a value that the registry does not know and that no driver may be given. What a document refers
+to and does not have itself (an entry point, an attachment, a subpass) is returned as Malformed. - Nothing
+is skipped for what no compiler looks at: masks of stages in layouts, dependencies of subpasses, state that
+a dynamic state or another member makes the driver ignore. - Pure and thread-safe: answers are remembered,
+and any thread would compute the same. Whether the device could have what is not enabled is not asked here:
+see prepare.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+from attrs import define, field, frozen
+
+from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.request import Feature
+from orchestrator.registry import registry
+from orchestrator.registry.tables import EnumType, Member, Struct
+from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
+from orchestrator.sets.needs.completeness import COMPLETENESS
+from orchestrator.sets.needs.context import (
+    CONTEXTS,
+    LAYOUT_CONTEXTS,
+    Context,
+    DescriptorCounts,
+    DescriptorLimits,
+    DynamicStates,
+    limit,
+    multiview,
+    rendering_formats,
+)
+from orchestrator.sets.needs.context import Malformed as Malformed
+from orchestrator.sets.needs.context import render_pass as render_pass_formats
+from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Limit, Rule, enum_numbers
+from orchestrator.sets.needs.shaders import ShaderRequirements
+from orchestrator.sets.spirv.walk import SpirvModule
+
+#: What is missing: the dynamic state under which it does not matter (or -1), and the text.
+Missing = tuple[int, str]
+_MOST_ANSWERS = 1 << 16
+
+# Members that only later commands look at: a bit of a shader stage that the device does not have asks nothing of
+# it when a layout is created, nor do dependencies between subpasses, nor the layouts that images will be in
+# (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most captures, needs an extension that a device without a window lacks).
+_NOT_CHECKED = frozenset(
+    {
+        ("VkDescriptorSetLayoutBinding", "stageFlags"),
+        ("VkPushConstantRange", "stageFlags"),
+        # Ignored but for input attachments, so that it may hold anything.
+        ("VkAttachmentReference2", "aspectMask"),
+        ("VkRenderPassCreateInfo", "pDependencies"),
+        ("VkRenderPassCreateInfo2", "pDependencies"),
+    }
+)
+_TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
+_ALL_CONTEXTS = COMPLETENESS | CONTEXTS | LAYOUT_CONTEXTS
+
+
+@define(eq=False)
+class Plan:
+    """What to check in structures of one type on one device.
+
+    Attributes:
+        name: The structure.
+        missing: What it needs whatever its members are.
+        scalars: Gives the values of all its scalar members that matter, or None where none does.
+        answers: What is missing, by what `scalars` gave.
+        answer: Computes an entry of `answers`.
+        arrays: Name and answer of each member that is an array of scalars that matter.
+        context: Its rule over several members, or None.
+        children: Names of the members that hold structures worth a visit, pNext included.
+        child_values: Gives the values of `children`, as a tuple; None where there are none.
+    """
+
+    name: str
+    missing: tuple[Missing, ...]
+    scalars: Callable[[Any], Hashable] | None
+    answers: dict[Hashable, tuple[Missing, ...]] = field(factory=dict, repr=False)
+    answer: Callable[[Hashable], tuple[Missing, ...]] = field(kw_only=True, repr=False)
+    arrays: tuple[tuple[str, MemberAnswers], ...] = ()
+    context: Context | None = None
+    children: tuple[str, ...] = ()
+    child_values: Callable[[Any], tuple[Any, ...]] | None = None
+
+
+@frozen(eq=False)
+class MemberAnswers:
+    """What each value of one member lacks on one device.
+
+    Attributes:
+        answers: The device.
+        member: The member.
+        enum: Its enum or flags type, or None.
+        rules: Rules about it, each with the numbers of its values.
+        limits: Limits on it.
+        known: Answers so far, by value.
+    """
+
+    answers: DeviceAnswers
+    member: Member
+    enum: EnumType | None
+    rules: tuple[tuple[Rule, frozenset[int]], ...]
+    limits: tuple[Limit, ...]
+    known: dict[Any, tuple[Missing, ...]] = field(factory=dict, repr=False)
+
+    def __bool__(self) -> bool:
+        """Whether any value of the member can lack anything."""
+        return bool(self.enum is not None or self.rules or self.limits)
+
+    def of(self, value: Any) -> tuple[Missing, ...]:
+        """What a value lacks; None counts as zero."""
+        found = self.known.get(value)
+        if found is None:
+            if len(self.known) >= _MOST_ANSWERS:
+                self.known.clear()
+            found = self.known[value] = tuple(self._find(value or 0))
+        return found
+
+    def of_length(self, length: int) -> tuple[Missing, ...]:
+        """What an array of that length lacks."""
+        return tuple(self._limits(length))
+
+    def _find(self, value: Any) -> list[Missing]:
+        found: list[Missing] = []
+        if self.enum is not None:
+            text = self._enum_text(self.enum, value)
+            if text is not None:
+                found.append((-1, text))
+        for rule, numbers in self.rules:
+            if self._asks(rule, numbers, value):
+                text = rule_text(self.answers, rule)
+                if text is not None:
+                    found.append((enum_numbers().get(rule.dynamic, -1), text))
+        if not self.member.pointer:
+            found += self._limits(value)
+        return found
+
+    def _limits(self, value: float) -> list[Missing]:
+        found: list[Missing] = []
+        for each in self.limits:
+            text = limit(self.answers, *each.property, value, below=each.below)
+            if text is not None:
+                found.append((enum_numbers().get(each.dynamic, -1), text))
+        return found
+
+    def _asks(self, rule: Rule, numbers: frozenset[int], value: Any) -> bool:
+        if rule.test is not None:
+            return rule.test(value)
+        if not numbers:
+            return bool(value)
+        if self.enum is not None and self.enum.bitmask:
+            return any(value & each for each in numbers)
+        return value in numbers
+
+    def _enum_text(self, enum: EnumType, value: int) -> str | None:
+        whole = enum.values.get(value)
+        if whole is not None:
+            return self.answers.missing(whole.requires)
+        if enum.bitmask:
+            for position in range(enum.bits):
+                bit = value & 1 << position
+                if bit and (text := self._bit_text(enum, bit)) is not None:
+                    return text
+            return None
+        return f"{self.member.type} {value}, unknown to registry {registry().version}"
+
+    def _bit_text(self, enum: EnumType, bit: int) -> str | None:
+        known = enum.values.get(bit)
+        if known is None:
+            return f"{self.member.type} bit {bit:#x}, unknown to registry {registry().version}"
+        return self.answers.missing(known.requires)
+
+
+def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
+    """What a rule that applies finds missing."""
+    if any(answers.feature(*each) for each in rule.features):
+        return None
+    for each in rule.otherwise:
+        if answers.version(each) or answers.extension(each):
+            return None
+    return " or ".join(f"feature {struct}::{member}" for struct, member in rule.features)
+
+
+def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
+    """Work out what to check in structures like this one.
+
+    Args:
+        answers: The device.
+        name: The structure's name.
+        value: One of them, which tells which members such values have.
+
+    Raises:
+        KeyError: The registry does not know the structure.
+    """
+    struct = registry().struct(name)
+    texts = [answers.missing(struct.requires)]
+    texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
+    scalars: list[tuple[str, MemberAnswers]] = []
+    arrays: list[tuple[str, MemberAnswers]] = []
+    children: list[str] = []
+    for member in struct.members:
+        if member.name == "sType" or not hasattr(value, member.name):
+            continue
+        if (struct.name, member.name) in _NOT_CHECKED or (struct.name, member.name) in WORD_ARRAYS:
+            continue  # a structure or union that the archive writes as plain words asks nothing of a device
+        if member.type in BARE_ARRAYS:
+            inner = registry().struct(member.type)
+            bare = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
+            arrays.append((member.name, member_answers(answers, inner, bare)))
+            continue
+        if member.name == "pNext" or (member.category in ("struct", "union") and _worth_a_visit(member.type)):
+            children.append(member.name)
+        known = member_answers(answers, struct, member)
+        if known and (member.pointer or member.array):
+            arrays.append((member.name, known))
+        elif known:
+            scalars.append((member.name, known))
+    members = tuple(each for _, each in scalars)
+    names = tuple(each for each, _ in scalars)
+
+    def answer(key: Any) -> tuple[Missing, ...]:
+        values = key if len(members) > 1 else (key,)
+        return tuple(missing for each, one in zip(members, values, strict=True) for missing in each.of(one))
+
+    return Plan(
+        name=struct.name,
+        missing=tuple((-1, text) for text in texts if text is not None),
+        scalars=attrgetter(*names) if names else None,
+        answer=answer,
+        arrays=tuple(arrays),
+        context=_context(struct.name),
+        children=tuple(children),
+        child_values=_tuple_getter(children),
+    )
+
+
+def _context(name: str) -> Context | None:
+    """The rules over several members of a structure as one: first what it must hold itself."""
+    own, device = COMPLETENESS.get(name), (CONTEXTS | LAYOUT_CONTEXTS).get(name)
+    if own is None or device is None:
+        return own or device
+
+    def both(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+        return own(answers, value, dynamic) or device(answers, value, dynamic)
+
+    return both
+
+
+def remember(plan: Plan, key: Hashable) -> tuple[Missing, ...]:
+    """Compute and keep the answer for values of a structure's scalars that were not seen before."""
+    if len(plan.answers) >= _MOST_ANSWERS:
+        plan.answers.clear()
+    found = plan.answers[key] = plan.answer(key)
+    return found
+
+
+def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> MemberAnswers:
+    """The answers for one member of a structure."""
+    numbers = enum_numbers()
+    return MemberAnswers(
+        answers,
+        member,
+        _enum(member),
+        tuple(
+            (rule, frozenset(numbers[each] for each in rule.values))
+            for rule in _rules(struct.name, member.name)
+        ),
+        tuple(each for each in LIMIT_RULES if (each.struct, each.member) == (struct.name, member.name)),
+    )
+
+
+@lru_cache(maxsize=1)
+def _rules_by_member() -> dict[tuple[str, str], list[Rule]]:
+    found: dict[tuple[str, str], list[Rule]] = {}
+    for rule in RULES:
+        found.setdefault((rule.struct, rule.member), []).append(rule)
+    return found
+
+
+def _rules(struct: str, member: str) -> list[Rule]:
+    return _rules_by_member().get((struct, member), [])
+
+
+def _enum(member: Member) -> EnumType | None:
+    if member.category not in ("enum", "flags") or member.type in _TYPES_NOT_CHECKED:
+        return None
+    return registry().enums.get(member.type)
+
+
+def _tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]] | None:
+    if not names:
+        return None
+    if len(names) == 1:
+        name = names[0]
+        return lambda value: (getattr(value, name),)
+    return attrgetter(*names)
+
+
+@lru_cache(maxsize=1024)
+def _worth_a_visit(name: str) -> bool:
+    """Whether anything in a structure, or below it, can lack anything on some device."""
+    struct = registry().struct(name)
+    if struct.requires or struct.name in _ALL_CONTEXTS:
+        return True
+    concerned = {rule.struct for rule in RULES} | {each.struct for each in LIMIT_RULES}
+    if struct.name in concerned:
+        return True
+    for member in struct.members:
+        if (struct.name, member.name) in _NOT_CHECKED or member.name == "sType":
+            continue
+        if member.name == "pNext" or _enum(member) is not None:
+            return True
+        if member.category in ("struct", "union") and member.type != name and _worth_a_visit(member.type):
+            return True
+    return False
+
+
+_NO_STATES: DynamicStates = frozenset()
+_RASTERIZED_STATE = frozenset(
+    {"pViewportState", "pMultisampleState", "pDepthStencilState", "pColorBlendState"}
+)
+_VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
+_RASTERIZER_DISCARD_ENABLE = 1000377001
+_VERTEX_INPUT = 1000352000
+_MESH_STAGE = 0x80
+_RENDERING = "VkPipelineRenderingCreateInfo"
+
+
+@frozen
+class Needs:
+    """What pipelines need of a device that has it.
+
+    Attributes:
+        features: Features, by one of their names.
+        extensions: Device extensions.
+    """
+
+    features: frozenset[Feature] = frozenset()
+    extensions: frozenset[str] = frozenset()
+
+
+class RequirementChecker:
+    """Finds what one device lacks. Thread-safe; keep one for as long as the device is open.
+
+    Every method returns what is missing, such as "feature VkPhysicalDeviceFeatures::geometryShader", or None.
+    """
+
+    def __init__(self, capabilities: DeviceCapabilities) -> None:
+        """Check against a device.
+
+        Args:
+            capabilities: What the opened device has; it must not change afterwards.
+        """
+        self._answers = DeviceAnswers(capabilities)
+        self._shaders = ShaderRequirements(self._answers)
+        self._descriptors = DescriptorLimits(self._answers)
+        self._plans: dict[type, Plan] = {}
+        self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
+
+    @property
+    def needs(self) -> Needs:
+        """What the device has of what was asked for so far, in pipelines that it can take or cannot."""
+        return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
+
+    def module(self, spirv: SpirvModule) -> str | None:
+        """What a module's version, capabilities, extensions and atomic operations lack."""
+        return self._shaders.module(spirv)
+
+    def stage(self, value: Any, spirv: SpirvModule) -> str | None:
+        """What a stage lacks together with its module: its entry point, its stage's feature, its limits.
+
+        Args:
+            value: A VkPipelineShaderStageCreateInfo; `structure` checks its flags and its chain.
+            spirv: Its module.
+        """
+        for _, text in self._scalars(self._plan(value), value):
+            return text
+        return self._shaders.stage(value, spirv)
+
+    def structure(self, value: Any) -> str | None:
+        """What a structure lacks: itself, its members, its pNext chain, and everything below it.
+
+        Args:
+            value: A decoded structure: its class is named as the structure, its attributes as the members.
+
+        Raises:
+            KeyError: The registry does not know the structure.
+        """
+        return self._walk(value, _NO_STATES)
+
+    def pipeline_layout(self, sets: Sequence[DescriptorCounts]) -> str | None:
+        """The limit on descriptors that a pipeline layout exceeds, beside what `structure` says of it.
+
+        Args:
+            sets: `count_descriptors` of each of its set layouts that is not VK_NULL_HANDLE.
+        """
+        return self._descriptors.missing(sets)
+
+    def render_pass(self, value: Any) -> str | None:
+        """The format of an attachment that a VkRenderPassCreateInfo (or 2) uses and the device cannot.
+
+        `structure` includes this.
+        """
+        return render_pass_formats(self._answers, value)
+
+    def rendering_formats(self, value: Any) -> str | None:
+        """The format in a VkPipelineRenderingCreateInfo that the device cannot attach; `structure` includes it."""
+        return rendering_formats(self._answers, value)
+
+    def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
+        """What a graphics pipeline lacks in its subpass of a render pass, for multiview.
+
+        Args:
+            pipeline: A VkGraphicsPipelineCreateInfo.
+            render_pass: The VkRenderPassCreateInfo or VkRenderPassCreateInfo2 that its renderPass refers to.
+        """
+        subpasses = render_pass.pSubpasses or ()
+        if pipeline.subpass >= len(subpasses):
+            return Malformed(f"subpass {pipeline.subpass} of a render pass that has {len(subpasses)}")
+        mask = getattr(subpasses[pipeline.subpass], "viewMask", 0)
+        for each in getattr(render_pass, "pNext", None) or ():
+            masks = getattr(each, "pViewMasks", None) or ()
+            if pipeline.subpass < len(masks):
+                mask = masks[pipeline.subpass]
+        return multiview(self._answers, pipeline, mask)
+
+    def _plan(self, value: Any) -> Plan:
+        kind = type(value)
+        plan = self._plans.get(kind)
+        if plan is None:
+            plan = self._plans[kind] = make_plan(self._answers, kind.__name__, value)
+        return plan
+
+    def _scalars(self, plan: Plan, value: Any) -> tuple[Missing, ...]:
+        if plan.scalars is None:
+            return ()
+        key = plan.scalars(value)
+        found = plan.answers.get(key)
+        return remember(plan, key) if found is None else found
+
+    def _walk(self, value: Any, dynamic: DynamicStates) -> str | None:
+        plan = self._plans.get(type(value)) or self._plan(value)
+        graphics = plan.name == "VkGraphicsPipelineCreateInfo"
+        if graphics and value.pDynamicState is not None:
+            dynamic = frozenset(value.pDynamicState.pDynamicStates or ())
+        found = plan.missing
+        if plan.scalars is not None:
+            key = plan.scalars(value)
+            answers = plan.answers.get(key)
+            found = found + (remember(plan, key) if answers is None else answers)
+        missing = _relevant(found, dynamic) if found else None
+        if missing is None and plan.arrays:
+            missing = self._arrays(plan, value, dynamic)
+        if missing is None and plan.context is not None:
+            missing = plan.context(self._answers, value, dynamic)
+        if missing is not None:
+            return missing
+        if plan.child_values is None:
+            return None
+        ignored = _ignored(value, dynamic) if graphics else frozenset()
+        for name, child in zip(plan.children, plan.child_values(value), strict=True):
+            if child is None or name in ignored:
+                continue
+            if graphics and name == "pNext" and value.renderPass:
+                # In a render pass the formats of dynamic rendering are ignored (VkPipelineRenderingCreateInfo).
+                child = [each for each in child if type(each).__name__ != _RENDERING]
+            if graphics and name in SHARED_STATES:
+                missing = self._shared(child, dynamic)
+                if missing is not None:
+                    return missing
+                continue
+            for each in child if isinstance(child, list | tuple) else (child,):
+                missing = self._walk(each, dynamic)
+                if missing is not None:
+                    return missing
+        return None
+
+    def _shared(self, state: Any, dynamic: DynamicStates) -> str | None:
+        """What a state lacks that many pipelines share; remembered by identity and dynamic states."""
+        known = self._states.get((id(state), dynamic))
+        if known is None:
+            # The reference to the state keeps its identity from being used again.
+            known = self._states[id(state), dynamic] = (state, self._walk(state, dynamic))
+        return known[1]
+
+    def _arrays(self, plan: Plan, value: Any, dynamic: DynamicStates) -> str | None:
+        for name, known in plan.arrays:
+            elements = getattr(value, name)
+            if elements is None:
+                continue
+            if not isinstance(elements, list | tuple):
+                elements = (elements,)  # a pointer to one
+            found: list[Missing] = []
+            if known.limits:
+                found += known.of_length(len(elements))
+            if known.enum is not None or known.rules:
+                for each in elements:
+                    # The elements of an array of bare arrays are lists themselves.
+                    for one in each if isinstance(each, list | tuple) else (each,):
+                        found += known.of(one)
+            if (missing := _relevant(found, dynamic)) is not None:
+                return missing
+        return None
+
+
+def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
+    """The first of what is missing that no dynamic state makes irrelevant."""
+    return next((text for state, text in found if state not in dynamic), None)
+
+
+def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
+    """Members of a graphics pipeline that the driver does not look at (specification, "Graphics Pipelines")."""
+    ignored: frozenset[str] = frozenset()
+    raster = value.pRasterizationState
+    if raster is not None and raster.rasterizerDiscardEnable and _RASTERIZER_DISCARD_ENABLE not in dynamic:
+        ignored |= _RASTERIZED_STATE
+    if any(each.stage == _MESH_STAGE for each in value.pStages or ()):
+        ignored |= _VERTEX_STATE
+    if _VERTEX_INPUT in dynamic:
+        ignored |= {"pVertexInputState"}
+    return ignored

@@ -1,0 +1,330 @@
+"""Which feature each atomic operation of a shader needs, by its memory, type and operation.
+
+The registry lets a SPIR-V capability be enabled by any of several features, one for each kind of memory; a compiler
+may end the process when it meets an operation in memory whose own feature it lacks. The rules are data: one row an
+operation, memory and type, with the feature in whose description the specification says what it allows
+(VkPhysicalDeviceShaderAtomicFloatFeaturesEXT, -AtomicFloat2FeaturesEXT, -AtomicInt64Features,
+-ImageAtomicInt64FeaturesEXT, -AtomicFloat16VectorFeaturesNV). The statements VUID-RuntimeSpirv-None-06278, -06279 and
+-06288 say the same of integers. Those of floating-point values (-06284 to -06287 and -06337 to -06339) ask for any of
+the features of one memory or of one width; the rows are narrower, because each feature allows its own operations only.
+
+Operations that no row describes (a 64-bit floating-point image) need nothing here: no feature would allow
+them, and the module's capabilities are asked for anyway. Nor do the features of sparse images
+(sparseImageFloat32Atomics and those beside it): neither a shader nor a pipeline says that an image will be
+sparse.
+
+Requirements of SPIR-V modules and of the stages that use them.
+
+What a device lacks of what SPIR-V needs: the module's version, capabilities, extensions and atomic
+operations, and a stage's entry point and limits. Capabilities and extensions come from the registry's
+SPIR-V tables.
+
+Guarantees: as in requirements.py. A capability or extension is looked up once a device. Source: Vulkan,
+appendix "Vulkan Environment for SPIR-V" (VUIDs VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742 and the
+RuntimeSpirv ones), as data in the registry.
+"""
+
+from __future__ import annotations
+
+import struct as binary
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+
+from orchestrator.registry import registry
+from orchestrator.registry.tables import Enable, Enabled
+from orchestrator.sets.needs.context import Malformed, chained, feature, limit
+from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, Feature, name_text
+from orchestrator.sets.spirv.walk import (
+    OP_ATOMIC_EXCHANGE,
+    OP_ATOMIC_FLOAT_ADD,
+    OP_ATOMIC_FLOAT_MAX,
+    OP_ATOMIC_FLOAT_MIN,
+    OP_ATOMIC_LOAD,
+    OP_ATOMIC_STORE,
+    Atomic,
+    EntryPoint,
+    SpirvModule,
+)
+
+_FLOAT = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
+_FLOAT_2 = "VkPhysicalDeviceShaderAtomicFloat2FeaturesEXT"
+_INT_64 = "VkPhysicalDeviceShaderAtomicInt64Features"
+_IMAGE_INT_64 = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
+_VECTOR = "VkPhysicalDeviceShaderAtomicFloat16VectorFeaturesNV"
+
+# SPIR-V storage classes: Uniform, StorageBuffer, PhysicalStorageBuffer; Workgroup, TaskPayloadWorkgroupEXT; Image.
+# Payloads are named by the descriptions of the shared features ("shared and payload memory").
+BUFFER, SHARED, IMAGE = frozenset({2, 12, 5349}), frozenset({4, 5402}), frozenset({11})
+
+_PLAIN = frozenset({OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE})
+_ADD = frozenset({OP_ATOMIC_FLOAT_ADD})
+_MIN_MAX = frozenset({OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX})
+_ALL: frozenset[int] = frozenset()
+
+
+@frozen
+class AtomicRule:
+    """A kind of atomic operation that needs a feature.
+
+    Attributes:
+        opcodes: SPIR-V opcodes; empty for every atomic operation.
+        storage_classes: Of the pointer.
+        floating: Whether the value is floating-point.
+        width: Bits of the value, or of one component of it.
+        vector: Whether it is a vector.
+        feature: The feature, whose description is the source of the rule.
+    """
+
+    opcodes: frozenset[int]
+    storage_classes: frozenset[int]
+    floating: bool
+    width: int
+    vector: bool
+    feature: Feature
+
+    def covers(self, atomic: Atomic) -> bool:
+        """Whether the rule is about an operation."""
+        return (
+            (not self.opcodes or atomic.opcode in self.opcodes)
+            and atomic.storage_class in self.storage_classes
+            and (atomic.floating, atomic.width, atomic.components > 1)
+            == (self.floating, self.width, self.vector)
+        )
+
+
+def _float(opcodes: frozenset[int], memory: str, width: int, struct: str, suffix: str) -> AtomicRule:
+    classes = {"Buffer": BUFFER, "Shared": SHARED, "Image": IMAGE}[memory]
+    return AtomicRule(opcodes, classes, True, width, False, (struct, f"shader{memory}Float{width}{suffix}"))
+
+
+# One rule a line, however long: the table is read and searched by line.
+# fmt: off
+ATOMIC_RULES: tuple[AtomicRule, ...] = (
+    *(_float(_PLAIN, memory, 16, _FLOAT_2, "Atomics") for memory in ("Buffer", "Shared")),
+    *(_float(_ADD, memory, 16, _FLOAT_2, "AtomicAdd") for memory in ("Buffer", "Shared")),
+    *(_float(_MIN_MAX, memory, 16, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared")),
+    *(_float(_PLAIN, memory, 32, _FLOAT, "Atomics") for memory in ("Buffer", "Shared", "Image")),
+    *(_float(_ADD, memory, 32, _FLOAT, "AtomicAdd") for memory in ("Buffer", "Shared", "Image")),
+    *(_float(_MIN_MAX, memory, 32, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared", "Image")),
+    *(_float(_PLAIN, memory, 64, _FLOAT, "Atomics") for memory in ("Buffer", "Shared")),
+    *(_float(_ADD, memory, 64, _FLOAT, "AtomicAdd") for memory in ("Buffer", "Shared")),
+    *(_float(_MIN_MAX, memory, 64, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared")),
+    AtomicRule(_ALL, BUFFER | SHARED | IMAGE, True, 16, True, (_VECTOR, "shaderFloat16VectorAtomics")),
+    AtomicRule(_ALL, BUFFER, False, 64, False, (_INT_64, "shaderBufferInt64Atomics")),
+    AtomicRule(_ALL, SHARED, False, 64, False, (_INT_64, "shaderSharedInt64Atomics")),
+    AtomicRule(_ALL, IMAGE, False, 64, False, (_IMAGE_INT_64, "shaderImageInt64Atomics")),
+)
+# fmt: on
+
+
+def atomic_features(atomic: Atomic) -> Iterator[Feature]:
+    """The features that an operation needs, all of them: none or one."""
+    return (rule.feature for rule in ATOMIC_RULES if rule.covers(atomic))
+
+
+# Execution models that a stage may use (VUID-VkPipelineShaderStageCreateInfo-pName-00707 and the mapping in
+# "Execution Model" of the SPIR-V appendix); task and mesh stages have one of NV and one of EXT.
+_TASK_NV, _MESH_NV, _TASK_EXT, _MESH_EXT = 5267, 5268, 5364, 5365
+_GL_COMPUTE = 5
+_MODELS: dict[int, tuple[int, ...]] = {
+    0x1: (0,), 0x2: (1,), 0x4: (2,), 0x8: (3,), 0x10: (4,), 0x20: (_GL_COMPUTE,),
+    0x40: (_TASK_EXT, _TASK_NV), 0x80: (_MESH_EXT, _MESH_NV),
+    0x100: (5313,), 0x200: (5315,), 0x400: (5316,), 0x800: (5317,), 0x1000: (5314,), 0x2000: (5318,),
+    0x4000: (_GL_COMPUTE,),
+}  # fmt: skip
+
+# Structure, and the names of its properties for size and invocations, by execution model. RuntimeSpirv-x-06429
+# to -06432 for compute; RuntimeSpirv-TaskEXT-07291 and RuntimeSpirv-MeshEXT-07295 and those after them.
+_MESH_PROPERTIES = "VkPhysicalDeviceMeshShaderPropertiesEXT"
+_MESH_PROPERTIES_NV = "VkPhysicalDeviceMeshShaderPropertiesNV"
+_WORKGROUPS = {
+    _GL_COMPUTE: (LIMITS, "maxComputeWorkGroupSize", "maxComputeWorkGroupInvocations"),
+    _TASK_EXT: (_MESH_PROPERTIES, "maxTaskWorkGroupSize", "maxTaskWorkGroupInvocations"),
+    _MESH_EXT: (_MESH_PROPERTIES, "maxMeshWorkGroupSize", "maxMeshWorkGroupInvocations"),
+    _TASK_NV: (_MESH_PROPERTIES_NV, "maxTaskWorkGroupSize", "maxTaskWorkGroupInvocations"),
+    _MESH_NV: (_MESH_PROPERTIES_NV, "maxMeshWorkGroupSize", "maxMeshWorkGroupInvocations"),
+}
+
+# Execution modes whose literal a property bounds, by execution model. VUID-VkPipelineShaderStageCreateInfo-
+# stage-00713 (patch), -00714 and -00715 (geometry); RuntimeSpirv-MeshEXT-07115 and -07116 (mesh).
+_INVOCATIONS, _OUTPUT_VERTICES, _OUTPUT_PRIMITIVES = 0, 26, 5270
+_MODE_LIMITS = {
+    (1, _OUTPUT_VERTICES): (LIMITS, "maxTessellationPatchSize"),
+    (2, _OUTPUT_VERTICES): (LIMITS, "maxTessellationPatchSize"),
+    (3, _OUTPUT_VERTICES): (LIMITS, "maxGeometryOutputVertices"),
+    (3, _INVOCATIONS): (LIMITS, "maxGeometryShaderInvocations"),
+    (_MESH_EXT, _OUTPUT_VERTICES): (_MESH_PROPERTIES, "maxMeshOutputVertices"),
+    (_MESH_EXT, _OUTPUT_PRIMITIVES): (_MESH_PROPERTIES, "maxMeshOutputPrimitives"),
+    (_MESH_NV, _OUTPUT_VERTICES): (_MESH_PROPERTIES_NV, "maxMeshOutputVertices"),
+    (_MESH_NV, _OUTPUT_PRIMITIVES): (_MESH_PROPERTIES_NV, "maxMeshOutputPrimitives"),
+}
+
+# Newest minor version of SPIR-V 1.x that each core version takes ("Versions and Formats" of the appendix).
+_SPIRV_VERSIONS = (("VK_VERSION_1_0", 0), ("VK_VERSION_1_1", 3), ("VK_VERSION_1_2", 5), ("VK_VERSION_1_3", 6))
+_NEWEST_MINOR = 6
+
+# SPIR-V extensions that vk.xml does not list and that ask nothing of a device: they add decorations or
+# instructions that a consumer may ignore. What vk.xml lists (SPV_GOOGLE_*, SPV_KHR_non_semantic_info) is
+# decided by what it says, even where it is as harmless.
+_ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
+
+_FULL_SUBGROUPS, _VARYING_SUBGROUPS = 0x2, 0x1
+_SUBGROUP_PROPERTIES = "VkPhysicalDeviceSubgroupSizeControlProperties"
+
+
+class ShaderRequirements:
+    """Finds what one device lacks for modules and stages. Thread-safe."""
+
+    def __init__(self, answers: DeviceAnswers) -> None:
+        """Check against a device.
+
+        Args:
+            answers: The device.
+        """
+        self._answers = answers
+        self._capabilities: dict[int, str | None] = {}
+        self._extensions: dict[str, str | None] = {}
+        self._versions: dict[tuple[int, int], str | None] = {}
+        self._atomics: dict[Atomic, str | None] = {}
+
+    def module(self, spirv: SpirvModule) -> str | None:
+        """What the module's version, capabilities, extensions and atomic operations lack."""
+        if spirv.version not in self._versions:
+            self._versions[spirv.version] = self._version(*spirv.version)
+        missing = self._versions[spirv.version]
+        if missing is not None:
+            return missing
+        for number in spirv.capabilities:
+            if number not in self._capabilities:
+                self._capabilities[number] = self._capability(number)
+            if (missing := self._capabilities[number]) is not None:
+                return missing
+        for name in spirv.extensions:
+            if name not in self._extensions:
+                self._extensions[name] = self._extension(name)
+            if (missing := self._extensions[name]) is not None:
+                return missing
+        for atomic in spirv.atomics:
+            if atomic not in self._atomics:
+                texts = (feature(self._answers, *each) for each in atomic_features(atomic))
+                self._atomics[atomic] = next((text for text in texts if text is not None), None)
+            if (missing := self._atomics[atomic]) is not None:
+                return missing
+        return None
+
+    def stage(self, value: Any, spirv: SpirvModule) -> str | None:
+        """What a stage lacks: its entry point, or the room that the entry point asks for."""
+        models = _MODELS.get(value.stage, ())
+        name = value.pName or ""
+        for model in models:
+            entry = spirv.entry_point(model, name)
+            if entry is not None:
+                return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
+        return Malformed(f"entry point {name!r} for stage {value.stage:#x} in its module")
+
+    def _version(self, major: int, minor: int) -> str | None:
+        text = f"SPIR-V {major}.{minor}"
+        if major != 1 or minor > _NEWEST_MINOR:
+            return f"{text}, unknown to registry {registry().version}"
+        newest = max(most for version, most in _SPIRV_VERSIONS if self._answers.version(version))
+        if minor <= newest or (minor <= 4 and self._answers.extension("VK_KHR_spirv_1_4")):
+            return None
+        needed = next(version for version, most in _SPIRV_VERSIONS if minor <= most)
+        return f"{text}: needs {name_text(needed)}"
+
+    def _capability(self, number: int) -> str | None:
+        known = registry().spirv_capabilities.get(number)
+        if known is None:
+            return f"SPIR-V capability {number}, unknown to registry {registry().version}"
+        if self._answers.enabled(known):
+            return None
+        return f"SPIR-V capability {known.name} ({number}): needs {_ways(known)}"
+
+    def _extension(self, name: str) -> str | None:
+        known = registry().spirv_extensions.get(name)
+        if known is None:
+            return (
+                None
+                if name in _ASK_NOTHING
+                else f"SPIR-V extension {name}, unknown to registry {registry().version}"
+            )
+        return None if self._answers.enabled(known) else f"SPIR-V extension {name}: needs {_ways(known)}"
+
+    def _modes(self, entry: EntryPoint, spirv: SpirvModule) -> str | None:
+        for mode in spirv.execution_modes:
+            bound = _MODE_LIMITS.get((entry.execution_model, mode.mode))
+            if bound is not None and mode.entry_point == entry.id and mode.operands and not mode.by_id:
+                missing = limit(self._answers, *bound, mode.operands[0])
+                if missing is not None:
+                    return missing
+        return None
+
+    def _workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
+        bounds = _WORKGROUPS.get(entry.execution_model)
+        if bounds is None:
+            return None
+        info = value.pSpecializationInfo
+        size = spirv.local_size(
+            entry.id, _specialization(info) if info is not None and spirv.spec_ids else {}
+        )
+        if size is None:
+            return None
+        struct, size_member, invocations_member = bounds
+        most = self._answers.property(struct, size_member)
+        if isinstance(most, tuple):
+            for axis, have, want in zip("xyz", most, size, strict=False):
+                if want > have:
+                    return f"property {struct}::{size_member}.{axis} {have} < {want}"
+        invocations = size[0] * size[1] * size[2]
+        return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
+            value, entry, size[0], invocations
+        )
+
+    def _subgroups(self, value: Any, entry: EntryPoint, width: int, invocations: int) -> str | None:
+        """Subgroups of a workgroup: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""
+        required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
+        if required is not None and entry.execution_model == _GL_COMPUTE:
+            most = self._answers.property(_SUBGROUP_PROPERTIES, "maxComputeWorkgroupSubgroups")
+            if isinstance(most, int) and invocations > most * required.requiredSubgroupSize:
+                room = most * required.requiredSubgroupSize
+                return f"property {_SUBGROUP_PROPERTIES}::maxComputeWorkgroupSubgroups {most} (room for {room}) < {invocations}"
+        if not value.flags & _FULL_SUBGROUPS:
+            return None
+        if required is not None:
+            return None
+        struct, member = (
+            (_SUBGROUP_PROPERTIES, "maxSubgroupSize")
+            if value.flags & _VARYING_SUBGROUPS
+            else ("VkPhysicalDeviceVulkan11Properties", "subgroupSize")
+        )
+        subgroup = self._answers.property(struct, member)
+        if isinstance(subgroup, int) and subgroup and width % subgroup:
+            return f"property {struct}::{member} {subgroup}, of which {width} invocations in x fill none or not all"
+        return None
+
+
+def _specialization(info: Any) -> dict[int, int]:
+    """The 32-bit values of a VkSpecializationInfo, by constant id; entries that do not fit its data are left out."""
+    data = info.pData or b""
+    values: dict[int, int] = {}
+    for each in info.pMapEntries or ():
+        if each.size == 4 and each.offset + 4 <= len(data):
+            values[each.constantID] = binary.unpack_from("<I", data, each.offset)[0]
+    return values
+
+
+def _ways(thing: Enabled) -> str:
+    """The ways in which something is enabled, in words."""
+    return " or ".join(dict.fromkeys(_way(each) for each in thing.enable))
+
+
+def _way(way: Enable) -> str:
+    if way.version:
+        return name_text(way.version)
+    if way.extension:
+        return f"extension {way.extension}"
+    if way.struct:
+        return f"{way.struct}::{way.feature}"
+    return f"{way.property}::{way.member} with {way.value}"

@@ -1,0 +1,1 @@
+"""SPIR-V: one bounded walk over a module, its interface, and its validation."""

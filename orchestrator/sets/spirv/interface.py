@@ -1,0 +1,381 @@
+"""The interface of a SPIR-V module, from its decorations.
+
+What a SPIR-V module says about itself that a pipeline has to agree with: entry points, descriptors, push
+constants, specialization constants, vertex inputs. It is what `layout = "auto"` is made of.
+
+One walk over the instructions collects types, decorations and variables by id; the interface is then read
+off the variables (SPIR-V specification, "Binary Form of SPIR-V"; Vulkan specification, "Shader
+Interfaces").
+
+Guarantees: any bytes give an interface or a ManifestError; each id is resolved a bounded number of times.
+
+Assumptions: little-endian modules, as vkCreateShaderModule takes them. Descriptors and push constants are
+those of the module, not of one entry point: a layout may hold more than a stage uses.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from functools import lru_cache
+
+from attrs import Factory, define, frozen
+
+from orchestrator.errors import ManifestError
+
+_MAGIC = 0x07230203
+_MAX_DEPTH = 32
+
+# Opcodes that are looked at (SPIR-V specification, "Instructions").
+_NAME, _ENTRY_POINT = 5, 15
+_TYPE_BOOL, _TYPE_INT, _TYPE_FLOAT, _TYPE_VECTOR, _TYPE_MATRIX = 20, 21, 22, 23, 24
+_TYPE_IMAGE, _TYPE_SAMPLER, _TYPE_SAMPLED_IMAGE, _TYPE_ARRAY, _TYPE_RUNTIME_ARRAY = 25, 26, 27, 28, 29
+_TYPE_STRUCT, _TYPE_POINTER, _TYPE_ACCELERATION_STRUCTURE = 30, 32, 5341
+_CONSTANT, _SPEC_TRUE, _SPEC_FALSE, _SPEC_CONSTANT = 43, 48, 49, 50
+_VARIABLE, _DECORATE, _MEMBER_DECORATE = 59, 71, 72
+_TYPES = frozenset({*range(_TYPE_BOOL, 34), _TYPE_ACCELERATION_STRUCTURE})
+
+# Decorations and storage classes.
+_SPEC_ID, _BUFFER_BLOCK, _ARRAY_STRIDE, _MATRIX_STRIDE, _BUILT_IN = 1, 3, 6, 7, 11
+_ROW_MAJOR, _LOCATION, _BINDING, _DESCRIPTOR_SET, _OFFSET = 4, 30, 33, 34, 35
+_UNIFORM_CONSTANT, _INPUT, _UNIFORM, _PUSH_CONSTANT, _STORAGE_BUFFER = 0, 1, 2, 9, 12
+
+# Execution model to VkShaderStageFlagBits.
+_STAGES = {
+    0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 5: 32, 5313: 0x100, 5314: 0x1000, 5315: 0x200, 5316: 0x400, 5317: 0x800,
+    5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
+}  # fmt: skip
+
+# First VkFormat of one to four components, by numeric kind and width in bits.
+_FORMATS = {
+    ("float", 32): (100, 103, 106, 109), ("int", 32): (99, 102, 105, 108), ("uint", 32): (98, 101, 104, 107),
+    ("float", 16): (76, 83, 90, 97), ("int", 16): (75, 82, 89, 96), ("uint", 16): (74, 81, 88, 95),
+    ("float", 64): (112, 115, 118, 121), ("int", 64): (111, 114, 117, 120), ("uint", 64): (110, 113, 116, 119),
+    ("int", 8): (14, 21, 28, 42), ("uint", 8): (13, 20, 27, 41),
+}  # fmt: skip
+
+
+@frozen
+class EntryPoint:
+    """An entry point.
+
+    Attributes:
+        name: Such as ``main``.
+        stage: VkShaderStageFlagBits.
+    """
+
+    name: str
+    stage: int
+
+
+@frozen
+class Descriptor:
+    """A descriptor binding that the module uses.
+
+    Attributes:
+        set: Descriptor set.
+        binding: Binding in it.
+        descriptor_type: VkDescriptorType.
+        count: Array length; 0 for an array without a length.
+    """
+
+    set: int
+    binding: int
+    descriptor_type: int
+    count: int
+
+
+@frozen
+class SpecializationConstant:
+    """A specialization constant.
+
+    Attributes:
+        constant_id: Its SpecId.
+        name: Its debug name, "" where the module has none.
+        kind: "bool", "int", "uint" or "float".
+        size: Bytes its value takes in VkSpecializationInfo: four for a boolean (a VkBool32).
+    """
+
+    constant_id: int
+    name: str
+    kind: str
+    size: int
+
+
+@frozen
+class StageInput:
+    """One location of the inputs of a stage.
+
+    Attributes:
+        location: The location.
+        format: VkFormat that feeds it one to one.
+        size: Bytes of that format.
+    """
+
+    location: int
+    format: int
+    size: int
+
+
+@frozen
+class ShaderInterface:
+    """What a module says about itself.
+
+    Attributes:
+        entry_points: In the module's order.
+        descriptors: By set and binding.
+        push_constants: (offset, size) in bytes of the push-constant block, or None.
+        specialization: In the order of constant ids.
+        inputs: Of the Input storage class, by location; the vertex inputs of a vertex shader.
+    """
+
+    entry_points: tuple[EntryPoint, ...]
+    descriptors: tuple[Descriptor, ...]
+    push_constants: tuple[int, int] | None
+    specialization: tuple[SpecializationConstant, ...]
+    inputs: tuple[StageInput, ...]
+
+    def stage(self, entry: str, where: str) -> int:
+        """VkShaderStageFlagBits of an entry point.
+
+        Raises:
+            ManifestError: There is none of that name, or several of different stages.
+        """
+        stages = {each.stage for each in self.entry_points if each.name == entry}
+        if len(stages) == 1:
+            return stages.pop()
+        if stages:
+            raise ManifestError(f"{where}: entry point {entry!r} exists for several stages; name the stage")
+        there = ", ".join(repr(each.name) for each in self.entry_points) or "none"
+        raise ManifestError(f"{where}: no entry point {entry!r} in the module; there is {there}")
+
+
+@define
+class _Walk:
+    """Everything of interest, by id."""
+
+    types: dict[int, tuple[int, tuple[int, ...]]] = Factory(dict)
+    names: dict[int, str] = Factory(dict)
+    constants: dict[int, int] = Factory(dict)
+    spec_constants: dict[int, tuple[int, int]] = Factory(dict)  # id → (opcode, type)
+    variables: list[tuple[int, int, int]] = Factory(list)  # (id, pointer type, storage class)
+    decorations: dict[int, dict[int, int]] = Factory(lambda: defaultdict(dict))
+    members: dict[int, dict[int, dict[int, int]]] = Factory(lambda: defaultdict(lambda: defaultdict(dict)))
+    entry_points: list[EntryPoint] = Factory(list)
+
+
+@lru_cache(maxsize=512)
+def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
+    """Read the interface of a module.
+
+    Args:
+        code: The module, little-endian words.
+        where: Name of the module, for the error.
+
+    Raises:
+        ManifestError: It is not SPIR-V, an instruction runs past its end, or a type refers to what is not there.
+    """
+    walk = _walk(_words(code, where), where)
+    try:
+        return ShaderInterface(
+            entry_points=tuple(walk.entry_points),
+            descriptors=_descriptors(walk),
+            push_constants=_push_constants(walk),
+            specialization=_specialization(walk),
+            inputs=_inputs(walk),
+        )
+    except (KeyError, IndexError, RecursionError) as error:
+        raise ManifestError(
+            f"{where}: malformed SPIR-V: a type refers to something that is not there ({error})"
+        ) from error
+
+
+def _words(code: bytes, where: str) -> tuple[int, ...]:
+    if len(code) < 20 or len(code) % 4:
+        raise ManifestError(
+            f"{where}: {len(code)} bytes are no SPIR-V module: a multiple of four, 20 or more, is"
+        )
+    words = struct.unpack(f"<{len(code) // 4}I", code)
+    if words[0] != _MAGIC:
+        cause = (
+            "big-endian SPIR-V" if words[0] == 0x03022307 else "not SPIR-V (was the source given instead?)"
+        )
+        raise ManifestError(f"{where}: begins with {words[0]:#010x}: {cause}")
+    return words
+
+
+def _walk(words: tuple[int, ...], where: str) -> _Walk:
+    walk = _Walk()
+    at = 5
+    while at < len(words):
+        opcode, count = words[at] & 0xFFFF, words[at] >> 16
+        if count == 0 or at + count > len(words):
+            raise ManifestError(f"{where}: the instruction at word {at} runs past the end of the module")
+        operands = words[at + 1 : at + count]
+        at += count
+        try:
+            _collect(walk, opcode, operands)
+        except IndexError:
+            raise ManifestError(f"{where}: the instruction before word {at} lacks operands") from None
+    return walk
+
+
+def _collect(walk: _Walk, opcode: int, operands: tuple[int, ...]) -> None:
+    if opcode in _TYPES:
+        walk.types[operands[0]] = (opcode, operands[1:])
+    elif opcode == _NAME:
+        walk.names[operands[0]] = _string(operands[1:])
+    elif opcode == _ENTRY_POINT:
+        name = _string(operands[2:])
+        walk.entry_points.append(EntryPoint(name, _STAGES.get(operands[0], 0)))
+    elif opcode in (_CONSTANT, _SPEC_CONSTANT):
+        walk.constants[operands[1]] = operands[2]
+        if opcode == _SPEC_CONSTANT:
+            walk.spec_constants[operands[1]] = (opcode, operands[0])
+    elif opcode in (_SPEC_TRUE, _SPEC_FALSE):
+        walk.spec_constants[operands[1]] = (opcode, operands[0])
+    elif opcode == _VARIABLE:
+        walk.variables.append((operands[1], operands[0], operands[2]))
+    elif opcode == _DECORATE:
+        walk.decorations[operands[0]][operands[1]] = operands[2] if len(operands) > 2 else 1
+    elif opcode == _MEMBER_DECORATE:
+        walk.members[operands[0]][operands[1]][operands[2]] = operands[3] if len(operands) > 3 else 1
+
+
+def _string(words: tuple[int, ...]) -> str:
+    data = struct.pack(f"<{len(words)}I", *words)
+    return data.split(b"\0", 1)[0].decode("utf-8", "replace")
+
+
+def _descriptors(walk: _Walk) -> tuple[Descriptor, ...]:
+    found: dict[tuple[int, int], Descriptor] = {}
+    for variable, pointer, storage in walk.variables:
+        decorations = walk.decorations[variable]
+        if storage not in (_UNIFORM_CONSTANT, _UNIFORM, _STORAGE_BUFFER) or _BINDING not in decorations:
+            continue
+        type_id, count = walk.types[pointer][1][1], 1
+        for _ in range(_MAX_DEPTH):
+            opcode, operands = walk.types[type_id]
+            if opcode == _TYPE_ARRAY:
+                count *= walk.constants[operands[1]]
+            elif opcode == _TYPE_RUNTIME_ARRAY:
+                count = 0
+            else:
+                break
+            type_id = operands[0]
+        where = (decorations.get(_DESCRIPTOR_SET, 0), decorations[_BINDING])
+        found[where] = Descriptor(*where, _descriptor_type(walk, type_id, storage), count)
+    return tuple(found[where] for where in sorted(found))
+
+
+def _descriptor_type(walk: _Walk, type_id: int, storage: int) -> int:
+    opcode, operands = walk.types[type_id]
+    if storage == _STORAGE_BUFFER:
+        return 7
+    if storage == _UNIFORM:
+        return 7 if _BUFFER_BLOCK in walk.decorations[type_id] else 6
+    if opcode == _TYPE_SAMPLER:
+        return 0
+    if opcode == _TYPE_ACCELERATION_STRUCTURE:
+        return 1000150000
+    combined = opcode == _TYPE_SAMPLED_IMAGE
+    if combined:
+        opcode, operands = walk.types[operands[0]]
+    if opcode != _TYPE_IMAGE:
+        raise KeyError(f"type {type_id} is no descriptor")
+    dimension, sampled = operands[1], operands[5]
+    if dimension == 6:  # SubpassData
+        return 10
+    if dimension == 5:  # Buffer
+        return 5 if sampled == 2 else 4
+    if combined:
+        return 1
+    return 3 if sampled == 2 else 2
+
+
+def _push_constants(walk: _Walk) -> tuple[int, int] | None:
+    for _, pointer, storage in walk.variables:
+        if storage == _PUSH_CONSTANT:
+            block = walk.types[pointer][1][1]
+            offsets = [each.get(_OFFSET, 0) for each in walk.members[block].values()]
+            begin = min(offsets, default=0) // 4 * 4
+            end = (_size(walk, block, {}, 0) + 3) // 4 * 4
+            return begin, end - begin
+    return None
+
+
+def _size(walk: _Walk, type_id: int, decorations: dict[int, int], depth: int) -> int:
+    """Bytes of a type with explicit layout; `decorations` are those of the member that has it."""
+    if depth > _MAX_DEPTH:
+        raise RecursionError(f"type {type_id} nests too deep")
+    opcode, operands = walk.types[type_id]
+    if opcode in (_TYPE_INT, _TYPE_FLOAT):
+        return operands[0] // 8
+    if opcode == _TYPE_VECTOR:
+        return operands[1] * _size(walk, operands[0], {}, depth + 1)
+    if opcode == _TYPE_MATRIX:
+        vectors = walk.types[operands[0]][1][1] if _ROW_MAJOR in decorations else operands[1]
+        return vectors * decorations.get(_MATRIX_STRIDE, 16)
+    if opcode == _TYPE_ARRAY:
+        return walk.constants[operands[1]] * walk.decorations[type_id].get(_ARRAY_STRIDE, 16)
+    if opcode == _TYPE_POINTER:
+        return 8
+    if opcode == _TYPE_STRUCT:
+        members = walk.members[type_id]
+        ends = (
+            members[index].get(_OFFSET, 0) + _size(walk, member, members[index], depth + 1)
+            for index, member in enumerate(operands)
+        )
+        return max(ends, default=0)
+    raise KeyError(f"type {type_id} has no size")
+
+
+def _scalar(walk: _Walk, type_id: int) -> tuple[str, int]:
+    """Numeric kind and width in bits of a scalar type."""
+    opcode, operands = walk.types[type_id]
+    if opcode == _TYPE_BOOL:
+        return "bool", 32
+    if opcode == _TYPE_FLOAT:
+        return "float", operands[0]
+    if opcode == _TYPE_INT:
+        return ("int" if operands[1] else "uint"), operands[0]
+    raise KeyError(f"type {type_id} is no scalar")
+
+
+def _specialization(walk: _Walk) -> tuple[SpecializationConstant, ...]:
+    found = []
+    for constant, (_, type_id) in walk.spec_constants.items():
+        if _SPEC_ID in walk.decorations[constant]:
+            kind, bits = _scalar(walk, type_id)
+            constant_id = walk.decorations[constant][_SPEC_ID]
+            found.append(SpecializationConstant(constant_id, walk.names.get(constant, ""), kind, bits // 8))
+    return tuple(sorted(found, key=lambda each: each.constant_id))
+
+
+def _inputs(walk: _Walk) -> tuple[StageInput, ...]:
+    found: dict[int, StageInput] = {}
+    for variable, pointer, storage in walk.variables:
+        decorations = walk.decorations[variable]
+        if storage != _INPUT or _LOCATION not in decorations or _BUILT_IN in decorations:
+            continue
+        type_id, repeat = walk.types[pointer][1][1], 1
+        while walk.types[type_id][0] == _TYPE_ARRAY and repeat <= 64:
+            repeat *= walk.constants[walk.types[type_id][1][1]]
+            type_id = walk.types[type_id][1][0]
+        opcode, operands = walk.types[type_id]
+        if opcode == _TYPE_MATRIX:
+            repeat *= operands[1]
+            opcode, operands = walk.types[operands[0]]
+        components = operands[1] if opcode == _TYPE_VECTOR else 1
+        if opcode == _TYPE_STRUCT:
+            continue  # blocks pass between stages; a vertex shader has none
+        kind, bits = _scalar(walk, operands[0] if opcode == _TYPE_VECTOR else type_id)
+        formats = _FORMATS.get((kind, bits))
+        if formats is None or not 1 <= components <= 4:
+            continue
+        size = components * bits // 8
+        locations = 2 if size > 16 else 1  # three and four 64-bit components take two locations
+        for index in range(min(repeat, 64)):
+            location = decorations[_LOCATION] + index * locations
+            found[location] = StageInput(location, formats[components - 1], size)
+    return tuple(found[location] for location in sorted(found))

@@ -1,0 +1,518 @@
+"""Bounded walk of a SPIR-V module.
+
+Read of a SPIR-V module what deciding about it needs, and no more: version, capabilities, extensions, entry
+points, execution modes, and the constants that a workgroup size may be made of. All of that lies before the
+first function, so the walk stops there unless the whole module is asked for.
+
+Atomic operations are the exception: what they need depends on the memory that they are done in, which only
+the functions say. So the walk goes on through the functions of modules that declare a capability for such
+operations, or that have memory which they may be done in and hold the words of a load, store or exchange,
+which need no capability. Few modules do: 9 of the 875 of the two largest captured sets.
+
+Guarantees: - Bounded: no byte outside the given ones is read, every instruction moves on by at least one
+word, and nothing is allocated that the module merely declares. Any input gives a SpirvModule or a
+SpirvError. - Pure and thread-safe; the result is frozen.
+
+Assumptions: SPIR-V is a stream of little-endian words here, as on every host this package supports.
+
+It is not a validator. It proves the framing of what it walks (and of all of it with whole=True), not that
+instructions mean anything; a module can pass and still be invalid.
+
+Source of the layout: SPIR-V specification, section 2.3 "Physical Layout of a SPIR-V Module and Instruction"
+and section 2.4 "Logical Layout of a Module".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from attrs import field, frozen
+
+from orchestrator.errors import OrchestratorError
+
+MAGIC = 0x07230203
+MAGIC_SWAPPED = 0x03022307
+HEADER_WORDS = 5
+# "Universal Limits", section 2.17: ids stay below this in every valid module. Drivers allocate by the bound.
+ID_BOUND_LIMIT = 0x3F_FFFF
+
+OP_EXTENSION = 10
+OP_ENTRY_POINT = 15
+OP_EXECUTION_MODE = 16
+OP_CAPABILITY = 17
+OP_TYPE_INT = 21
+OP_TYPE_FLOAT = 22
+OP_TYPE_VECTOR = 23
+OP_TYPE_POINTER = 32
+OP_CONSTANT_COMPOSITE = 44
+OP_CONSTANT = 43
+OP_SPEC_CONSTANT = 50
+OP_SPEC_CONSTANT_COMPOSITE = 51
+OP_FUNCTION = 54
+OP_VARIABLE = 59
+OP_DECORATE = 71
+OP_ATOMIC_LOAD = 227
+OP_ATOMIC_STORE = 228
+OP_ATOMIC_EXCHANGE = 229
+OP_EXECUTION_MODE_ID = 331
+OP_TYPE_UNTYPED_POINTER = 4417
+OP_UNTYPED_VARIABLE = 4418
+OP_ATOMIC_FLOAT_MIN = 5614
+OP_ATOMIC_FLOAT_MAX = 5615
+OP_ATOMIC_FLOAT_ADD = 6035
+
+DECORATION_SPEC_ID = 1
+DECORATION_BUFFER_BLOCK = 3
+DECORATION_BUILT_IN = 11
+BUILT_IN_WORKGROUP_SIZE = 25
+
+MODE_LOCAL_SIZE = 17
+MODE_LOCAL_SIZE_ID = 38
+
+# Words that each instruction has at least, its first included; a shorter one cannot hold its operands.
+_LEAST_WORDS = {
+    OP_EXTENSION: 2,
+    OP_ENTRY_POINT: 4,
+    OP_EXECUTION_MODE: 3,
+    OP_CAPABILITY: 2,
+    OP_CONSTANT: 4,
+    OP_CONSTANT_COMPOSITE: 3,
+    OP_SPEC_CONSTANT: 4,
+    OP_SPEC_CONSTANT_COMPOSITE: 3,
+    OP_DECORATE: 3,
+    OP_EXECUTION_MODE_ID: 3,
+    OP_TYPE_POINTER: 4,
+}
+# OpFunction is read too: the walk stops there.
+_READ = frozenset({*_LEAST_WORDS, OP_FUNCTION})
+# Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
+# PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
+_SHARED_MEMORY = frozenset({4, 11, 12, 5349, 5402})
+# Of these instructions there are many, and few that say anything here: what the third word of one that does may be.
+_CONCERNING = {
+    OP_DECORATE: frozenset({DECORATION_SPEC_ID, DECORATION_BUILT_IN, DECORATION_BUFFER_BLOCK}),
+    OP_TYPE_POINTER: _SHARED_MEMORY,
+}
+
+# Instructions before the first function that tell the types of atomic operations, as in `_LEAST_WORDS`.
+_TYPE_WORDS = {
+    OP_TYPE_INT: 4,
+    OP_TYPE_FLOAT: 3,
+    OP_TYPE_VECTOR: 4,
+    OP_TYPE_POINTER: 4,
+    OP_TYPE_UNTYPED_POINTER: 3,
+}
+_RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
+
+# Capabilities that say that atomic operations on 64-bit integers, or arithmetic ones on floating-point values, come:
+# Int64Atomics, Int64ImageEXT, AtomicFloat16VectorNV, AtomicFloat{32,64,16}MinMaxEXT, AtomicFloat{32,64,16}AddEXT. And
+# UntypedPointersKHR, with which any operation may take a floating-point value.
+_ATOMIC_CAPABILITIES = frozenset({12, 4473, 5016, 5404, 5612, 5613, 5616, 6033, 6034, 6095})
+# Where the pointer of each atomic operation is, in words from its first; the value of a store is the last operand.
+# OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231, of kernels only).
+_STORED_VALUE = 4
+_ATOMIC_POINTERS = {
+    **dict.fromkeys((227, 229, 230, *range(232, 243)), 3),
+    **dict.fromkeys((OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD), 3),
+    OP_ATOMIC_STORE: 1,
+}
+# First words of the atomic operations that are done on floating-point values without a capability.
+_PLAIN_ATOMICS = frozenset(
+    {6 << 16 | OP_ATOMIC_LOAD, 5 << 16 | OP_ATOMIC_STORE, 7 << 16 | OP_ATOMIC_EXCHANGE}
+)
+# The bits that the three have in common.
+_PLAIN_ATOMICS_MASK, _PLAIN_ATOMICS_BITS = np.uint32(0xFFFC_FFF8), np.uint32(0x4_00E0)
+
+
+class SpirvError(OrchestratorError):
+    """Bytes that are not SPIR-V, or whose framing is broken: nothing that a driver may be given.
+
+    Attributes:
+        word_offset: Where, in 32-bit words from the start of the module.
+        reason: What is wrong there.
+    """
+
+    def __init__(self, word_offset: int, reason: str) -> None:
+        super().__init__(f"SPIR-V word {word_offset}: {reason}")
+        self.word_offset = word_offset
+        self.reason = reason
+
+
+@frozen
+class EntryPoint:
+    """An entry point of a module.
+
+    Attributes:
+        execution_model: SPIR-V ExecutionModel, such as 5 for GLCompute.
+        name: Its name, as VkPipelineShaderStageCreateInfo::pName gives it.
+        id: Result id of its function.
+    """
+
+    execution_model: int
+    name: str
+    id: int
+
+
+@frozen
+class ExecutionMode:
+    """An execution mode of an entry point.
+
+    Attributes:
+        entry_point: Result id of the entry point's function.
+        mode: SPIR-V ExecutionMode, such as 17 for LocalSize.
+        operands: Its operands: literals, or ids of constants where `by_id`.
+        by_id: Whether it came from OpExecutionModeId.
+    """
+
+    entry_point: int
+    mode: int
+    operands: tuple[int, ...]
+    by_id: bool
+
+
+@frozen
+class Atomic:
+    """A kind of atomic operation that the functions of a module do.
+
+    Attributes:
+        opcode: The operation, such as 6035 for OpAtomicFAddEXT.
+        storage_class: SPIR-V StorageClass of the pointer, such as 4 for Workgroup and 11 for Image.
+        floating: Whether the value is floating-point; an integer otherwise.
+        width: Bits of the value, or of one component of it.
+        components: Of a vector; 1 for a scalar.
+    """
+
+    opcode: int
+    storage_class: int
+    floating: bool
+    width: int
+    components: int = 1
+
+
+class _Number(NamedTuple):
+    """A type of numbers."""
+
+    floating: bool
+    width: int
+    components: int
+
+
+class _Pointer(NamedTuple):
+    """A type of pointers; the type pointed to is 0 for untyped ones."""
+
+    storage_class: int
+    pointee: int
+
+
+@frozen
+class SpirvModule:
+    """What a module says.
+
+    Attributes:
+        version: (major, minor) of SPIR-V.
+        id_bound: All ids are smaller.
+        capabilities: Numbers of the declared capabilities, in order.
+        extensions: Names of the declared extensions, in order.
+        entry_points: In order.
+        execution_modes: In order.
+        constants: Values of 32-bit constants and defaults of specialization constants, by id.
+        spec_ids: SpecId decorations: constant_id of a specialization constant, by id.
+        composites: Constituent ids of composite constants, by id; specialization constant composites included.
+        workgroup_size: Id of the constant that is decorated BuiltIn WorkgroupSize, or 0.
+        atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those whose
+            types cannot be told are left out.
+    """
+
+    version: tuple[int, int]
+    id_bound: int
+    capabilities: tuple[int, ...]
+    extensions: tuple[str, ...]
+    entry_points: tuple[EntryPoint, ...]
+    execution_modes: tuple[ExecutionMode, ...] = ()
+    constants: Mapping[int, int] = field(factory=dict)
+    spec_ids: Mapping[int, int] = field(factory=dict)
+    composites: Mapping[int, tuple[int, ...]] = field(factory=dict)
+    workgroup_size: int = 0
+    atomics: tuple[Atomic, ...] = ()
+
+    def entry_point(self, execution_model: int, name: str) -> EntryPoint | None:
+        """The entry point of that execution model and name, or None."""
+        for each in self.entry_points:
+            if each.execution_model == execution_model and each.name == name:
+                return each
+        return None
+
+    def local_size(self, entry_point: int, specialization: Mapping[int, int]) -> tuple[int, int, int] | None:
+        """Workgroup size of a compute, task or mesh entry point.
+
+        A constant decorated WorkgroupSize wins over execution modes (Vulkan, "WorkgroupSize").
+
+        Args:
+            entry_point: Result id of its function.
+            specialization: Values of specialization constants, by constant_id.
+
+        Returns:
+            (x, y, z), or None where the module gives none, or one that is computed from constants in a way
+            that this walk does not follow (OpSpecConstantOp).
+        """
+        ids: tuple[int, ...] = self.composites.get(self.workgroup_size, ())
+        if not self.workgroup_size:
+            for each in self.execution_modes:
+                if each.entry_point == entry_point and each.mode == MODE_LOCAL_SIZE:
+                    x, y, z = each.operands
+                    return x, y, z
+                if each.entry_point == entry_point and each.mode == MODE_LOCAL_SIZE_ID:
+                    ids = each.operands
+        sizes = [self._constant(each, specialization) for each in ids]
+        if len(sizes) != 3:
+            return None
+        x_size, y_size, z_size = sizes
+        if x_size is None or y_size is None or z_size is None:
+            return None
+        return x_size, y_size, z_size
+
+    def _constant(self, constant: int, specialization: Mapping[int, int]) -> int | None:
+        spec_id = self.spec_ids.get(constant)
+        if spec_id is not None and spec_id in specialization:
+            return specialization[spec_id]
+        return self.constants.get(constant)
+
+
+def walk_spirv(code: bytes, *, whole: bool = False) -> SpirvModule:
+    """Read a module: its preamble, and its functions where they may hold atomic operations that matter.
+
+    Args:
+        code: The module's bytes, header included.
+        whole: Also prove that the instructions after the first OpFunction fill the module exactly.
+
+    Raises:
+        SpirvError: It is not SPIR-V, or its framing is broken in what was walked.
+    """
+    size = len(code)
+    if size % 4:
+        raise SpirvError(
+            size // 4, f"{size} bytes are no whole number of words; the module is cut or not SPIR-V"
+        )
+    count = size // 4
+    if count < HEADER_WORDS:
+        raise SpirvError(count, f"{count} words are fewer than the header's {HEADER_WORDS}")
+    words = memoryview(code).cast("I")
+    magic, version, _generator, bound, _schema = words[:HEADER_WORDS]
+    if magic == MAGIC_SWAPPED:
+        raise SpirvError(0, "byte-swapped magic: the module is big-endian, and Vulkan takes the host's order")
+    if magic != MAGIC:
+        raise SpirvError(0, f"magic {magic:#010x} is not SPIR-V's {MAGIC:#010x}")
+    if not 0 < bound <= ID_BOUND_LIMIT:
+        raise SpirvError(3, f"id bound {bound} is not in 1 to {ID_BOUND_LIMIT}")
+    walk = _Walk(code, words, count, bound)
+    end = walk.preamble()
+    atomic = not _ATOMIC_CAPABILITIES.isdisjoint(walk.capabilities) or (
+        walk.shared_memory and _may_hold_plain_atomics(code)
+    )
+    if atomic:
+        walk.read_types(end)
+        walk.functions(end)
+    elif whole:
+        _walk_rest(words, end, count)
+    return SpirvModule(
+        version=(version >> 16 & 0xFF, version >> 8 & 0xFF),
+        id_bound=bound,
+        capabilities=tuple(walk.capabilities),
+        extensions=tuple(walk.extensions),
+        entry_points=tuple(walk.entry_points),
+        execution_modes=tuple(walk.execution_modes),
+        constants=walk.constants,
+        spec_ids=walk.spec_ids,
+        composites=walk.composites,
+        workgroup_size=walk.workgroup_size,
+        atomics=walk.atomics() if atomic else (),
+    )
+
+
+class _Walk:
+    """State of one walk over a module."""
+
+    def __init__(self, code: bytes, words: memoryview[int], count: int, bound: int) -> None:
+        self.code = code
+        self.words = words
+        self.count = count
+        self.bound = bound
+        self.capabilities: list[int] = []
+        self.extensions: list[str] = []
+        self.entry_points: list[EntryPoint] = []
+        self.execution_modes: list[ExecutionMode] = []
+        self.constants: dict[int, int] = {}
+        self.spec_ids: dict[int, int] = {}
+        self.composites: dict[int, tuple[int, ...]] = {}
+        self.workgroup_size = 0
+        self.shared_memory = False
+        self.types: dict[int, _Number | _Pointer] = {}
+        self.results: dict[int, int] = {}  # type of each result whose type is in `types`
+        # Opcode, type of the pointer and type of the value of each.
+        self.operations: dict[tuple[int, int, int], None] = {}
+
+    def preamble(self) -> int:
+        """Walk to the first OpFunction, or the end; returns the word where it stopped."""
+        words, count, concerning = self.words, self.count, _CONCERNING
+        at = HEADER_WORDS
+        while at < count:
+            word = words[at]
+            opcode = word & 0xFFFF
+            step = word >> 16
+            if opcode in _READ:
+                if opcode == OP_FUNCTION:
+                    return at
+                if at + step > count or step < _LEAST_WORDS[opcode]:
+                    _raise_length(words, at, count)
+                if opcode not in concerning or words[at + 2] in concerning[opcode]:
+                    self._read(opcode, at, at + step)
+            elif not step:
+                _raise_length(words, at, count)
+            at += step
+        if at > count:
+            # Unread instructions are not checked one by one: only the last one can reach past the end.
+            _raise_length(words, at - step, count)
+        return at
+
+    def read_types(self, end: int) -> None:
+        """Walk the preamble once more, whose framing is proven, for the types that atomic operations may have."""
+        words, types = self.words, self.types
+        at = HEADER_WORDS
+        while at < end:
+            step, opcode = words[at] >> 16, words[at] & 0xFFFF
+            if step < _TYPE_WORDS.get(opcode, 0) or step < _RESULT_WORDS.get(opcode, 0):
+                _raise_length(words, at, self.count)
+            if opcode in _TYPE_WORDS:
+                self._read_type(opcode, at, at + step)
+            elif opcode in _RESULT_WORDS and words[at + 1] in types:
+                self.results[self._id(at + 2)] = words[at + 1]
+            at += step
+
+    def functions(self, at: int) -> None:
+        """Walk the functions to the module's end, and note their atomic operations."""
+        words, count, types, results = self.words, self.count, self.types, self.results
+        while at < count:
+            word = words[at]
+            step = word >> 16
+            if not step or at + step > count:
+                _raise_length(words, at, count)
+            # Instructions that have a result type begin with it, whatever they are; no other id is a type's.
+            if step > 2 and words[at + 1] in types:
+                results[self._id(at + 2)] = words[at + 1]
+            pointer = _ATOMIC_POINTERS.get(word & 0xFFFF)
+            if pointer is not None and step > _STORED_VALUE:
+                value = words[at + 1] if pointer > 1 else results.get(words[at + _STORED_VALUE], 0)
+                self.operations[word & 0xFFFF, results.get(words[at + pointer], 0), value] = None
+            at += step
+
+    def atomics(self) -> tuple[Atomic, ...]:
+        """The operations that were noted, with their types told."""
+        found: dict[Atomic, None] = {}
+        for opcode, pointer_type, value_type in self.operations:
+            pointer = self.types.get(pointer_type)
+            if isinstance(pointer, _Pointer):
+                number = self.types.get(pointer.pointee or value_type)
+                if isinstance(number, _Number) and (number.floating or number.width == 64):
+                    found[Atomic(opcode, pointer.storage_class, *number)] = None
+        return tuple(found)
+
+    def _read(self, opcode: int, at: int, end: int) -> None:
+        words = self.words
+        if opcode == OP_DECORATE:
+            decoration = words[at + 2]
+            if decoration == DECORATION_SPEC_ID and end - at >= 4:
+                self.spec_ids[self._id(at + 1)] = words[at + 3]
+            elif decoration == DECORATION_BUFFER_BLOCK:
+                self.shared_memory = True
+            elif (
+                decoration == DECORATION_BUILT_IN
+                and end - at >= 4
+                and words[at + 3] == BUILT_IN_WORKGROUP_SIZE
+            ):
+                self.workgroup_size = self._id(at + 1)
+        elif opcode in (OP_CONSTANT, OP_SPEC_CONSTANT):
+            if end - at == 4:
+                self.constants[self._id(at + 2)] = words[at + 3]
+        elif opcode in (OP_CONSTANT_COMPOSITE, OP_SPEC_CONSTANT_COMPOSITE):
+            # Only three constituents can be a workgroup size; long constant arrays stay unread.
+            if end - at == 6:
+                self.composites[self._id(at + 2)] = tuple(words[at + 3 : end])
+        elif opcode == OP_TYPE_POINTER:
+            self.shared_memory = True
+        elif opcode == OP_CAPABILITY:
+            self.capabilities.append(words[at + 1])
+        elif opcode == OP_EXTENSION:
+            self.extensions.append(self._string(at + 1, end))
+        elif opcode == OP_ENTRY_POINT:
+            name = self._string(at + 3, end)
+            self.entry_points.append(EntryPoint(words[at + 1], name, self._id(at + 2)))
+        else:
+            mode, operands = words[at + 2], tuple(words[at + 3 : end])
+            if mode in (MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID) and len(operands) != 3:
+                raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
+            by_id = opcode == OP_EXECUTION_MODE_ID
+            self.execution_modes.append(ExecutionMode(self._id(at + 1), mode, operands, by_id))
+
+    def _read_type(self, opcode: int, at: int, end: int) -> None:
+        words, types = self.words, self.types
+        result = self._id(at + 1)
+        if opcode == OP_TYPE_INT:
+            types[result] = _Number(False, words[at + 2], 1)
+        elif opcode == OP_TYPE_FLOAT:
+            if end - at == 3:  # one more operand gives another encoding, of which no feature speaks
+                types[result] = _Number(True, words[at + 2], 1)
+        elif opcode == OP_TYPE_VECTOR:
+            component = types.get(words[at + 2])
+            if isinstance(component, _Number):
+                types[result] = component._replace(components=words[at + 3])
+        else:
+            types[result] = _Pointer(words[at + 2], words[at + 3] if opcode == OP_TYPE_POINTER else 0)
+
+    def _id(self, at: int) -> int:
+        value = self.words[at]
+        if not 0 < value < self.bound:
+            raise SpirvError(at, f"id {value} is not in 1 to {self.bound - 1}, below the id bound")
+        return value
+
+    def _string(self, start: int, end: int) -> str:
+        terminator = self.code.find(b"\0", start * 4, end * 4)
+        if terminator < 0:
+            raise SpirvError(start, "string without a terminator in its instruction")
+        return self.code[start * 4 : terminator].decode("utf-8", errors="surrogateescape")
+
+
+def _may_hold_plain_atomics(code: bytes) -> bool:
+    """Whether an atomic load, store or exchange may be among the instructions; false only where there is none."""
+    words = np.frombuffer(code, dtype=np.uint32)
+    alike = (words & _PLAIN_ATOMICS_MASK) == _PLAIN_ATOMICS_BITS
+    # Counting first is what makes modules that have none cheap.
+    return bool(np.count_nonzero(alike)) and not _PLAIN_ATOMICS.isdisjoint(words[alike].tolist())
+
+
+def _walk_rest(words: memoryview[int], start: int, count: int) -> None:
+    """Prove that instructions fill the words from start to the end exactly."""
+    steps = np.asarray(words[start:], dtype=np.uint32) >> 16
+    # A length of 0 becomes one that leaves the module, so that the loop needs one test only.
+    steps[steps == 0] = count + 1
+    lengths = steps.data
+    at, size = 0, count - start
+    while at < size:
+        at += lengths[at]
+    if at == size:
+        return
+    at = 0
+    while at + lengths[at] <= size:
+        at += lengths[at]
+    _raise_length(words, start + at, count)
+
+
+def _raise_length(words: memoryview[int], at: int, count: int) -> None:
+    """Say what is wrong with the length of the instruction at a word."""
+    length, opcode = words[at] >> 16, words[at] & 0xFFFF
+    if length == 0:
+        raise SpirvError(at, f"instruction {opcode} has word count 0")
+    if at + length > count:
+        raise SpirvError(at, f"instruction {opcode} of {length} words runs past the module's {count} words")
+    raise SpirvError(at, f"instruction {opcode} of {length} words is too short for its operands")

@@ -1,0 +1,1 @@
+"""How files are written so that they survive: nothing here knows Vulkan."""

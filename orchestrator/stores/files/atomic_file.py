@@ -1,0 +1,622 @@
+"""The persistence calls of the stores, behind one Protocol.
+
+The one place where stores touch the file system. Every call that makes something last, reads it back, or
+keeps two processes apart, is a method here, so that a test can fail any of them, record them, or end the
+process at one.
+
+Guarantees: each method is one system call (or none, where the system has no such notion). Errors are
+OSErrors. Interrupted calls are repeated by Python itself (PEP 475), so EINTR does not surface unless it is
+injected. Thread-safe: there is no state.
+
+Locks are those of flock(2): they belong to the open file, not to the process, so that two threads exclude
+each other too; the kernel frees them when the last descriptor of the open file is gone, however its process
+ended. On Windows they are those of msvcrt.locking, on a byte far behind any content, since they are
+mandatory there.
+
+Assumptions: paths are of one file system per directory; descriptors are closed by whoever opened them.
+
+Atomic writes and bounded reads.
+
+Files that are either what they were or what they became, never something between, whatever fails.
+
+open a new temporary beside the target -> write -> fsync -> size re-checked -> close -> rename over the
+target -> fsync of the directory
+
+Guarantees: - Until the rename, the target is untouched; after it, the target is whole and was synced
+before. - Any failure, cancellation by an exception included, removes the temporary. Only if that removal
+fails too is it left, and the error names it. - A descriptor whose fsync failed is never synced again: the
+kernel may have dropped the dirty pages and marked them clean, so a second fsync would report a success that
+is none. - Reads are bounded before anything is allocated.
+
+Assumptions: rename is atomic in the file system. Several writers do not harm each other (each has its own
+temporary; the last rename wins), but do not merge; who may write is decided a level above.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import secrets
+import stat
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import frozen
+
+from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError, likely_cause
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+# Flags that a system lacks are left out: Windows has no symbolic-link check at open, and text mode instead.
+_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
+_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
+_BINARY: int = getattr(os, "O_BINARY", 0)
+
+# What a file system answers that has no fsync of directories. It is no failure: there is nothing to do.
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+
+# What the systems answer where another open file holds the lock.
+_LOCKED_ELSEWHERE = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
+
+# Linux: random, and new at each start.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+# Where msvcrt locks its byte: behind the content of any file that is locked.
+_WINDOWS_LOCK_OFFSET = 1 << 30
+
+
+@frozen
+class FileStatus:
+    """What the system says of a file.
+
+    Attributes:
+        size: Bytes.
+        is_regular: Whether it is a regular file.
+        is_directory: Whether it is a directory.
+        permissions: The permission bits, such as 0o600.
+        owner: User id of the owner; 0 where the system has none.
+        modified_ns: When the content was last changed, ns since the epoch.
+        file_id: Device and inode: equal for two names of one file, and for nothing else that exists now.
+    """
+
+    size: int
+    is_regular: bool
+    is_directory: bool
+    permissions: int
+    owner: int
+    modified_ns: int = 0
+    file_id: tuple[int, int] = (0, 0)
+
+
+class FileOperations(Protocol):
+    """Every call by which a store reads, writes or renames. All raise OSError as the system does."""
+
+    def open_new(self, path: Path) -> int:
+        """Create a file that must not exist, mode 0600, for writing; symbolic links are not followed."""
+
+    def open_existing(self, path: Path) -> int:
+        """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """Write from the start of `data`; returns the bytes that were written, which may be fewer."""
+
+    def read(self, descriptor: int, size: int) -> bytes:
+        """Read at most `size` bytes; none at the end of the file."""
+
+    def fsync(self, descriptor: int) -> None:
+        """Make a file's content last. After a failure the descriptor must not be synced again."""
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        """Status of an open file."""
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor. It is gone even where this fails."""
+
+    def rename(self, source: Path, destination: Path) -> None:
+        """Rename atomically, replacing a file at the destination."""
+
+    def sync_directory(self, directory: Path) -> None:
+        """Make the names in a directory last; does nothing where the system has no such call."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+
+    def list_directory(self, directory: Path) -> list[str]:
+        """Names in a directory, in no order."""
+
+    def make_directory(self, directory: Path) -> None:
+        """Create one directory, mode 0700. Its parent must exist."""
+
+    def stat(self, path: Path) -> FileStatus:
+        """Status of a file or directory; symbolic links are followed."""
+
+    def resolve(self, path: Path) -> Path:
+        """The path without symbolic links. A loop of links stays one; what does not exist is no error."""
+
+    def link(self, source: Path, destination: Path) -> None:
+        """Give a file a second name, which must not exist."""
+
+    def open_lock(self, path: Path) -> int:
+        """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
+
+    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """Lock an open file without waiting; False where another open file holds a lock that excludes it.
+
+        A shared lock excludes only one that is not; where the system has none it is not shared.
+        """
+
+    def unlock(self, descriptor: int) -> None:
+        """Give the lock of an open file back, for every descriptor of it, inherited ones included."""
+
+    def truncate(self, descriptor: int) -> None:
+        """Cut an open file to no bytes."""
+
+    def effective_user(self) -> int | None:
+        """User id that new files get; None where the system has none. Not a call that can fail."""
+
+    def boot_id(self) -> str:
+        """Another text after each start of the machine; empty where the system does not tell. Does not fail."""
+
+
+class PosixFileOperations:
+    """The real calls. On Windows the nearest ones: replacing rename, no directory sync, no modes."""
+
+    def open_new(self, path: Path) -> int:
+        """See `FileOperations.open_new`."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY, 0o600)
+
+    def open_existing(self, path: Path) -> int:
+        """See `FileOperations.open_existing`."""
+        return os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK | _BINARY)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        """See `FileOperations.write`."""
+        return os.write(descriptor, data)
+
+    def read(self, descriptor: int, size: int) -> bytes:
+        """See `FileOperations.read`."""
+        return os.read(descriptor, size)
+
+    def fsync(self, descriptor: int) -> None:
+        """See `FileOperations.fsync`."""
+        os.fsync(descriptor)
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        """See `FileOperations.fstat`."""
+        return _status(os.fstat(descriptor))
+
+    def close(self, descriptor: int) -> None:
+        """See `FileOperations.close`."""
+        os.close(descriptor)
+
+    def rename(self, source: Path, destination: Path) -> None:
+        """See `FileOperations.rename`."""
+        source.replace(destination)
+
+    def sync_directory(self, directory: Path) -> None:
+        """See `FileOperations.sync_directory`."""
+        if sys.platform == "win32":
+            return
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_DIRECTORY_SYNC:
+                raise
+        finally:
+            os.close(descriptor)
+
+    def unlink(self, path: Path) -> None:
+        """See `FileOperations.unlink`."""
+        path.unlink()
+
+    def list_directory(self, directory: Path) -> list[str]:
+        """See `FileOperations.list_directory`."""
+        return [entry.name for entry in directory.iterdir()]
+
+    def make_directory(self, directory: Path) -> None:
+        """See `FileOperations.make_directory`."""
+        directory.mkdir(mode=0o700)
+
+    def stat(self, path: Path) -> FileStatus:
+        """See `FileOperations.stat`."""
+        return _status(path.stat())
+
+    def resolve(self, path: Path) -> Path:
+        """See `FileOperations.resolve`."""
+        # Not Path.resolve, which raises on a loop of links.
+        return Path(os.path.realpath(path))
+
+    def link(self, source: Path, destination: Path) -> None:
+        """See `FileOperations.link`."""
+        destination.hardlink_to(source)
+
+    def open_lock(self, path: Path) -> int:
+        """See `FileOperations.open_lock`."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY, 0o600)
+
+    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        """See `FileOperations.try_lock`."""
+        try:
+            if sys.platform == "win32":
+                lock_byte(msvcrt, descriptor, msvcrt.LK_NBLCK)
+            else:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _LOCKED_ELSEWHERE:
+                return False
+            raise
+        return True
+
+    def unlock(self, descriptor: int) -> None:
+        """See `FileOperations.unlock`."""
+        if sys.platform == "win32":
+            lock_byte(msvcrt, descriptor, msvcrt.LK_UNLCK)
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def truncate(self, descriptor: int) -> None:
+        """See `FileOperations.truncate`."""
+        os.ftruncate(descriptor, 0)
+
+    def effective_user(self) -> int | None:
+        """See `FileOperations.effective_user`."""
+        return None if sys.platform == "win32" else os.geteuid()
+
+    def boot_id(self) -> str:
+        """See `FileOperations.boot_id`."""
+        return _boot_id()
+
+
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
+    """Lock or unlock as Windows can: one byte, far behind the content. The position of the file is kept.
+
+    Args:
+        locking: The module msvcrt; given, so that this can be tested where there is none.
+        descriptor: The open file.
+        mode: LK_NBLCK or LK_UNLCK.
+    """
+    position = os.lseek(descriptor, 0, os.SEEK_CUR)
+    os.lseek(descriptor, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
+    try:
+        locking.locking(descriptor, mode, 1)
+    finally:
+        os.lseek(descriptor, position, os.SEEK_SET)
+
+
+def _status(result: os.stat_result) -> FileStatus:
+    return FileStatus(
+        size=result.st_size,
+        is_regular=stat.S_ISREG(result.st_mode),
+        is_directory=stat.S_ISDIR(result.st_mode),
+        permissions=stat.S_IMODE(result.st_mode),
+        owner=result.st_uid,
+        modified_ns=result.st_mtime_ns,
+        file_id=(result.st_dev, result.st_ino),
+    )
+
+
+REAL_FILE_OPERATIONS: FileOperations = PosixFileOperations()
+"""The operations that everything uses unless it is given others."""
+
+
+TEMPORARY_SUFFIX = ".tmp"
+"""How the name of every temporary ends; it starts with a dot and the name of its target."""
+
+# What is asked for where the end of a file should be: nothing comes, unless it grows.
+_PROBE_SIZE = 1 << 16
+
+
+def temporary_of(path: Path) -> Path:
+    """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`.
+
+    Args:
+        path: The file that it is to become.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+
+
+def write_atomically(
+    path: Path,
+    chunks: Iterable[bytes | bytearray | memoryview],
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> int:
+    """Replace a file by new content, or leave it as it is.
+
+    The directory must exist (`ensure_directory`). The file gets mode 0600. Thread-safe.
+
+    Args:
+        path: The file to write.
+        chunks: The content, in order; nothing is copied.
+        operations: The calls to use.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
+    """
+    temporary = temporary_of(path)
+    try:
+        descriptor = operations.open_new(temporary)
+    except OSError as error:
+        # Nothing to remove: either it was not created, or (EEXIST) it is someone else's.
+        raise SaveError(path, "creating a temporary file", likely_cause(error)) from error
+    try:
+        written = _fill(path, descriptor, chunks, operations)
+        _rename(path, temporary, operations)
+    except BaseException as error:
+        leftover = remove_temporary(temporary, operations)
+        if leftover is not None and isinstance(error, SaveError):
+            raise SaveError(path, error.step, error.reason, leftover=leftover) from error
+        raise
+    try:
+        operations.sync_directory(path.parent)
+    except OSError as error:
+        raise SaveError(path, "fsync of the directory", likely_cause(error), replaced=True) from error
+    return written
+
+
+def _fill(
+    path: Path,
+    descriptor: int,
+    chunks: Iterable[bytes | bytearray | memoryview],
+    operations: FileOperations,
+) -> int:
+    """Write, sync, check and close a new file; it is closed however this ends."""
+    step = "write"
+    try:
+        written = 0
+        for chunk in chunks:
+            written += _write_all(path, descriptor, memoryview(chunk).cast("B"), operations)
+        step = "fsync"
+        operations.fsync(descriptor)
+        step = "checking the size"
+        size = operations.fstat(descriptor).size
+    except OSError as error:
+        close_quietly(descriptor, operations)
+        raise SaveError(path, step, likely_cause(error)) from error
+    except BaseException:
+        close_quietly(descriptor, operations)
+        raise
+    try:
+        operations.close(descriptor)
+    except OSError as error:
+        # A network file system may report here what it could not write before.
+        raise SaveError(path, "close", likely_cause(error)) from error
+    if size != written:
+        raise SaveError(path, "checking the size", f"{written} bytes were written and {size} are there")
+    return written
+
+
+def _write_all(path: Path, descriptor: int, data: memoryview, operations: FileOperations) -> int:
+    """Write a chunk whole; a short write is continued where it stopped."""
+    done = 0
+    while done < len(data):
+        count = operations.write(descriptor, data[done:])
+        if count <= 0:
+            raise SaveError(path, "write", f"the system took no byte of {len(data) - done}")
+        done += count
+    return done
+
+
+def _rename(path: Path, temporary: Path, operations: FileOperations) -> None:
+    try:
+        operations.rename(temporary, path)
+    except OSError as error:
+        raise SaveError(path, "rename", likely_cause(error)) from error
+
+
+def close_quietly(descriptor: int, operations: FileOperations) -> bool:
+    """Close a descriptor whose close has nothing to say: nothing was written, or an earlier failure is on its way up.
+
+    Returns:
+        Whether the close succeeded; the descriptor is gone either way.
+    """
+    try:
+        operations.close(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
+    """Remove a temporary, if it is there.
+
+    Args:
+        temporary: The file.
+        operations: The calls to use.
+
+    Returns:
+        The temporary where that failed, or None.
+    """
+    try:
+        operations.unlink(temporary)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return temporary
+    return None
+
+
+def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+    """Create a directory, and its parents, where they are missing: mode 0700, names synced.
+
+    Thread-safe, and safe against another process doing the same.
+
+    Args:
+        directory: The directory.
+        operations: The calls to use.
+
+    Raises:
+        SaveError: It could not be created, or something that is no directory is in its place.
+    """
+    missing: list[Path] = []
+    current = directory
+    try:
+        while True:
+            try:
+                status = operations.stat(current)
+            except FileNotFoundError:
+                if current == current.parent:
+                    raise
+                missing.append(current)
+                current = current.parent
+                continue
+            if not status.is_directory:
+                raise SaveError(directory, "creating the directory", f"{current} is not a directory")
+            break
+        for one in reversed(missing):
+            try:
+                operations.make_directory(one)
+            except FileExistsError:
+                if not operations.stat(one).is_directory:
+                    raise
+            operations.sync_directory(one.parent)
+    except OSError as error:
+        raise SaveError(directory, "creating the directory", likely_cause(error)) from error
+
+
+def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes:
+    """Read a file whole, if it is not larger than a cap.
+
+    Args:
+        path: The file; a regular one, and no symbolic link.
+        cap: Bytes at most.
+        operations: The calls to use.
+
+    Returns:
+        The content as it was when the end was reached. Thread-safe.
+
+    Raises:
+        MissingFileError: There is none.
+        TooLargeError: It is larger than the cap, or grew beyond it while it was read.
+        ReadError: The system would not, or it is no regular file.
+    """
+    return read_capped_parts(path, 0, cap, operations)[1]
+
+
+def read_capped_parts(
+    path: Path,
+    head_size: int,
+    cap: int,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+    *,
+    check: Callable[[FileStatus], None] | None = None,
+) -> tuple[bytes, bytes]:
+    """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
+
+    Of 67 MB, the copy would take as long as the read, and twice the memory.
+
+    Args:
+        path: The file; a regular one, and no symbolic link.
+        head_size: Bytes of the head.
+        cap: Bytes at most, of head and rest.
+        operations: The calls to use.
+        check: Called with the status of the open file before anything is read; what it raises ends the read.
+
+    Returns:
+        The head, shorter only where the file is, and the rest.
+
+    Raises:
+        MissingFileError: There is none.
+        TooLargeError: It is larger than the cap, or grew beyond it while it was read.
+        ReadError: The system would not, or it is no regular file.
+    """
+    descriptor = _open_for_reading(path, operations)
+    try:
+        status = operations.fstat(descriptor)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        if check is not None:
+            check(status)
+        if status.size > cap:
+            raise TooLargeError(path, f"it has {status.size} bytes, more than the {cap} that are allowed")
+        head = _read_up_to(descriptor, head_size, head_size, operations)
+        # One byte more than the cap allows: what grows while it is read is seen.
+        limit = cap - len(head) + 1
+        rest = _read_up_to(descriptor, limit, status.size - len(head), operations)
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    finally:
+        # A close of a file that was only read has nothing to lose, so its failure says nothing of the content.
+        close_quietly(descriptor, operations)
+    if len(head) + len(rest) > cap:
+        raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
+    return head, rest
+
+
+def read_head(
+    path: Path,
+    size: int,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+    *,
+    check: Callable[[FileStatus], None] | None = None,
+) -> bytes:
+    """Read the first bytes of a file, of any size.
+
+    Args:
+        path: The file; a regular one, and no symbolic link.
+        size: Bytes to read.
+        operations: The calls to use.
+        check: See `read_capped_parts`.
+
+    Returns:
+        The bytes, fewer only where the file is shorter.
+
+    Raises:
+        MissingFileError: There is none.
+        ReadError: The system would not, or it is no regular file.
+    """
+    descriptor = _open_for_reading(path, operations)
+    try:
+        status = operations.fstat(descriptor)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        if check is not None:
+            check(status)
+        return _read_up_to(descriptor, size, size, operations)
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    finally:
+        close_quietly(descriptor, operations)
+
+
+def _open_for_reading(path: Path, operations: FileOperations) -> int:
+    try:
+        return operations.open_existing(path)
+    except FileNotFoundError as error:
+        raise MissingFileError(path, "there is no such file") from error
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    except ValueError as error:
+        # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
+        raise ReadError(path, f"it is no path: {error}") from error
+
+
+def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:
+    """Read to the end of the file, or `limit` bytes; `expected` is what the first read asks for at once."""
+    chunks: list[bytes] = []
+    total = 0
+    while total < limit:
+        size = max(expected - total, _PROBE_SIZE)
+        chunk = operations.read(descriptor, min(size, limit - total))
+        if not chunk:
+            break
+        chunks.append(chunk)
+        total += len(chunk)
+    return b"".join(chunks)

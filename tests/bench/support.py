@@ -1,0 +1,80 @@
+"""Samples with known figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from orchestrator.bench.samples import Environment, Latencies, Sample
+
+ENVIRONMENT = Environment(
+    driver_name="test driver",
+    driver_info="1.0",
+    driver_version=1,
+    driver_id=0,
+    device_name="test device",
+    vendor_id=1,
+    device_id=2,
+    pipeline_cache_uuid="00" * 16,
+    driver_caches="disabled: test",
+    cores=16,
+    processor="test processor",
+    load_average=0.0,
+    python="3.11",
+    orchestrator="0",
+)
+
+_DEFAULTS = Sample(
+    device="test",
+    temperature="cold",
+    duplicates=0.0,
+    workers=1,
+    mode="shared",
+    control=False,
+    round=0,
+    batch=64,
+    passes=1,
+    set_name="set",
+    set_hash="0" * 16,
+    set_pipelines=1000,
+    environment=ENVIRONMENT,
+    started_at=0.0,
+    process_s=2.0,
+    pipelines=1000,
+    created=1000,
+    hits=0,
+    failed=0,
+    skipped=0,
+    calls=20,
+    open_ns=0,
+    wall_ns=1_000_000_000,
+    merge_ns=0,
+    read_back_ns=0,
+    call_ns=1_000_000_000,
+    driver_ns=1_000_000_000,
+    cpu_ns=1_000_000_000,
+    run_delay_ns=0,
+    blocked_ns=0,
+    barrier_wait_ns=0,
+    duplicate_keys=0,
+    duplicate_ns=0,
+    source_bytes=0,
+    primary_bytes=0,
+    memory_before_bytes=50_000_000,
+    peak_memory_bytes=100_000_000,
+    compiled_latency=Latencies(),
+    hit_latency=Latencies(),
+)
+
+
+def sample(**figures: Any) -> Sample:
+    """A sample in which only some figures are given."""
+    changed: Sample = msgspec.structs.replace(_DEFAULTS, **figures)
+    return changed
+
+
+def series(walls_s: Iterable[float], **figures: Any) -> list[Sample]:
+    """Samples of one cell, one a round, with their times."""
+    return [sample(round=number, wall_ns=round(wall * 1e9), **figures) for number, wall in enumerate(walls_s)]

@@ -1,0 +1,211 @@
+"""Verdicts of a calibration: what counts as a difference, what is chosen, and what single processes found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from orchestrator.bench.calibration import (
+    COLD,
+    INTERNAL,
+    PER_WORKER,
+    SHARED,
+    TWO_LEVEL,
+    WARM,
+    Contender,
+    ProbeResult,
+    Samples,
+    choose,
+    choose_batch,
+    probe_findings,
+    seconds_of,
+    topology_findings,
+)
+from orchestrator.bench.samples import Sample
+from tests.bench.support import sample
+
+QUIET = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.002)
+NOISY = (1.0, 1.6, 0.7, 1.3, 0.6, 1.5, 0.9)
+A, B, ONE = (SHARED, 2), (PER_WORKER, 2), (SHARED, 1)
+
+Times = Mapping[tuple[str, int], float]
+
+
+def rows(
+    times: Times, noise: Sequence[float] = QUIET, temperature: str = COLD, batch: int = 64
+) -> list[Sample]:
+    """Samples of contenders by (mode, workers), each round shaken by the noise, and the control of the first."""
+    made = []
+    legs = [*((each, False) for each in times), (next(iter(times)), True)]
+    for number in range(len(noise)):
+        for place, ((mode, workers), control) in enumerate(legs):
+            seconds = times[mode, workers] * noise[(number * 3 + place * 2) % len(noise)]
+            made.append(
+                sample(
+                    temperature=temperature,
+                    mode=mode,
+                    workers=workers,
+                    control=control,
+                    round=number,
+                    batch=batch,
+                    wall_ns=int(seconds * 1e9),
+                )
+            )
+    return made
+
+
+def answers(found: Samples, temperature: str = COLD, workers: int = 2) -> dict[str, str]:
+    """Answers by question."""
+    return {each.question: each.answer for each in topology_findings(found, temperature, workers, 64)}
+
+
+def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
+    row = sample(open_ns=100_000_000, wall_ns=2_000_000_000, merge_ns=50_000_000, passes=10)
+    assert seconds_of(row) == pytest.approx(0.1 + 0.2 + 0.05)
+
+
+def test_differences_beyond_noise_are_named_with_their_direction() -> None:
+    found = Samples(rows({A: 2.0, B: 1.0, (INTERNAL, 2): 1.5, ONE: 2.0, (PER_WORKER, 1): 2.0}))
+    assert answers(found) == {
+        "shared cache, cold": "slower",
+        "locking, cold": "slower",
+        "more workers, cold, shared": "no difference",
+        "more workers, cold, per-worker": "faster",
+    }
+    (first, *_) = topology_findings(found, COLD, 2, 64)
+    assert first.ratio == pytest.approx(2.0, rel=0.03)
+    assert first.noise is not None
+    assert 1.0 <= first.noise < 1.03
+    assert first.pairs == 7
+    assert "x2.0" in first.words
+    assert "differs by up to" in first.words
+
+
+def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
+    assert set(answers(Samples(rows({A: 1.2, B: 1.0, (INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))).values()) <= {
+        "undecided",
+        "not measured",
+    }
+    tight = answers(Samples(rows({A: 1.0, B: 1.0, (INTERNAL, 2): 1.0, ONE: 1.0})))
+    assert tight["shared cache, cold"] == tight["locking, cold"] == "no difference"
+
+
+def test_too_few_rounds_or_no_control_tell_nothing() -> None:
+    few = [each for each in rows({A: 2.0, B: 1.0}) if each.round < 4]
+    assert answers(Samples(few))["shared cache, cold"] == "not measured"
+    assert choose(Samples(few), COLD, (1, 2), 64, merge_works=True) is None
+    without = [each for each in rows({A: 2.0, B: 1.0}) if not each.control]
+    assert answers(Samples(without))["shared cache, cold"] == "not measured"
+
+
+def test_warm_ups_and_other_temperatures_do_not_count() -> None:
+    mixed = rows({A: 1.0, B: 1.0}) + rows({A: 5.0, B: 1.0}, temperature=WARM)
+    mixed += [sample(temperature=COLD, mode=SHARED, workers=2, round=-1, wall_ns=10**12)]
+    found = Samples(mixed)
+    assert answers(found)["shared cache, cold"] == "no difference"
+    assert answers(found, WARM)["shared cache, warm"] == "slower"
+    assert max(each.seconds for each in found.figures()) < 6
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "mode", "workers"),
+    [
+        # A lock that costs: each its own, all processors.
+        ({A: 2.0, B: 1.0, ONE: 3.0, (PER_WORKER, 1): 2.0}, QUIET, PER_WORKER, 2),
+        # Nothing differs: the simplest, with the fewest.
+        ({A: 1.0, B: 1.0, ONE: 1.0, (PER_WORKER, 1): 1.0}, QUIET, SHARED, 1),
+        # Worker caches are slower, and one thread is fastest.
+        ({A: 1.5, B: 2.0, ONE: 1.0, (PER_WORKER, 1): 1.0}, QUIET, SHARED, 1),
+        # Nothing can be told: as without a calibration.
+        ({A: 1.1, B: 1.0, ONE: 1.2, (PER_WORKER, 1): 1.1}, NOISY, PER_WORKER, 2),
+        # Two levels are the best of three.
+        ({A: 2.0, B: 1.5, (TWO_LEVEL, 2): 1.0, ONE: 3.0}, QUIET, TWO_LEVEL, 2),
+    ],
+)
+def test_choices(times: Times, noise: Sequence[float], mode: str, workers: int) -> None:
+    choice = choose(Samples(rows(times, noise)), COLD, (1, 2), 64, merge_works=True)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (mode, workers), choice.words
+
+
+def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() -> None:
+    quiet = rows({A: 1.0, B: 2.0, ONE: 1.0, (PER_WORKER, 1): 1.0})
+    shaken = [each for each in rows({A: 1.0, (TWO_LEVEL, 2): 1.05}, NOISY) if each.mode == TWO_LEVEL]
+    choice = choose(Samples([*quiet, *shaken]), COLD, (1, 2), 64, merge_works=True)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (SHARED, 1)
+    assert "whether two-level would be faster is undecided" in choice.words
+
+
+def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
+    found = Samples(rows({A: 2.0, B: 1.0, ONE: 4.0, (PER_WORKER, 1): 4.0}))
+    choice = choose(found, COLD, (1, 2), 64, merge_works=False)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (SHARED, 2)
+    assert "does not merge" in choice.words
+
+
+def test_the_fewest_workers_that_are_as_fast() -> None:
+    times = {(SHARED, 16): 1.0, (PER_WORKER, 16): 1.0, (SHARED, 8): 1.0, (SHARED, 1): 9.0}
+    choice = choose(Samples(rows(times)), COLD, (1, 8, 16), 64, merge_works=True)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (SHARED, 8)
+
+
+def test_one_processor_leaves_no_choice_of_workers() -> None:
+    choice = choose(Samples(rows({ONE: 1.0, (PER_WORKER, 1): 1.0})), COLD, (1,), 64, merge_works=True)
+    assert choice is not None
+    assert choice.workers == 1
+    assert "no more than that" in choice.words
+
+
+def batches(times: Mapping[int, float]) -> Samples:
+    """Warm samples by batch, the usual one first with its control."""
+    made: list[Sample] = []
+    for batch, seconds in times.items():
+        of_batch = rows({ONE: seconds}, temperature=WARM, batch=batch)
+        made += [each for each in of_batch if batch == 64 or not each.control]
+    return Samples(made)
+
+
+@pytest.mark.parametrize(
+    ("times", "chosen"),
+    [
+        ({64: 1.0, 1: 9.0, 8: 1.0, 256: 1.0}, 64),
+        ({64: 1.0, 1: 9.0, 8: 2.0, 256: 0.5}, 256),
+        ({64: 1.0, 1: 0.7, 8: 0.8, 256: 1.0}, 1),
+    ],
+)
+def test_batches(times: Mapping[int, float], chosen: int) -> None:
+    batch, finding = choose_batch(batches(times), Contender(WARM, SHARED, 1, 64), (1, 8, 64, 256))
+    assert batch == chosen
+    assert finding.answer == str(chosen)
+    assert f"up to {chosen} pipelines" in finding.words
+
+
+def test_batches_that_were_not_measured() -> None:
+    batch, finding = choose_batch(Samples([]), Contender(WARM, SHARED, 1, 64), (1, 64))
+    assert batch is None
+    assert finding.answer == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("probe", "expected"),
+    [
+        (ProbeResult(100, 10, 100, 100, (), (1000, 1004, 1000)), ("yes", "yes", "no")),
+        (ProbeResult(100, 10, 100, 10, ("the merge was a no-op",), (1000, 1100, 1200)), ("yes", "no", "yes")),
+        (ProbeResult(100, 10, 10, None, (), ()), ("no", "not measured", "not measured")),
+        (ProbeResult(100, problem="no feedback"), ("not measured", "not measured", "not measured")),
+        # It gains once, and then no more.
+        (ProbeResult(100, 0, 100, 100, (), (1000, 1500, 1500, 1500)), ("yes", "yes", "no")),
+    ],
+)
+def test_what_processes_found_out(probe: ProbeResult, expected: tuple[str, str, str]) -> None:
+    findings = probe_findings(probe)
+    assert tuple(each.answer for each in findings) == expected
+    assert all(each.words.endswith(".") for each in findings)
+    if probe.problem:
+        assert all(probe.problem in each.words for each in findings)
+    for warning in probe.merge_warnings:
+        assert warning in findings[1].words

@@ -1,0 +1,100 @@
+# Purpose: what changed between two files is found, noise is not, and a gate closes when it should.
+"""Comparison of two benchmarks."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from orchestrator.bench.compare import compare_samples
+from orchestrator.bench.samples import Sample
+from tests.bench.support import ENVIRONMENT, series
+
+WALLS = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
+CONTROL = [10.1, 10.0, 10.0, 9.9, 10.0, 10.2, 9.9]
+
+
+def results(factor: float = 1.0, **figures: object) -> list[Sample]:
+    samples = series([wall * factor for wall in WALLS], mode="shared", workers=4, **figures)
+    return samples + series(
+        [wall * factor for wall in CONTROL], mode="shared", workers=4, control=True, **figures
+    )
+
+
+def test_noise_is_no_change() -> None:
+    report = compare_samples(results(), results(1.005))
+    assert (report.slower(), report.faster()) == ((), ())
+    assert report.summary() == "no difference beyond noise in 1 cells"
+
+
+def test_from_few_samples_nothing_is_told_and_that_is_said() -> None:
+    few = [each for each in results(9.0) if each.round < 4]
+    report = compare_samples(results(), few)
+    assert (report.slower(), len(report.undecided)) == ((), 1)
+    assert report.summary() == (
+        "nothing can be told; 1 of 1 cells have fewer than 5 samples or pairs of a control"
+    )
+    more = [*results(), *results(temperature="warm")]
+    report = compare_samples(more, [*few, *results(temperature="warm")])
+    assert report.summary().startswith("no difference beyond noise in 1 cells; 1 of 2 cells have fewer")
+
+
+def test_each_figure_is_held_against_its_own_noise() -> None:
+    shaken = [
+        msgspec.structs.replace(each, wall_ns=each.wall_ns * (3 if each.round % 2 == each.control else 1))
+        for each in results()
+    ]
+    lean = [msgspec.structs.replace(each, peak_memory_bytes=50_000_000) for each in shaken]
+    (change,) = compare_samples(shaken, lean).changes
+    assert change.time.noise is not None
+    assert change.time.noise.factor > 2
+    assert not change.time.beyond_noise
+    assert change.memory.lower  # the control's memory is steady, whatever its time is
+
+
+def test_slower_and_faster_are_found_and_a_threshold_counts() -> None:
+    report = compare_samples(results(), results(1.3))
+    (change,) = report.slower()
+    assert change.added_s == pytest.approx(3.0)
+    assert change.time.ratio.median == pytest.approx(1.3)
+    assert report.slower(0.5) == ()
+    assert len(compare_samples(results(1.3), results()).faster()) == 1
+
+
+def test_a_build_that_adds_pipelines_is_told_in_one_sentence() -> None:
+    after = results(5.1, set_pipelines=1312, set_hash="1" * 16)
+    report = compare_samples(results(), after)
+    assert report.pipelines_added == 312
+    assert report.summary().startswith(
+        "adds 312 pipelines, +41 s cold (shared, 4 workers); 1 of 1 cells slower"
+    )
+    assert any(each.startswith("hash of the set") for each in report.differences)
+
+
+def test_one_device_is_compared_with_another_whatever_they_are_called() -> None:
+    environment = msgspec.structs.replace(ENVIRONMENT, driver_info="2.0")
+    report = compare_samples(results(device="a"), results(device="b", environment=environment))
+    (change,) = report.changes
+    assert (change.before.device, change.after.device) == ("a", "b")
+    assert "driver's version: 1.0 -> 2.0" in report.differences
+    assert (
+        len(compare_samples(results(device="a") + results(device="c"), results(device="a")).only_before) == 1
+    )
+
+
+def test_runs_that_repeat_the_set_differently_are_compared_by_pass() -> None:
+    report = compare_samples(results(passes=1), results(3.0, passes=3))
+    assert report.changes[0].time.ratio.median == pytest.approx(1.0)
+    assert report.slower() == ()
+
+
+def test_without_controls_nothing_is_called_a_change() -> None:
+    without = [each for each in results(3.0) if not each.control]
+    report = compare_samples(results(), without)
+    assert report.changes[0].time.ratio.low > 2
+    assert report.slower() == ()
+
+
+def test_nothing_in_common_is_refused() -> None:
+    with pytest.raises(ValueError, match="no cell in common"):
+        compare_samples(results(), series(WALLS, mode="none"))

@@ -1,0 +1,148 @@
+# Purpose: figures, comparisons and verdicts over samples that were made up so that the answer is known.
+"""Contention reports."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.bench.contention import contention_report, rate_text, ratio_text
+from orchestrator.bench.samples import FailedSample, Row, Sample
+from orchestrator.bench.statistics import Estimate
+from tests.bench.support import sample, series
+
+STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]
+OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
+
+
+def matrix(factors: dict[str, float], temperature: str = "cold", workers: int = 16) -> list[Sample]:
+    """Modes whose time is that of shared divided by a factor, and a control."""
+    where = {"temperature": temperature, "workers": workers}
+    samples = series(OTHER, mode="shared", control=True, **where)
+    for mode, factor in factors.items():
+        samples += series([wall / factor for wall in STEADY], mode=mode, **where)
+    return samples
+
+
+def test_a_verdict_is_one_sentence() -> None:
+    samples = matrix({"shared": 1.0, "per-worker": 2.2, "per-worker-internal": 2.0}, "warm")
+    samples += matrix({"shared": 1.0, "per-worker": 1.005}, "cold")
+    samples += matrix({"shared": 1.0, "per-worker": 1.0}, "cold", workers=4)
+    report = contention_report(samples)
+    assert report.verdicts == (
+        "on test, warm, 16 workers: private caches 2.2× [2.2, 2.2] faster; cold: no difference beyond noise",
+    )
+    assert report.warnings == ()
+    group = next(each for each in report.groups if each.group.temperature == "warm")
+    assert group.baseline == "shared"
+    assert group.topology is group.throughput["per-worker"]
+    assert group.locking is not None
+    assert group.locking.ratio.median == pytest.approx(2.0 / 2.2)
+    assert group.throughput["per-worker-internal"].higher
+
+
+def test_private_caches_can_be_slower_and_the_merge_counts() -> None:
+    (verdict,) = contention_report(matrix({"shared": 1.0, "per-worker": 0.5})).verdicts
+    assert verdict == "on test, cold, 16 workers: private caches 2.0× [2.0, 2.0] slower"
+    samples = matrix({"shared": 1.0})
+    samples += series([wall / 2 for wall in STEADY], mode="per-worker", workers=16, merge_ns=1_500_000_000)
+    (verdict,) = contention_report(samples).verdicts
+    assert "slower (before the merge: private caches 2.0× [2.0, 2.0] faster)" in verdict
+
+
+def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:
+    (verdict,) = contention_report(matrix({"shared": 1.0, "none": 1.0})).verdicts
+    assert "not measured with both" in verdict
+    report = contention_report(series(STEADY, mode="shared") + series(STEADY, mode="per-worker"))
+    assert "no verdict without an A/A control" in report.verdicts[0]
+    assert any("no A/A control" in each for each in report.warnings)
+
+
+def test_efficiency_and_inflation_are_against_one_worker() -> None:
+    samples = series([4.0] * 5, workers=1, cpu_ns=4_000_000_000)
+    samples += series([1.25] * 5, workers=4, cpu_ns=5_000_000_000)
+    cells = {each.cell.workers: each for each in contention_report(samples).cells}
+    assert cells[1].efficiency is not None
+    assert cells[1].efficiency.median == pytest.approx(1)
+    assert cells[4].efficiency is not None
+    assert cells[4].efficiency.median == pytest.approx(0.8)
+    assert cells[4].inflation is not None
+    assert cells[4].inflation.median == pytest.approx(1.25)
+    alone = contention_report(series([1.0] * 5, workers=4)).cells[0]
+    assert alone.efficiency is None
+    assert alone.inflation is None
+
+
+def test_warm_ups_count_for_nothing_and_controls_are_no_cell() -> None:
+    samples = [*matrix({"shared": 1.0}), sample(round=-1, workers=16, wall_ns=10**15)]
+    (cell,) = contention_report(samples).cells
+    assert len(cell.samples) == len(STEADY)
+    assert cell.seconds.high < 2
+    with pytest.raises(ValueError, match="no samples"):
+        contention_report([sample(round=-1)])
+
+
+def test_a_busy_machine_is_told_and_is_no_contention() -> None:
+    busy = series(
+        STEADY,
+        workers=16,
+        call_ns=16 * 10**9,
+        driver_ns=16 * 10**9,
+        cpu_ns=2 * 10**9,
+        run_delay_ns=14 * 10**9,
+    )
+    report = contention_report(busy)
+    assert report.cells[0].blocked_share.median == 0
+    assert any("waited more than 10%" in each and "not the cache" in each for each in report.warnings)
+    assert not any("waited" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
+
+
+def test_few_samples_are_told() -> None:
+    report = contention_report(series(STEADY[:3]))
+    assert any("1 of 1 cells have fewer than 5 samples, the least 3" in each for each in report.warnings)
+    assert not any("fewer than" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
+    few = [each for each in matrix({"shared": 1.0, "per-worker": 9.0}) if each.round < 4]
+    assert contention_report(few).verdicts == (
+        "on test, cold, 16 workers: no verdict yet, 4 of the 5 pairs that one needs",
+    )
+
+
+def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
+    failed = FailedSample(
+        device="test", temperature="cold", duplicates=0.0, workers=16, mode="none", round=2, reason="broke"
+    )
+    rows: list[Row] = [*matrix({"shared": 1.0}), failed]
+    assert contention_report(rows).failed == (failed,)
+    assert contention_report([*rows, sample(workers=16, mode="none")]).failed == ()
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "high", "text"),
+    [
+        (105.0, 105.0, 105.0, "105 [105, 105]"),
+        (99.4, 99.6, 99.8, "99.6 [99, 100]"),
+        (0.126, 9.94, 9.96, "9.94 [0.13, 10]"),
+        (999.4, 999.4, 999.6, "999 [999, 1k]"),
+        (99_400, 99_960, 99_600, "100k [99k, 100k]"),
+        (105_000, 105_400, 105_600, "105k [105k, 106k]"),
+        (28_400, 28_240, 28_600, "28.2k [28k, 29k]"),
+        (999_400, 999_400, 999_600, "999k [999k, 1M]"),
+        (1.04e6, 1.234e6, 105e6, "1.23M [1M, 105M]"),
+    ],
+)
+def test_rates_are_short_and_never_powers_of_ten(low: float, median: float, high: float, text: str) -> None:
+    assert rate_text(Estimate(median, low, high, 5)) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "median", "high", "text"),
+    [
+        (2.1, 2.2, 2.3, "2.2× [2.1, 2.3]"),
+        (1.011, 1.012, 1.013, "1.012× [1.011, 1.013]"),
+        (1.02, 1.04, 1.06, "1.0× [1.0, 1.1]"),
+        (2.0, 2.0, 2.0, "2.0× [2.0, 2.0]"),
+    ],
+)
+def test_ratios_have_as_many_digits_as_tell_their_ends_apart(
+    low: float, median: float, high: float, text: str
+) -> None:
+    assert ratio_text(Estimate(median, low, high, 5)) == text

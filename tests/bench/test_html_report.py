@@ -1,0 +1,220 @@
+# Purpose: the page stands alone, says the verdict first, and nothing from an archive or a driver is markup in it.
+"""HTML reports."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.bench.contention import contention_report
+from orchestrator.bench.html_report import html_report
+from orchestrator.bench.samples import FailedSample, Latencies, Row, Sample
+from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
+from tests.bench.support import ENVIRONMENT, series
+from tests.drivers import require_tool
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
+WALLS = [1.0, 1.01, 0.99, 1.02, 1.0]
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, their attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag if tag in ("script", "style") else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if not self._inside:
+            self.words += data
+
+
+def samples(**figures: object) -> list[Sample]:
+    found = []
+    latency = Latencies(10, tuple(float(each) for each in range(1000, 8000, 1000)))
+    for workers in (1, 4):
+        for mode, factor in (("shared", 1.0), ("per-worker", 2.0)):
+            found += series(
+                [wall / factor for wall in WALLS],
+                workers=workers,
+                mode=mode,
+                compiled_latency=latency,
+                **figures,
+            )
+        found += series(reversed(WALLS), workers=workers, control=True, **figures)
+    return found
+
+
+def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
+    report = contention_report(samples())
+    trace = encode_trace(
+        [Span("worker 0", "create 1", 0, 1000, "call"), Span(MAIN_ROW, "merge", 1000, 10, "merge")]
+    )
+    text = html_report(report, {each.cell: trace for each in report.cells})
+    page = Page(text)
+    assert report.verdicts[0] in page.words
+    assert page.words.index(report.verdicts[0]) < page.words.index("How this was measured")
+    assert "What it cannot show" in page.words
+    (policy,) = (attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes)
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    assert "http" not in policy
+    for tag, attributes in page.tags:
+        assert tag not in ("link", "iframe", "img", "object", "embed")
+        assert not {"src", "href"} & attributes.keys()
+    plots = figures(text)
+    # Throughput, efficiency, two shares, memory, merge, one distribution, two timelines.
+    assert len(plots) == 9
+    places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
+    assert places == list(plots)
+    titles = [each["layout"]["title"]["text"] for each in plots.values()]
+    assert "Who did what when, one sample: per-worker, 4 workers" in titles
+    assert len(text) < 2_500_000  # the library is in it
+
+
+def figures(text: str) -> dict[str, Any]:
+    """The plots of a page."""
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text)
+    assert found is not None
+    decoded: dict[str, Any] = json.loads(found[1])
+    return decoded
+
+
+def rows_of(text: str) -> list[tuple[str, str]]:
+    """Class and words of each row of the tables of figures."""
+    return [
+        (kind, " ".join(re.sub(r"<[^>]*>", " ", row).split()))
+        for kind, row in re.findall(r'<tr class="([^"]*)">(.*?)</tr>', text)
+    ]
+
+
+def test_few_samples_and_failures_are_marked() -> None:
+    few = [each for each in samples() if each.workers == 4 or each.round < 3]
+    rows: list[Row] = [*few]
+    rows += [
+        FailedSample(
+            device="test", temperature="cold", duplicates=0.0, workers=4, mode="none", round=1, reason=EVIL
+        )
+    ]
+    text = html_report(contention_report(rows))
+    found = rows_of(text)
+    assert [(kind, words.split()[:3]) for kind, words in found] == [
+        ("few first", ["1", "shared", "3"]),
+        ("few", ["1", "per-worker", "3"]),
+        ("first", ["4", "shared", "5"]),
+        ("few", ["4", "none", "0"]),
+        ("", ["4", "per-worker", "5"]),
+    ]
+    assert "too few: 3 of 5 pairs" in found[1][1]
+    assert "failed" in found[3][1]
+    assert "faster" in found[4][1]
+    page = Page(text)
+    assert f"failed: test, cold, 4 workers, none: {EVIL}" in page.words
+    assert page.words.index("failed:") < page.words.index("test, cold\n")
+
+
+def test_one_number_of_workers_makes_no_lines() -> None:
+    one = [each for each in samples() if each.workers == 4]
+    titles = [
+        each["layout"]["title"]["text"] for each in figures(html_report(contention_report(one))).values()
+    ]
+    assert titles == ["Driver time of pipelines that were compiled, 4 workers"]
+
+
+def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -> None:
+    plots = list(figures(html_report(contention_report(samples(blocked_ns=100, driver_ns=10**9)))).values())
+    throughput = plots[0]
+    assert len({tuple(each["x"]) for each in throughput["data"]}) == 2
+    assert throughput["layout"]["xaxis"]["ticktext"] == ["1", "4"]
+    blocked = next(each for each in plots if each["layout"]["title"]["text"].startswith("Blocked"))
+    assert blocked["layout"]["yaxis"]["range"] == [0, 0.01]
+
+
+def test_names_from_elsewhere_are_text() -> None:
+    environment = msgspec.structs.replace(ENVIRONMENT, device_name=EVIL, driver_info=EVIL, driver_caches=EVIL)
+    evil = samples(device=EVIL, set_name=EVIL, environment=environment, notes=(EVIL,))
+    report = contention_report(evil)
+    trace = encode_trace([Span(EVIL, EVIL, 0, 1000, "call")])
+    text = html_report(report, {each.cell: trace for each in report.cells})
+    clean = Page(html_report(contention_report(samples()), {}))
+    page = Page(text)
+    assert EVIL in page.words
+    assert {tag for tag, _ in page.tags} == {tag for tag, _ in clean.tags}
+    assert "<script>alert" not in text
+    assert "onerror=alert(1)>" not in text
+    # In the data of plots it is escaped twice over: for the plots' own markup, and for the script around them.
+    assert any(EVIL in html.unescape(str(each)) for each in _words(figures(text)))
+    assert not any("<img" in each for each in _words(figures(text)))
+    assert not re.search(r"<img", text[text.index("<body>") :])
+
+
+def _words(value: object) -> list[str]:
+    """Every text in a JSON value."""
+    if isinstance(value, dict):
+        return [word for each in value.values() for word in _words(each)]
+    if isinstance(value, list):
+        return [word for each in value for word in _words(each)]
+    return [value] if isinstance(value, str) else []
+
+
+# Says what the page did into its title, which a dump of the page shows.
+_PROBE = """<script>addEventListener("load", () => { const watch = setInterval(() => {
+if (!document.body.dataset.drawn && !window.problems.length) return;
+clearInterval(watch);
+const drawn = document.body.dataset.drawn && [...document.querySelectorAll(".js-plotly-plot")].filter(each => each.querySelector("svg .trace path")).length;
+const loaded = performance.getEntriesByType("resource").filter(each => !each.name.startsWith("data:")).length;
+document.title = `drawn ${drawn} loaded ${loaded} errors ${window.problems.length} ${window.problems.join(";")}`;
+}, 100); });</script>"""
+_WATCH = (
+    "<script>window.problems = []; window.alert = text => window.problems.push('alert');"
+    "addEventListener('error', event => window.problems.push(event.message));"
+    "addEventListener('unhandledrejection', event => window.problems.push(String(event.reason)));</script>"
+)
+
+
+def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
+    browser = require_tool("chromium")
+    environment = msgspec.structs.replace(ENVIRONMENT, device_name=EVIL)
+    report = contention_report(samples(device=EVIL, set_name=EVIL, environment=environment))
+    trace = encode_trace([Span(EVIL, EVIL, 0, 1000, "call")])
+    text = html_report(report, {each.cell: trace for each in report.cells})
+    page = tmp_path / "report.html"
+    page.write_text(
+        text.replace("<style>", _WATCH + "<style>", 1).replace("</body>", _PROBE + "</body>"), "utf-8"
+    )
+    done = subprocess.run(
+        [
+            *(
+                browser,
+                "--headless=new",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path / 'profile'}",
+            ),
+            *("--virtual-time-budget=20000", "--dump-dom", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    title = re.search(r"<title>([^<]*)</title>", done.stdout)
+    assert title is not None
+    assert title[1].strip() == "drawn 9 loaded 0 errors 0"

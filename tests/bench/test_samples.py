@@ -1,0 +1,135 @@
+# Purpose: rows survive a file, an interrupted write included, and their derived figures are what they say.
+"""Rows and their file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from orchestrator.bench.samples import (
+    QUANTILES,
+    FailedSample,
+    Latencies,
+    Leg,
+    Row,
+    RowWriter,
+    SamplesError,
+    read_rows,
+    read_samples,
+)
+from tests.bench.support import sample
+
+FAILED = FailedSample(
+    device="test", temperature="cold", duplicates=0.0, workers=2, mode="shared", round=0, reason="it\nbroke"
+)
+
+
+def test_rows_survive_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows: list[Row] = [sample(round=-1), FAILED, sample(round=0, notes=("a \u2028 note",), merge_ns=5)]
+    with RowWriter(path) as writer:
+        for row in rows[:2]:
+            writer.write(row)
+    with RowWriter(path) as writer:
+        writer.write(rows[2])
+    assert read_rows(path) == rows
+    assert read_samples(path) == rows[2:]
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_a_row_is_on_disk_when_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "results.jsonl"
+    synced: list[tuple[int, bytes]] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append((descriptor, path.read_bytes())))
+    rows: list[Row] = [sample(round=0), sample(round=1)]
+    with RowWriter(path) as writer:
+        for number, row in enumerate(rows, 1):
+            writer.write(row)
+            # The writer is open still: a bench that is killed now has lost nothing.
+            assert read_rows(path) == rows[:number]
+            assert len(synced) == number
+            assert synced[-1][1].count(b"\n") == number
+
+
+def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with RowWriter(path) as writer:
+        writer.write(msgspec.structs.replace(FAILED, control=True))
+    assert b'"control":true' in path.read_bytes()
+    (row,) = read_rows(path)
+    assert isinstance(row, FailedSample)
+    assert row.leg == Leg(FAILED.cell, True)
+    assert row.leg.words == "test, cold, 2 workers, shared (control)"
+    path.write_bytes(path.read_bytes().replace(b',"control":true', b""))
+    assert read_rows(path) == [FAILED]
+
+
+def test_a_line_that_was_cut_off_is_no_row_and_goes_when_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with RowWriter(path) as writer:
+        writer.write(sample(round=0))
+    whole = path.read_bytes()
+    for cut in (1, len(whole) // 2, len(whole) - 2):
+        path.write_bytes(whole + whole[:cut])
+        assert read_rows(path)[0] == sample(round=0)
+        with RowWriter(path) as writer:
+            writer.write(sample(round=1))
+        assert [row.round for row in read_rows(path)] == [0, 1]
+
+
+@pytest.mark.parametrize("line", [b"{}", b"nonsense", b'{"row":"sample"}', b'{"row":"else"}', b"\xff\xfe"])
+def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "results.jsonl"
+    with RowWriter(path) as writer:
+        writer.write(sample())
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(SamplesError, match="line 2"):
+        read_rows(path)
+
+
+def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    with pytest.raises(SamplesError, match="cannot be read"):
+        read_samples(path)
+    with RowWriter(path) as writer:
+        writer.write(FAILED)
+        writer.write(sample(round=-1))
+    with pytest.raises(SamplesError, match="no samples"):
+        read_samples(path)
+    with pytest.raises(SamplesError, match="cannot be written"):
+        RowWriter(tmp_path / "nowhere" / "results.jsonl")
+
+
+def test_derived_figures() -> None:
+    row = sample(
+        workers=4,
+        created=1000,
+        wall_ns=400_000_000,
+        merge_ns=100_000_000,
+        call_ns=1_500_000_000,
+        driver_ns=1_200_000_000,
+        cpu_ns=700_000_000,
+        run_delay_ns=300_000_000,
+        blocked_ns=200_000_000,
+    )
+    assert row.throughput == pytest.approx(2000)
+    assert row.creation_rate == pytest.approx(2500)
+    assert row.seconds == pytest.approx(0.5)
+    assert row.blocked_share == pytest.approx(1 / 6)
+    assert row.run_delay_share == pytest.approx(0.2)
+    assert row.cpu_per_pipeline_ns == pytest.approx(700_000)
+    assert row.binding_overhead_ns == 300_000_000
+    nothing = sample(created=0, wall_ns=0, driver_ns=0, call_ns=0)
+    assert nothing.throughput == nothing.blocked_share == nothing.run_delay_share == 0.0
+    assert nothing.cpu_per_pipeline_ns == 0.0
+
+
+def test_latencies_are_quantiles() -> None:
+    found = Latencies.of(np.arange(101, dtype=np.uint64))
+    assert found.count == 101
+    assert found.quantiles_ns == pytest.approx([100 * each for each in QUANTILES])
+    assert Latencies.of(np.empty(0, np.uint64)) == Latencies()

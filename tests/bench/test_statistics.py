@@ -1,0 +1,150 @@
+# Purpose: medians, intervals, ratios, and that noise is not called a difference while a difference is found.
+"""Statistics over few samples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.bench.statistics import (
+    Difference,
+    by_round,
+    estimate,
+    noise_of,
+    paired_ratio,
+    unpaired_ratio,
+)
+from tests.bench.recorded_noise import WALLS_US
+
+times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=15)
+
+
+@given(times)
+def test_an_interval_holds_the_median_and_lies_within_the_samples(values: list[float]) -> None:
+    found = estimate(values)
+    assert found.low <= found.median <= found.high
+    assert min(values) <= found.low
+    assert found.high <= max(values)
+    assert estimate(values) == found  # the draws are the same every time
+    assert found.count == len(values)
+
+
+def test_five_pairs_give_an_interval_that_spans_them_all() -> None:
+    found = estimate([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (found.low, found.median, found.high) == (1.0, 3.0, 5.0)
+
+
+def test_more_samples_narrow_the_interval() -> None:
+    values = np.random.default_rng(1).normal(100, 5, 60)
+    few, many = estimate(values[:7].tolist()), estimate(values.tolist())
+    assert many.high - many.low < few.high - few.low
+
+
+@given(times)
+def test_a_ratio_and_its_inverse_agree(values: list[float]) -> None:
+    other = [value * 2 for value in values]
+    there, back = paired_ratio(other, values), paired_ratio(values, other)
+    assert there.median == pytest.approx(2)
+    assert there.median * back.median == pytest.approx(1)
+    assert there.low * back.high == pytest.approx(1)
+
+
+def test_a_ratio_is_taken_pair_by_pair() -> None:
+    # The machine is twice as slow in every other round; the contender is always 10 % faster.
+    base = [100.0, 50.0] * 5
+    found = paired_ratio([value * 1.1 for value in base], base)
+    assert found.low == pytest.approx(1.1)
+    assert found.high == pytest.approx(1.1)
+    assert unpaired_ratio([value * 1.1 for value in base], base).low < 0.9
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
+def test_what_is_no_number_is_refused(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        estimate(values)
+
+
+@pytest.mark.parametrize(("above", "below"), [([1.0], []), ([1.0], [0.0]), ([], []), ([-1.0], [1.0])])
+def test_a_ratio_needs_pairs_above_zero(above: list[float], below: list[float]) -> None:
+    with pytest.raises(ValueError):
+        paired_ratio(above, below)
+
+
+@pytest.mark.parametrize(
+    ("above", "below"),
+    [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [0.0]), ([1.0, -1.0], [1.0]), ([1.0], [2.0, -1.0])],
+)
+def test_an_unpaired_ratio_needs_numbers_above_zero(above: list[float], below: list[float]) -> None:
+    with pytest.raises(ValueError, match="ratios need numbers above 0"):
+        unpaired_ratio(above, below)
+
+
+def test_an_unpaired_ratio_is_that_of_the_medians() -> None:
+    found = unpaired_ratio([6.0, 2.0, 4.0], [1.0, 3.0, 2.0, 2.0])
+    assert found.median == 2.0
+    assert found.low <= 2.0 <= found.high
+    assert found.count == 3
+
+
+def test_pairs_are_of_rounds_that_both_have() -> None:
+    assert by_round({0: 1.0, 1: 2.0, 3: 4.0}, {1: 5.0, 3: 0.0, 4: 6.0}, float) == ([2.0], [5.0])
+
+
+def noisy(random: np.random.Generator, level: float, count: int) -> list[float]:
+    """Times with the noise of a shared machine: a few percent, and now and then an outlier."""
+    values = level * random.lognormal(0, 0.04, count)
+    slow = random.random(count) < 0.1
+    return [float(each) for each in np.where(slow, values * random.uniform(1.1, 1.8, count), values)]
+
+
+def difference(random: np.random.Generator, factor: float, count: int) -> Difference:
+    """A contender that is `factor` of the baseline, beside a control."""
+    base, control, other = (noisy(random, level, count) for level in (1.0, 1.0, factor))
+    return Difference(paired_ratio(other, base), noise_of(base, control))
+
+
+@pytest.mark.parametrize("count", [5, 7, 11, 21])
+def test_a_against_a_shows_no_difference(count: int) -> None:
+    random = np.random.default_rng(count)
+    found = sum(difference(random, 1.0, count).beyond_noise for _ in range(100))
+    assert found <= 5
+
+
+@pytest.mark.parametrize("count", [5, 7, 11])
+def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
+    # Three runs of the same, side by side, a round: baseline, contender, control. 100 benchmarks that overlap.
+    walls = [float(each) for each in WALLS_US]
+    found = 0
+    last = len(walls) - 3 * count
+    for begin in np.linspace(0, last, 100).astype(int).tolist():
+        base, other, control = (walls[begin + leg : begin + 3 * count : 3] for leg in range(3))
+        found += Difference(paired_ratio(other, base), noise_of(base, control)).beyond_noise
+    assert found <= 5
+
+
+@pytest.mark.parametrize(("count", "least"), [(5, 30), (11, 45)])
+def test_a_large_difference_is_found(count: int, least: int) -> None:
+    # With 5 pairs one outlier hides it: that is the price of never calling noise a difference.
+    random = np.random.default_rng(count)
+    for factor in (2.2, 1 / 2.2):
+        found = [difference(random, factor, count) for _ in range(50)]
+        assert sum(each.higher if factor > 1 else each.lower for each in found) >= least
+        assert not any(each.lower if factor > 1 else each.higher for each in found)
+
+
+def test_without_a_control_or_with_few_pairs_nothing_differs() -> None:
+    base, other = [1.0] * 5, [3.0] * 5
+    assert Difference(paired_ratio(other, base), noise_of(base, base)).higher
+    assert not Difference(paired_ratio(other, base), None).beyond_noise
+    assert not Difference(paired_ratio(other[:4], base[:4]), noise_of(base, base)).beyond_noise
+    assert not Difference(paired_ratio(other, base), noise_of(base[:4], base[:4])).beyond_noise
+
+
+def test_noise_is_the_farther_end_of_the_control() -> None:
+    assert noise_of([1.0] * 5, [1.05] * 5).factor == pytest.approx(1.05)
+    assert noise_of([1.0] * 5, [0.8] * 5).factor == pytest.approx(1.25)
+    assert noise_of([1.0] * 5, [1.0] * 5).factor == 1.0

@@ -1,0 +1,425 @@
+"""Contract: reading and writing archives, by the rules of the format."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ArchiveError, RecordError
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import Archive, ArchiveLimits, copy_records
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.records import RecordTag
+from tests.sets.archive.small_archives import MAGIC, archive, read_all, record, small_archive, small_records
+
+SAMPLER, LAYOUT, MODULE = RecordTag.SAMPLER, RecordTag.PIPELINE_LAYOUT, RecordTag.SHADER_MODULE
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "set.foz"
+
+
+def opened(path: Path, data: bytes, limits: ArchiveLimits | None = None) -> Archive:
+    path.write_bytes(data)
+    return Archive.open(path, limits)
+
+
+@pytest.mark.parametrize("version", [5, 6])
+def test_records_are_indexed_in_file_order(path: Path, version: int) -> None:
+    records = small_records()
+    data = archive(*(record(*each, flags=2) for each in records), version=version)
+    with opened(path, data) as source:
+        assert source.name == str(path)
+        assert source.size == len(data)
+        assert len(source) == len(records)
+        assert [(each.tag, each.key) for each in source.records()] == [each[:2] for each in records]
+        for tag in RecordTag:
+            assert list(source.keys(tag)) == [key for each, key, _ in records if each == tag]
+        assert read_all(source) == {(tag, key): payload for tag, key, payload in records}
+        assert source.damage == ()
+        assert source.duplicates == 0
+
+
+def test_a_record_says_where_and_how_it_is_stored(path: Path) -> None:
+    first, second = record(1, 0x11, b"a" * 100), record(3, 0x33, b"b" * 100, flags=2)
+    with opened(path, archive(first, second)) as source:
+        raw, deflated = source.records()
+        assert (raw.offset, raw.stored_size, raw.size, raw.flags) == (16, 100, 100, 1)
+        assert (deflated.offset, deflated.size, deflated.flags) == (16 + len(first), 100, 2)
+        assert deflated.stored_size == len(second) - 56
+        assert raw.crc == zlib.crc32(b"a" * 100)
+        assert source.offset(LAYOUT, 0x33) == deflated.offset
+        with pytest.raises(KeyError):
+            source.payload(LAYOUT, 0x34)
+
+
+def test_an_archive_without_records_is_one(path: Path) -> None:
+    with opened(path, archive()) as source:
+        assert len(source) == 0
+        assert source.damage == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "offset", "reason"),
+    [
+        (b"", 0, "empty"),
+        (MAGIC, 0, "15 bytes"),
+        (b"PK\3\4" + bytes(100), 0, "magic"),
+        (MAGIC + b"\x04", 15, "version 4"),
+        (MAGIC + b"\x07", 15, "version 7"),
+    ],
+)
+def test_what_is_no_archive_is_refused(path: Path, data: bytes, offset: int, reason: str) -> None:
+    with pytest.raises(ArchiveError, match=reason) as error:
+        opened(path, data)
+    assert error.value.offset == offset
+    assert error.value.path == str(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    for missing in (tmp_path / "none.foz", tmp_path, Path("nul\0byte")):
+        with pytest.raises(ArchiveError):
+            Archive.open(missing)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+def test_a_pipe_is_refused_and_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(ArchiveError, match="regular file"):
+        Archive.open(path)
+
+
+def test_the_first_of_equal_records_wins(path: Path) -> None:
+    data = archive(record(1, 5, b"first"), record(1, 5, b"second"), record(3, 5, b"other tag"))
+    with opened(path, data) as source:
+        assert source.payload(SAMPLER, 5) == b"first"
+        assert source.payload(LAYOUT, 5) == b"other tag"
+        assert source.duplicates == 1
+        assert len(source) == 2
+
+
+def test_a_refused_record_does_not_hide_a_good_one_of_its_name(path: Path) -> None:
+    data = archive(record(1, 5, b"first", flags=3), record(1, 5, b"second"), record(1, 6, b"x"))
+    with opened(path, data) as source:
+        assert list(source.keys(SAMPLER)) == [5, 6]
+        assert source.payload(SAMPLER, 5) == b"second"
+        assert len(source.damage) == 1
+
+
+def test_names_in_capitals_and_their_first_digits_are_as_good(path: Path) -> None:
+    name = b"zzzzzzzz" + b"%016X" % 1 + b"%016X" % 0xABCDEF
+    with opened(path, archive(record(1, 0, b"x", name=name))) as source:
+        assert source.payload(SAMPLER, 0xABCDEF) == b"x"
+
+
+def test_a_zero_crc_is_unchecked(path: Path) -> None:
+    with opened(path, archive(record(1, 5, b"x", crc=0))) as source:
+        assert source.payload(SAMPLER, 5) == b"x"
+
+
+GOOD = record(3, 0x33, b"good")
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (record(1, 5, b"abc", crc=1), "crc32"),
+        (record(1, 5, b"abc", flags=2, crc=1), "crc32"),
+        (record(1, 5, b"abc", flags=0), "flags 0"),
+        (record(1, 5, b"abc", flags=4), "flags 4"),
+        (record(1, 5, b"abc", size=4), "stored size 3 is not the declared size 4"),
+        (record(1, 5, b"abc" * 99, flags=2, size=298), "more than|holds 297 bytes, 298"),
+        (record(1, 5, b"abc" * 99, flags=2, size=296), "more than the declared 296"),
+        (record(1, 5, b"abc" * 99, flags=2, size=0), "more than the declared 0"),
+        (record(1, 5, b"", flags=2, size=0xFFFFFFF), "over the cap"),
+        (record(1, 5, b"", flags=2, size=8 * 1032 + 65), "cannot come out of 8 deflated bytes"),
+        (
+            record(1, 5, zlib.compress(b"abc" * 99)[:-3])[:44]
+            + b"\2\0\0\0"
+            + record(1, 5, zlib.compress(b"abc" * 99)[:-3])[48:52]
+            + (297).to_bytes(4, "little")
+            + zlib.compress(b"abc" * 99)[:-3],
+            "truncated",
+        ),
+        (
+            record(1, 5, b"no zlib stream at all", crc=0)[:44]
+            + b"\2\0\0\0"
+            + record(1, 5, b"no zlib stream at all", crc=0)[48:],
+            "damaged zlib stream",
+        ),
+    ],
+)
+def test_a_bad_payload_is_named_and_the_good_ones_load(path: Path, bad: bytes, reason: str) -> None:
+    before = record(4, 0x44, b"before")
+    with opened(path, archive(before, bad, GOOD)) as source:
+        with pytest.raises(RecordError, match=reason) as error:
+            source.payload(SAMPLER, 5)
+        assert (error.value.tag, error.value.key, error.value.offset) == (1, 5, 16 + len(before))
+        with pytest.raises(RecordError, match=reason):
+            source.payload(SAMPLER, 5)
+        (damage,) = source.damage
+        assert (damage.tag, damage.key, damage.offset) == (1, 5, 16 + len(before))
+        assert source.payload(MODULE, 0x44) == b"before"
+        assert source.payload(LAYOUT, 0x33) == b"good"
+
+
+def test_a_deflate_bomb_is_stopped_at_its_declared_size(path: Path) -> None:
+    bomb = record(1, 5, bytes(1 << 24), flags=2, size=1 << 14)
+    with opened(path, archive(bomb)) as source, pytest.raises(RecordError, match="more than the declared"):
+        source.payload(SAMPLER, 5)
+
+
+def test_foreign_tags_are_left_out(path: Path) -> None:
+    sha1 = record(0, 0, b"a shader of Mesa's", name=b"0123456789abcdef0123456789abcdef01234567")
+    with opened(path, archive(record(11, 1, b"x"), sha1, GOOD)) as source:
+        assert len(source) == 1
+        assert [each.tag for each in source.damage] == [11, 0x89ABCDEF01234567]
+        assert [each.offset for each in source.damage] == [16, 16 + 57]
+
+
+@pytest.mark.parametrize("cut", range(1, 56 + 4))
+def test_a_last_record_that_does_not_fit_is_dropped(path: Path, cut: int) -> None:
+    first = record(1, 5, b"first")
+    with opened(path, archive(first, GOOD[:-cut])) as source:
+        assert read_all(source) == {(1, 5): b"first"}
+        if cut == len(GOOD):
+            assert source.damage == ()
+        else:
+            (damage,) = source.damage
+            assert damage.offset == 16 + len(first)
+            assert "dropped" in damage.reason
+
+
+def test_a_name_that_is_not_hex_costs_one_record(path: Path) -> None:
+    bad = record(1, 5, b"hidden", name=b"0" * 30 + b"xy" + b"0" * 8)
+    with opened(path, archive(record(1, 6, b"a"), bad, GOOD)) as source:
+        assert read_all(source) == {(1, 6): b"a", (3, 0x33): b"good"}
+        (damage,) = source.damage
+        assert damage.offset == 16 + 57
+        assert "not hexadecimal" in damage.reason
+
+
+@pytest.mark.parametrize("size", [0, 1, 19, 21, 56 + 20, 100, 150, 0xFFFFFFFF])
+def test_a_wrong_stored_size_does_not_take_the_rest_with_it(path: Path, size: int) -> None:
+    liar = record(1, 5, b"x" * 20, stored_size=size)
+    rest = [record(3, 0x30 + index, b"good%d" % index) for index in range(5)]
+    with opened(path, archive(record(1, 6, b"a"), liar, *rest)) as source:
+        assert source.payload(SAMPLER, 6) == b"a"
+        for index in range(5):
+            assert source.payload(LAYOUT, 0x30 + index) == b"good%d" % index
+        if 5 in source.keys(SAMPLER):
+            with pytest.raises(RecordError):
+                source.payload(SAMPLER, 5)
+        assert source.damage
+
+
+def test_breaks_are_looked_behind_only_so_often(path: Path) -> None:
+    bad = record(1, 5, b"", name=b"x" * 40)
+    data = archive(*([bad] * 1500), GOOD)
+    with opened(path, data) as source:
+        assert len(source) == 0
+        assert len(source.damage) == 1001
+        assert "not read" in source.damage[-1].reason
+
+
+def stored_record(payload: bytes, *, deflated: bool) -> bytes:
+    """A record whose payload stands in the file as it is: raw, or in a zlib stream that does not compress, unchecked."""
+    if not deflated:
+        return record(1, 5, payload)
+    whole = bytearray(record(1, 5, zlib.compress(payload, 0), crc=0, size=len(payload)))
+    whole[44:48] = (2).to_bytes(4, "little")
+    return bytes(whole)
+
+
+@pytest.mark.parametrize("deflated", [False, True])
+def test_what_looks_like_a_record_inside_a_good_one_is_its_payload(path: Path, deflated: bool) -> None:
+    # A sound record before a break: what is searched for the next header begins behind it.
+    payload = record(3, 0x44, b"a record within a record")
+    data = archive(stored_record(payload, deflated=deflated), b"\xff" * 70, GOOD)
+    assert payload in data
+    with opened(path, data) as source:
+        assert read_all(source) == {(1, 5): payload, (3, 0x33): b"good"}
+        (damage,) = source.damage
+        assert "not hexadecimal" in damage.reason
+
+
+@pytest.mark.parametrize(("liars", "found"), [(1, True), (4, False)])
+def test_searches_and_proofs_together_cost_so_much_only(path: Path, liars: int, found: bool) -> None:
+    # The first break is followed by a long stretch without a header. Behind it records lie within one another, each of
+    # which claims to end at the second break, so that each is hashed to that end.
+    inside = bytes(40_000)
+    for number in range(liars):
+        inside = record(1, 0x10 + number, inside, crc=1)
+    data = archive(record(1, 6, b"a"), b"\xff" * 64_000, inside, b"\xff" * 70, GOOD)
+    with opened(path, data) as source:
+        assert source.payload(SAMPLER, 6) == b"a"
+        assert (0x33 in source.keys(LAYOUT)) == found
+        assert ("dropped, as is all after it" in source.damage[-1].reason) == (not found)
+
+
+def test_caps(path: Path) -> None:
+    data = archive(record(1, 5, b"abcd"), record(1, 6, b"abcde"), record(1, 7, b"ab", flags=2))
+    with opened(path, data, ArchiveLimits(entry_bytes=4)) as source:
+        assert source.payload(SAMPLER, 5) == b"abcd"
+        with pytest.raises(RecordError, match="over the cap of 4 bytes"):
+            source.payload(SAMPLER, 6)
+    with pytest.raises(ArchiveError, match="more than 2 records"):
+        opened(path, data, ArchiveLimits(entries=2))
+    with pytest.raises(ArchiveError, match="more than 10 bytes in total") as error:
+        opened(path, data, ArchiveLimits(total_bytes=10))
+    assert error.value.offset == 16 + 60 + 61
+    opened(path, data, ArchiveLimits(entries=3, total_bytes=11)).close()
+
+
+def test_a_file_that_shrinks_is_an_error_and_no_crash(path: Path) -> None:
+    first = record(1, 5, b"first")
+    with opened(path, archive(first, record(1, 6, b"x" * 10_000))) as source:
+        os.truncate(path, 16 + len(first))
+        with pytest.raises(RecordError, match="shortened"):
+            source.payload(SAMPLER, 6)
+        assert source.payload(SAMPLER, 5) == b"first"
+
+
+def test_close_is_idempotent_and_later_reads_are_misuse(path: Path) -> None:
+    source = opened(path, small_archive())
+    source.close()
+    source.close()
+    assert "closed" in repr(source)
+    with pytest.raises(ValueError, match="closed"):
+        source.payload(RecordTag.COMPUTE_PIPELINE, 0x7000)
+
+
+def test_threads_read_at_the_same_time(path: Path) -> None:
+    data = bytearray(small_archive())
+    data[-1] ^= 1  # no payload: the last record is empty, so this is its declared size
+    expected = {(tag, key): payload for tag, key, payload in small_records() if tag != 3}
+    with opened(path, bytes(data)) as source:
+        results: list[dict[tuple[int, int], bytes]] = []
+
+        def read() -> None:
+            for _ in range(20):
+                results.append({(t, k): source.payload(RecordTag(t), k) for t, k in expected})
+                with pytest.raises(RecordError):
+                    source.payload(LAYOUT, 0x3000)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results == [expected] * 80
+        assert len(source.damage) == 1
+
+
+def test_read_write_read_is_stable(path: Path, tmp_path: Path) -> None:
+    data = small_archive()
+    with opened(path, data) as source:
+        copies = [tmp_path / "a.foz", tmp_path / "b.foz"]
+        for copy in copies:
+            with ArchiveWriter(copy) as writer:
+                assert copy_records(source, writer) == 0
+                assert len(writer) == len(source)
+        assert [copy.read_bytes() for copy in copies] == [data, data]
+        recoded = [tmp_path / "c.foz", tmp_path / "d.foz"]
+        for copy in recoded:
+            with ArchiveWriter(copy) as writer:
+                for each in source.records():
+                    assert writer.add(each.tag, each.key, source.payload(each.tag, each.key))
+        assert recoded[0].read_bytes() == recoded[1].read_bytes()
+        with Archive.open(recoded[0]) as again:
+            names = [(each.tag, each.key) for each in source.records()]
+            assert [(each.tag, each.key) for each in again.records()] == names
+            assert read_all(again) == read_all(source)
+            assert {each.flags for each in again.records()} == {1, 2}
+
+
+def test_a_copy_leaves_damage_behind_and_counts_it(path: Path, tmp_path: Path) -> None:
+    with opened(path, archive(record(1, 5, b"abc", crc=1), GOOD, record(1, 7, b"a", flags=9))) as source:
+        with ArchiveWriter(tmp_path / "copy.foz") as writer:
+            assert copy_records(source, writer) == 2
+        assert (tmp_path / "copy.foz").read_bytes() == archive(GOOD)
+        assert len(source.damage) == 2
+
+
+def test_records_in_memory_are_written_tag_by_tag(path: Path) -> None:
+    memory = MemoryRecords()
+    memory.add(MODULE, 2, b"two")
+    memory.add(SAMPLER, 1, b"one")
+    with ArchiveWriter(path, compress=False) as writer:
+        assert copy_records(memory, writer) == 0
+    assert path.read_bytes() == archive(record(1, 1, b"one"), record(4, 2, b"two"))
+
+
+def test_a_writer_keeps_the_first_of_equal_records(path: Path) -> None:
+    with ArchiveWriter(path) as writer:
+        assert writer.add(SAMPLER, 1, b"one")
+        assert not writer.add(SAMPLER, 1, b"two")
+        assert (SAMPLER, 1) in writer
+    with Archive.open(path) as source:
+        assert read_all(source) == {(1, 1): b"one"}
+
+
+def test_a_block_that_raises_leaves_the_old_archive(path: Path) -> None:
+    path.write_bytes(b"old")
+    writer = ArchiveWriter(path)
+
+    def write() -> None:
+        with writer:
+            writer.add(SAMPLER, 1, b"one")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write()
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(ValueError, match="closed"):
+        writer.add(SAMPLER, 2, b"two")
+
+
+def test_a_failed_sync_leaves_the_old_archive(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    path.write_bytes(b"old")
+    writer = ArchiveWriter(path)
+    writer.add(SAMPLER, 1, b"one")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(ArchiveError, match="Input/output error"):
+        writer.commit()
+    assert path.read_bytes() == b"old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_is_an_archive_error(path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    writer = ArchiveWriter(path)
+    assert writer._file is not None
+    os.dup2(os.open("/dev/full", os.O_WRONLY), writer._file.fileno())
+    with pytest.raises(ArchiveError, match="No space left"):
+        writer.add(SAMPLER, 1, os.urandom(4 << 20))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_writer_needs_its_directory(tmp_path: Path) -> None:
+    with pytest.raises(ArchiveError, match="cannot be created"):
+        ArchiveWriter(tmp_path / "none" / "set.foz")
+
+
+def test_corpora_are_read_whole_and_copied_identically(corpora: Path, tmp_path: Path) -> None:
+    checked = 0
+    for path in sorted(corpora.glob("*.foz")):
+        with Archive.open(path) as source:
+            with ArchiveWriter(tmp_path / "copy.foz") as writer:
+                assert source.copy_to(writer) == 0
+            for each in source.records():
+                assert len(source.payload(each.tag, each.key)) == each.size
+                checked += each.crc != 0
+            assert source.damage == ()
+        assert (tmp_path / "copy.foz").read_bytes() == path.read_bytes()
+    assert checked > 2000  # recorders may leave the rest unchecked

@@ -1,0 +1,302 @@
+"""Manifests: what they give, that every example of the documentation packs, and that mistakes are named."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import ManifestError
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.authoring.manifest import PackedSet, decode_manifest, load_manifest, pack_manifest
+from orchestrator.sets.image.documents import TABLES, decode_document
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_manifest_path
+from tests.drivers import REPOSITORY
+
+SHADERS = sample_manifest_path().parent / "shaders"
+PAGE = REPOSITORY / "docs" / "manifest.md"
+
+UI = """
+manifest = 1
+[graphics.ui]
+stages = ["shaders/ui.vert.spv", "shaders/ui.frag.spv"]
+color_formats = ["b8g8r8a8_srgb"]
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """Writes a manifest beside the sample's shaders."""
+    (tmp_path / "shaders").symlink_to(SHADERS, target_is_directory=True)
+
+    def written(text: str) -> Path:
+        path = tmp_path / "set.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return written
+
+
+def decoded(packed: PackedSet, name: str) -> Any:
+    """The pipeline of an entry, as the reader of archives decodes it."""
+    (found,) = [each for each in packed.report.pipelines if each.name == name]
+    tag = RecordTag[f"{found.kind.name}_PIPELINE"]
+    return decode_document(tag, found.key, packed.records.payload(tag, found.key))
+
+
+def examples(name: str) -> str:
+    """The blocks of the page that belong to one example, in order."""
+    blocks = re.findall(
+        rf"^```toml example={name}\n(.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    assert blocks
+    return "\n".join(blocks)
+
+
+def test_the_shortest_example_of_the_page(write: Any) -> None:
+    packed = load_manifest(write(examples("shortest")))
+    assert [each.name for each in packed.report.pipelines] == ["graphics.ui"]
+    assert decoded(packed, "graphics.ui").pNext[0].pColorAttachmentFormats == [50]
+
+
+def test_the_whole_example_of_the_page(write: Any, tmp_path: Path) -> None:
+    path = write(examples("whole"))
+    report = pack_manifest(path, tmp_path / "set.foz")
+    assert report.counts() == {
+        PipelineKind.GRAPHICS: 22,
+        PipelineKind.COMPUTE: 11,
+        PipelineKind.RAY_TRACING: 4,
+    }
+    packed = load_manifest(path)
+    with Archive.open(tmp_path / "set.foz") as archive:
+        for tag in RecordTag:
+            assert list(archive.keys(tag)) == list(packed.records.keys(tag))
+            for key in archive.keys(tag):
+                assert archive.payload(tag, key) == packed.records.payload(tag, key)
+                if tag in TABLES:
+                    decode_document(tag, key, archive.payload(tag, key))
+        assert sum(len(archive.keys(tag)) for tag in RecordTag) == report.records
+
+
+def test_every_table_and_key_is_on_the_page() -> None:
+    from orchestrator.sets.authoring import manifest as schema
+
+    page = PAGE.read_text("utf-8")
+    tables = [
+        value
+        for name, value in vars(schema).items()
+        if name.endswith("Table") and hasattr(value, "__struct_fields__")
+    ]
+    assert len(tables) == 9
+    missing = {
+        f"{table.__name__}.{field}"
+        for table in tables
+        for field in table.__struct_fields__
+        if not re.search(rf"\b{field}\b", page)
+    }
+    assert not missing
+    assert all(f"[{name}" in page for name in schema.Manifest.__struct_fields__)
+
+
+def test_packing_twice_gives_the_same_bytes(write: Any, tmp_path: Path) -> None:
+    path = write(examples("whole"))
+    pack_manifest(path, tmp_path / "one.foz")
+    pack_manifest(path, tmp_path / "two.foz")
+    assert (tmp_path / "one.foz").read_bytes() == (tmp_path / "two.foz").read_bytes()
+
+
+def test_permutations_are_named_and_different(write: Any) -> None:
+    text = (
+        UI
+        + "permutations.specialization = { DISTANCE_FIELD = [true, false] }\npermutations.state = { blend = ['opaque', 'alpha'] }\n"
+    )
+    packed = load_manifest(write(text))
+    assert [each.name for each in packed.report.pipelines] == [
+        "graphics.ui[DISTANCE_FIELD=true,blend=opaque]",
+        "graphics.ui[DISTANCE_FIELD=true,blend=alpha]",
+        "graphics.ui[DISTANCE_FIELD=false,blend=opaque]",
+        "graphics.ui[DISTANCE_FIELD=false,blend=alpha]",
+    ]
+    assert packed.report.unique == 4
+    blended = decoded(packed, "graphics.ui[DISTANCE_FIELD=false,blend=alpha]")
+    assert blended.pColorBlendState.pAttachments[0].blendEnable == 1
+    # Only the fragment shader has the constant.
+    assert [each.pSpecializationInfo is not None for each in blended.pStages] == [False, True]
+
+
+def test_equal_pipelines_share_a_record(write: Any) -> None:
+    packed = load_manifest(
+        write(UI + UI.replace("manifest = 1", "").replace("graphics.ui", "graphics.again"))
+    )
+    assert len(packed.report.pipelines) == 2
+    assert packed.report.unique == 1
+    assert len(packed.records.keys(RecordTag.GRAPHICS_PIPELINE)) == 1
+
+
+def test_libraries_come_before_their_links_wherever_they_are_written(write: Any) -> None:
+    text = """
+manifest = 1
+[graphics.a_link]
+link = ["z_input", "z_rest"]
+[graphics.z_input]
+library = "vertex_input_interface"
+vertex_input = { bindings = [], attributes = [] }
+[graphics.z_rest]
+library = ["pre_rasterization_shaders", "fragment_shader", "fragment_output_interface"]
+stages = ["shaders/fullscreen.vert.spv", "shaders/sky.frag.spv"]
+color_formats = ["r8g8b8a8_unorm"]
+permutations.state = { cull_mode = ["none", "back"] }
+"""
+    packed = load_manifest(write(text))
+    assert [each.name for each in packed.report.pipelines] == [
+        "graphics.z_input",
+        "graphics.z_rest[cull_mode=none]",
+        "graphics.z_rest[cull_mode=back]",
+        "graphics.a_link[z_rest[cull_mode=none]]",
+        "graphics.a_link[z_rest[cull_mode=back]]",
+    ]
+    keys = [each.key for each in packed.report.pipelines]
+    assert list(packed.records.keys(RecordTag.GRAPHICS_PIPELINE)) == keys
+    link = decoded(packed, "graphics.a_link[z_rest[cull_mode=back]]")
+    assert list(link.pNext[0].pLibraries) == [keys[0], keys[2]]
+
+
+def test_names_for_constants_without_names(write: Any) -> None:
+    text = """
+manifest = 1
+[shaders]
+scan = { path = "shaders/prefix_sum.comp.spv", constants = { LOCAL_SIZE = 0 } }
+[compute.scan]
+shader = "scan"
+permutations.specialization = { LOCAL_SIZE = [64, 128] }
+"""
+    packed = load_manifest(write(text))
+    first = decoded(packed, "compute.scan[LOCAL_SIZE=64]").stage.pSpecializationInfo
+    assert bytes(first.pData) == b"\x40\0\0\0"
+    assert first.pMapEntries[0].constantID == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("manifest = 1", ""), r"set\.toml: `manifest = 1` is missing"),
+        (("manifest = 1", "manifest = 2"), r"`manifest = 1` is 2"),
+        (("[graphics.ui]", "[grafics.ui]"), r"unknown table \[grafics\]; did you mean graphics"),
+        (
+            ("color_formats", "colour_formats"),
+            r"\[graphics\.ui\]: .*unknown field `colour_formats`; did you mean color_formats",
+        ),
+        (
+            ('["b8g8r8a8_srgb"]', '["b8g8r8a8_srgbb"]'),
+            r"graphics\.ui.*unknown VkFormat 'b8g8r8a8_srgbb'; did you mean b8g8r8a8_srgb",
+        ),
+        (
+            ('["b8g8r8a8_srgb"]', "3"),
+            r"\[graphics\.ui\]: Expected `array \| null`, got `int` - at `\$\.color_formats`",
+        ),
+        (("ui.frag.spv", "ui.frag"), r"graphics\.ui: unknown shader 'shaders/ui.frag'"),
+        (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: cannot read .*uj\.frag\.spv: No such file"),
+        (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
+        (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is no state"),
+        (("[graphics.ui]", "[graphics.ui]\nstate = { subpass = 1 }"), r"'subpass' is a key of the pipeline"),
+        (
+            ("[graphics.ui]", "[graphics.ui]\nspecialization = { OUTLIN = true }"),
+            r"unknown specialization constant 'OUTLIN'; did you mean|unknown specialization constant 'OUTLIN'; there is DISTANCE_FIELD, OUTLINE",
+        ),
+        (("[graphics.ui]", "[graphics.ui]\nvertex_input = 'full'"), r"unknown vertex input 'full'"),
+        (
+            ("[graphics.ui]", "[graphics.ui]\nlink = ['ui']"),
+            r"libraries link each other: graphics\.ui -> graphics\.ui",
+        ),
+        (("[graphics.ui]", "[graphics.ui]\nlink = ['vi']"), r"unknown entry of \[graphics\] 'vi'"),
+        (("[graphics.ui]", "[graphics.ui"), r"not TOML: "),
+        (
+            ("[graphics.ui]", "[render_passes.p]\nversion = 3\n[graphics.ui]"),
+            r"render_passes\.p: version: 1 or 2",
+        ),
+        (
+            ("[graphics.ui]", "[samplers.s]\nmag_filter = 'liner'\n[graphics.ui]"),
+            r"samplers\.s\.mag_filter: unknown VkFilter 'liner'",
+        ),
+    ],
+)
+def test_mistakes_name_the_file_the_entry_and_the_key(
+    write: Any, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in UI
+    with pytest.raises(ManifestError, match=message) as caught:
+        load_manifest(write(UI.replace(*change)))
+    assert "set.toml" in str(caught.value)
+
+
+def test_a_manifest_without_pipelines_is_refused(write: Any) -> None:
+    with pytest.raises(ManifestError, match="describes no pipeline"):
+        load_manifest(write("manifest = 1\n"))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"none\.toml: cannot be read: No such file"):
+        load_manifest(tmp_path / "none.toml")
+
+
+def test_a_manifest_that_fails_leaves_the_old_archive(write: Any, tmp_path: Path) -> None:
+    destination = tmp_path / "set.foz"
+    pack_manifest(write(UI), destination)
+    before = destination.read_bytes()
+    with pytest.raises(ManifestError):
+        pack_manifest(write(UI.replace("srgb", "srbg")), destination)
+    assert destination.read_bytes() == before
+
+
+ANYTHING = st.recursive(
+    st.sampled_from(
+        [True, 0, -1, 2**40, 2**70, 0.5, float("nan"), "", "auto", "back", "main", "shaders/ui.vert.spv"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["structure", "binding", "x"]), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) in a document."""
+    items = (
+        list(value.items())
+        if isinstance(value, dict)
+        else list(enumerate(value))
+        if isinstance(value, list)
+        else []
+    )
+    return [(value, key) for key, _ in items] + [place for _, each in items for place in places(each)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_stands_in_a_manifest_only_manifest_errors_come_out(data: st.DataObject) -> None:
+    document = copy.deepcopy(tomllib.loads(examples("whole")))
+    for _ in range(data.draw(st.integers(1, 2))):
+        found = places(document)
+        container, key = found[data.draw(st.integers(0, len(found) - 1))]
+        container[key] = data.draw(ANYTHING)
+    path = sample_manifest_path().with_name("mutated.toml")
+    try:
+        decoded_manifest = decode_manifest(document, "mutated.toml")
+        with mock.patch("orchestrator.sets.authoring.manifest.read_manifest", return_value=decoded_manifest):
+            packed = load_manifest(path)
+    except ManifestError as error:
+        assert "mutated.toml" in str(error)  # noqa: PT017 - either outcome is right
+        return
+    for tag in TABLES:
+        for key in packed.records.keys(tag):
+            decode_document(tag, key, packed.records.payload(tag, key))

@@ -1,0 +1,334 @@
+# Purpose: packed structures hold what the document says, where a C compiler would put it. The witness is cffi's own
+# view of the same memory: the bytes are bound to addresses and read through the generated declarations.
+"""Packing of decoded documents into Vulkan structures."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.sets.image.create_infos import HandleSlot, Heap, PackError, Piece, packer
+from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.records import RecordTag
+
+KEY = 1
+
+
+class Bound:
+    """A packed structure at real addresses, every handle replaced by its key."""
+
+    def __init__(self, tag: RecordTag, table: str, document: Any) -> None:
+        payload = json.dumps({"version": 6, table: {f"{KEY:016x}": document}}).encode()
+        value = decode_document(tag, KEY, payload)
+        heap = Heap()
+        name = type(value).__name__
+        piece = packer(name).pack(value, heap)
+        nested = heap.take_handles()
+        offset = heap.place(piece, unique=True)
+        self.memory = np.zeros(len(heap.data) // 8 + 1, np.uint64)
+        self.memory.view(np.uint8)[: len(heap.data)] = np.frombuffer(heap.data, np.uint8)
+        base = int(self.memory.ctypes.data)
+        for slot, target in heap.targets.items():
+            self.memory[slot // 8] = base + target
+        own = [HandleSlot(offset + each.offset, each.type, each.key) for each in piece.handles]
+        for each in (*nested, *own):
+            self.memory[each.offset // 8] = each.key
+        self.handles = {(each.type, each.key) for each in (*nested, *own)}
+        self.info = ffi.cast(f"{name} *", base + offset)
+
+
+def graphics(**members: Any) -> Bound:
+    return Bound(RecordTag.GRAPHICS_PIPELINE, "graphicsPipelines", members)
+
+
+def test_a_graphics_pipeline_reads_back_through_c_declarations() -> None:
+    bound = graphics(
+        flags=1,
+        layout=f"{0xAB:016x}",
+        renderPass=f"{0xCD:016x}",
+        subpass=2,
+        basePipelineIndex=-1,
+        stages=[
+            {"flags": 0, "stage": 1, "module": f"{0x11:016x}", "name": "main"},
+            {
+                "flags": 0,
+                "stage": 16,
+                "module": f"{0x12:016x}",
+                "name": "fragment_main",
+                "specializationInfo": {
+                    "dataSize": 8,
+                    "data": "AAAAAAEAAAA=",
+                    "mapEntries": [
+                        {"offset": 0, "size": 4, "constantID": 3},
+                        {"offset": 4, "size": 4, "constantID": 9},
+                    ],
+                },
+            },
+        ],
+        vertexInputState={
+            "flags": 0,
+            "attributes": [{"location": 1, "binding": 0, "offset": 12, "format": 106}],
+            "bindings": [{"binding": 0, "stride": 24, "inputRate": 1}],
+        },
+        viewportState={
+            "viewportCount": 1,
+            "scissorCount": 1,
+            "viewports": [{"x": 1, "y": 2, "width": 3.5, "height": 4, "minDepth": 0, "maxDepth": 1}],
+            "scissors": [{"x": -5, "y": 6, "width": 7, "height": 8}],
+        },
+        multisampleState={"rasterizationSamples": 4, "minSampleShading": 0.25, "sampleMask": [0xF]},
+        colorBlendState={
+            "logicOp": 3,
+            "blendConstants": [0.5, 1, 2, 4],
+            "attachments": [{"blendEnable": 1, "srcColorBlendFactor": 6, "colorWriteMask": 15}],
+        },
+        depthStencilState={
+            "depthCompareOp": 4,
+            "front": {"compareOp": 7, "reference": 0xFFFFFFFF},
+            "back": {"passOp": 2},
+            "maxDepthBounds": 1,
+        },
+        dynamicState={"flags": 0, "dynamicState": [0, 1]},
+        pNext=[
+            {
+                "sType": 1000044002,
+                "viewMask": 3,
+                "colorAttachmentFormats": [37],
+                "depthAttachmentFormat": 126,
+            },
+            {"sType": 1000470005, "flags": 1 << 33},
+        ],
+    )
+    info = bound.info
+    assert info.sType == 28
+    assert (info.flags, info.layout, info.renderPass, info.subpass) == (1, 0xAB, 0xCD, 2)
+    assert info.basePipelineIndex == -1
+    assert info.stageCount == 2
+    assert [info.pStages[i].module for i in range(2)] == [0x11, 0x12]
+    assert ffi.string(ffi.cast("char *", info.pStages[1].pName)) == b"fragment_main"
+    special = info.pStages[1].pSpecializationInfo
+    assert (special.mapEntryCount, special.dataSize) == (2, 8)
+    assert [special.pMapEntries[i].constantID for i in range(2)] == [3, 9]
+    assert special.pMapEntries[1].offset == 4
+    assert bytes(ffi.buffer(special.pData, 8)) == struct.pack("<II", 0, 1)
+    vertex = info.pVertexInputState
+    assert (vertex.vertexAttributeDescriptionCount, vertex.vertexBindingDescriptionCount) == (1, 1)
+    attribute = vertex.pVertexAttributeDescriptions[0]
+    assert (attribute.location, attribute.format, attribute.offset) == (1, 106, 12)
+    assert vertex.pVertexBindingDescriptions[0].stride == 24
+    scissor = info.pViewportState.pScissors[0]
+    assert (scissor.offset.x, scissor.offset.y) == (-5, 6)
+    assert (scissor.extent.width, scissor.extent.height) == (7, 8)
+    assert info.pViewportState.pViewports[0].width == 3.5
+    assert info.pMultisampleState.pSampleMask[0] == 0xF
+    assert info.pMultisampleState.minSampleShading == 0.25
+    blend = info.pColorBlendState
+    assert list(blend.blendConstants) == [0.5, 1, 2, 4]
+    assert blend.attachmentCount == 1
+    assert blend.pAttachments[0].srcColorBlendFactor == 6
+    depth = info.pDepthStencilState
+    assert (depth.front.compareOp, depth.front.reference, depth.back.passOp) == (7, 0xFFFFFFFF, 2)
+    assert depth.maxDepthBounds == 1
+    assert [info.pDynamicState.pDynamicStates[i] for i in range(2)] == [0, 1]
+    rendering = ffi.cast("VkPipelineRenderingCreateInfo *", info.pNext)
+    assert (rendering.viewMask, rendering.colorAttachmentCount, rendering.depthAttachmentFormat) == (
+        3,
+        1,
+        126,
+    )
+    flags_2 = ffi.cast("VkPipelineCreateFlags2CreateInfo *", rendering.pNext)
+    assert flags_2.flags == 1 << 33
+    assert flags_2.pNext == ffi.NULL
+    assert bound.handles == {
+        ("VkPipelineLayout", 0xAB),
+        ("VkRenderPass", 0xCD),
+        ("VkShaderModule", 0x11),
+        ("VkShaderModule", 0x12),
+    }
+
+
+def test_what_is_left_out_is_null() -> None:
+    info = graphics(stages=[]).info
+    for pointer in ("pNext", "pStages", "pViewportState", "pMultisampleState", "pColorBlendState"):
+        assert getattr(info, pointer) == ffi.NULL
+
+
+def test_a_ray_tracing_pipeline_with_libraries() -> None:
+    group = {
+        "type": 1,
+        "generalShader": 0xFFFFFFFF,
+        "closestHitShader": 0,
+        "anyHitShader": 0xFFFFFFFF,
+        "intersectionShader": 0xFFFFFFFF,
+    }
+    bound = Bound(
+        RecordTag.RAY_TRACING_PIPELINE,
+        "raytracingPipelines",
+        {
+            "maxPipelineRayRecursionDepth": 3,
+            "stages": [{"stage": 1024, "module": f"{5:016x}", "name": "main"}],
+            "groups": [group],
+            "libraryInterface": {"maxPipelineRayPayloadSize": 16, "maxPipelineRayHitAttributeSize": 8},
+            "libraryInfo": {"libraries": [f"{6:016x}", f"{7:016x}"]},
+        },
+    )
+    info = bound.info
+    assert (info.groupCount, info.maxPipelineRayRecursionDepth) == (1, 3)
+    assert (info.pGroups[0].generalShader, info.pGroups[0].closestHitShader) == (0xFFFFFFFF, 0)
+    assert info.pGroups[0].sType == 1000150016
+    assert info.pLibraryInterface.maxPipelineRayPayloadSize == 16
+    assert [info.pLibraryInfo.pLibraries[i] for i in range(2)] == [6, 7]
+
+
+def test_a_set_layout_with_immutable_samplers_and_mutable_types() -> None:
+    bound = Bound(
+        RecordTag.DESCRIPTOR_SET_LAYOUT,
+        "setLayouts",
+        {
+            "flags": 0,
+            "bindings": [
+                {
+                    "binding": 2,
+                    "descriptorType": 0,
+                    "descriptorCount": 2,
+                    "stageFlags": 16,
+                    "immutableSamplers": [f"{8:016x}", f"{9:016x}"],
+                },
+                {"binding": 3, "descriptorType": 1000351000, "descriptorCount": 1, "stageFlags": 16},
+            ],
+            "pNext": [
+                {"sType": 1000161000, "bindingFlags": [0, 4]},
+                {"sType": 1000351002, "mutableDescriptorTypeLists": [[], [2, 3, 6]]},
+            ],
+        },
+    )
+    info = bound.info
+    assert info.bindingCount == 2
+    assert [info.pBindings[0].pImmutableSamplers[i] for i in range(2)] == [8, 9]
+    assert info.pBindings[1].pImmutableSamplers == ffi.NULL
+    flags = ffi.cast("VkDescriptorSetLayoutBindingFlagsCreateInfo *", info.pNext)
+    assert [flags.pBindingFlags[i] for i in range(flags.bindingCount)] == [0, 4]
+    mutable = ffi.cast("VkMutableDescriptorTypeCreateInfoEXT *", flags.pNext)
+    lists = mutable.pMutableDescriptorTypeLists
+    assert mutable.mutableDescriptorTypeListCount == 2
+    assert lists[0].descriptorTypeCount == 0
+    assert [lists[1].pDescriptorTypes[i] for i in range(lists[1].descriptorTypeCount)] == [2, 3, 6]
+
+
+def test_a_render_pass_2_with_members_that_have_chains() -> None:
+    reference = {"attachment": 0, "layout": 3, "aspectMask": 2}
+    resolve = {
+        "sType": 1000199001,
+        "depthResolveMode": 1,
+        "stencilResolveMode": 0,
+        "depthStencilResolveAttachment": reference,
+    }
+    info = Bound(
+        RecordTag.RENDER_PASS,
+        "renderPasses2",
+        {
+            "attachments": [{"format": 126, "samples": 4, "loadOp": 1}],
+            "correlatedViewMasks": [3],
+            "dependencies": [{"srcSubpass": 0xFFFFFFFF, "dstSubpass": 0, "viewOffset": -1}],
+            "subpasses": [
+                {
+                    "pipelineBindPoint": 0,
+                    "viewMask": 3,
+                    "depthStencilAttachment": reference,
+                    "preserveAttachments": [4],
+                    "pNext": [resolve],
+                }
+            ],
+        },
+    ).info
+    assert (info.attachmentCount, info.subpassCount, info.dependencyCount) == (1, 1, 1)
+    assert info.pAttachments[0].format == 126
+    assert info.pCorrelatedViewMasks[0] == 3
+    assert info.pDependencies[0].viewOffset == -1
+    subpass = info.pSubpasses[0]
+    assert subpass.pDepthStencilAttachment.layout == 3
+    assert subpass.pPreserveAttachments[0] == 4
+    chained = ffi.cast("VkSubpassDescriptionDepthStencilResolve *", subpass.pNext)
+    assert chained.pDepthStencilResolveAttachment.aspectMask == 2
+    assert chained.pDepthStencilResolveAttachment.sType == 1000109001
+
+
+def test_descriptor_mappings_write_the_chosen_alternative_of_the_union() -> None:
+    mapping = {
+        "descriptorSet": 1,
+        "firstBinding": 2,
+        "bindingCount": 3,
+        "resourceMask": 1,
+        "source": 1,
+        "sourceData": {
+            "pushIndex": {"heapOffset": 64, "pushOffset": 4, "heapIndexStride": 32, "heapArrayStride": 16}
+        },
+    }
+    stage = {
+        "stage": 32,
+        "module": f"{1:016x}",
+        "name": "main",
+        "pNext": [{"sType": 1000135006, "mappings": [mapping]}],
+    }
+    info = Bound(RecordTag.COMPUTE_PIPELINE, "computePipelines", {"stage": stage}).info
+    mappings = ffi.cast("VkShaderDescriptorSetAndBindingMappingInfoEXT *", info.stage.pNext)
+    assert mappings.mappingCount == 1
+    chosen = mappings.pMappings[0].sourceData.pushIndex
+    assert (chosen.heapOffset, chosen.pushOffset, chosen.heapIndexStride) == (64, 4, 32)
+
+
+def test_a_sampler_with_plain_arrays_in_its_chain() -> None:
+    info = Bound(
+        RecordTag.SAMPLER,
+        "samplers",
+        {
+            "maxAnisotropy": 16,
+            "pNext": [
+                {"sType": 1000287000, "customBorderColor": [1, 2, 3, 0xFFFFFFFF], "format": 37},
+                {"sType": 1000130001, "reductionMode": 2},
+            ],
+        },
+    ).info
+    assert info.maxAnisotropy == 16
+    border = ffi.cast("VkSamplerCustomBorderColorCreateInfoEXT *", info.pNext)
+    assert list(border.customBorderColor.uint32) == [1, 2, 3, 0xFFFFFFFF]
+    assert border.format == 37
+    assert ffi.cast("VkSamplerReductionModeCreateInfo *", border.pNext).reductionMode == 2
+
+
+@pytest.mark.parametrize(
+    ("members", "what"),
+    [
+        ({"viewportState": {"viewportCount": 2, "viewports": [{"x": 0}]}}, "viewportCount is 2"),
+        ({"multisampleState": {"rasterizationSamples": 64, "sampleMask": [1]}}, "pSampleMask has 1"),
+        ({"dynamicState": {"dynamicStateCount": 3}}, "'dynamicState' is missing"),
+        ({"stages": [{"name": "a\0b"}]}, "NUL"),
+        ({"rasterizationState": {"lineWidth": 1e300}}, "float"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(members: dict[str, Any], what: str) -> None:
+    with pytest.raises(PackError, match=what):
+        graphics(**members)
+
+
+def test_an_array_that_may_be_null_keeps_its_count() -> None:
+    info = graphics(viewportState={"viewportCount": 2, "scissorCount": 2}).info
+    assert info.pViewportState.viewportCount == 2
+    assert info.pViewportState.pViewports == ffi.NULL
+
+
+def test_equal_pieces_without_handles_share_memory() -> None:
+    heap = Heap()
+    first = heap.place(Piece(b"12345678", [(0, 0)]))
+    assert heap.place(Piece(b"12345678", [(0, 0)])) == first
+    assert heap.place(Piece(b"12345678", [(0, 8)])) != first
+    assert heap.place(Piece(b"12345678", [(0, 0)]), unique=True) != first
+    with_handle = Piece(b"12345678", [], [HandleSlot(0, "VkSampler", 5)])
+    assert heap.place(with_handle) != heap.place(with_handle)
+    assert [each.key for each in heap.take_handles()] == [5, 5]
+    assert heap.take_handles() == []

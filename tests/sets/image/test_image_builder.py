@@ -1,0 +1,350 @@
+# Purpose: what goes into an image and what stays out of it, and why; libraries before what links them; the tables of
+# slots agree with the buffer. Devices' capabilities are made up, so no driver is needed.
+"""Building the image of a set."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.image.builder import BuiltImage, build_image
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.modules import encode_module
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from tests.drivers import Corpus, each_good_corpus
+from tests.sets.spirv.spirv_words import compute_module
+
+LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
+TABLE = {
+    RecordTag.SAMPLER: "samplers",
+    RecordTag.DESCRIPTOR_SET_LAYOUT: "setLayouts",
+    RecordTag.PIPELINE_LAYOUT: "pipelineLayouts",
+    RecordTag.COMPUTE_PIPELINE: "computePipelines",
+    RecordTag.GRAPHICS_PIPELINE: "graphicsPipelines",
+    RecordTag.RAY_TRACING_PIPELINE: "raytracingPipelines",
+}
+
+
+def hexed(key: int) -> str:
+    return f"{key:016x}"
+
+
+class Records(MemoryRecords):
+    """Records written as JSON values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add(RecordTag.SHADER_MODULE, MODULE, encode_module(compute_module(), 0))
+        self.put(RecordTag.PIPELINE_LAYOUT, LAYOUT, {"setLayouts": [], "pushConstantRanges": []})
+
+    def put(self, tag: RecordTag, key: int, value: Any) -> None:
+        document = {"version": 6, TABLE[tag]: {hexed(key): value}}
+        self.add(tag, key, json.dumps(document).encode())
+
+    def compute(self, key: int, *, module: int = MODULE, layout: int = LAYOUT, **members: Any) -> None:
+        stage = {"stage": 32, "module": hexed(module), "name": members.pop("entry", "main")}
+        value = {"layout": hexed(layout), "stage": stage} | members
+        self.put(RecordTag.COMPUTE_PIPELINE, key, value)
+
+    def library(self, key: int, *links: int, **members: Any) -> None:
+        chain = [{"sType": 1000290000, "libraries": [hexed(each) for each in links]}] if links else []
+        value = {"flags": 0x800, "renderPass": hexed(0), "stages": [], "pNext": chain} | members
+        self.put(RecordTag.GRAPHICS_PIPELINE, key, value)
+
+    def built(self, **capabilities: Any) -> BuiltImage:
+        source = PipelineSet.from_records(self)
+        return build_image(source, source.pipelines, AnyDevice(**capabilities))
+
+
+def reasons(built: BuiltImage) -> dict[int, tuple[bool, str]]:
+    return {each.job.key: (each.unsupported, each.reason) for each in built.problems}
+
+
+def test_everything_a_pipeline_refers_to_is_in_the_image() -> None:
+    records = Records()
+    records.put(RecordTag.SAMPLER, 0x30, {"minFilter": 1})
+    binding = {
+        "binding": 0,
+        "descriptorType": 1,
+        "descriptorCount": 1,
+        "stageFlags": 32,
+        "immutableSamplers": [hexed(0x30)],
+    }
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)], "pushConstantRanges": []})
+    records.compute(1, layout=0x32)
+    records.compute(2)
+    built = records.built()
+    image = built.image
+    assert built.problems == ()
+    assert image.keys.tolist() == [1, 2]
+    assert image.counts[PipelineKind.COMPUTE] == 2
+    assert [(each.kind, each.key) for each in image.objects] == [
+        (ObjectKind.SAMPLER, 0x30),
+        (ObjectKind.DESCRIPTOR_SET_LAYOUT, 0x31),
+        (ObjectKind.PIPELINE_LAYOUT, 0x32),
+        (ObjectKind.PIPELINE_LAYOUT, LAYOUT),
+    ]
+    assert [each.dependencies for each in image.objects] == [(), (0,), (1,), ()]
+    assert [each.key for each in image.modules] == [MODULE]
+    assert image.modules_of(0) == image.modules_of(1) == (0,)
+    assert image.modules[0].load() == compute_module()
+
+
+def test_samplers_with_a_conversion_or_a_border_of_their_own() -> None:
+    records = Records()
+    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
+    border = {"sType": 1000287000, "format": 37, "customBorderColor": [1, 2, 3, 4]}
+    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [conversion]})
+    records.put(RecordTag.SAMPLER, 0x31, {"borderColor": 1000287003, "pNext": [border]})
+    bindings = [
+        {"binding": each, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(each)]}
+        for each in (0x30, 0x31)
+    ]
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x32, {"bindings": bindings})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x33, {"setLayouts": [hexed(0x32)]})
+    records.compute(1, layout=0x33)
+    built = records.built()
+    assert built.problems == ()
+    assert [each.kind for each in built.image.objects[:3]] == [
+        ObjectKind.SAMPLER_YCBCR_CONVERSION,
+        ObjectKind.SAMPLER,
+        ObjectKind.SAMPLER,
+    ]
+
+
+def test_slots_are_zero_in_the_buffer_and_aligned() -> None:
+    records = Records()
+    for key in range(1, 6):
+        records.compute(key)
+    image = records.built().image
+    assert_consistent(image)
+
+
+def assert_consistent(image: CreateInfoImage) -> None:
+    """What every image promises."""
+    slots = np.concatenate([image.pointer_slots, image.object_slots, image.module_slots, image.library_slots])
+    assert len(np.unique(slots)) == len(slots)
+    assert not (slots % 8).any()
+    words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
+    words.view(np.uint8)[: len(image.buffer)] = image.buffer
+    assert not words[slots // 8].any()
+    assert ((image.pointer_targets >= 0) & (image.pointer_targets < len(image.buffer))).all()
+    assert (np.diff(image.object_slot_object) >= 0).all()
+    for start, values in (
+        (image.module_slot_start, image.module_slots),
+        (image.library_slot_start, image.library_slots),
+        (image.object_start, image.object_index),
+    ):
+        assert start[0] == 0
+        assert start[-1] == len(values)
+        assert (np.diff(start) >= 0).all()
+        assert len(start) == len(image) + 1
+    for index in range(len(image)):
+        assert all(library < index for library in image.libraries_of(index))
+    assert sum(image.counts.values()) == len(image)
+
+
+def test_creation_only_flags_and_base_pipelines_do_not_reach_the_image() -> None:
+    records = Records()
+    flags = {"sType": 1000470005, "flags": (1 << 31) | (1 << 33) | 0x40}
+    records.compute(1, flags=0x3C6, basePipelineHandle=hexed(2), basePipelineIndex=0, pNext=[flags])
+    records.compute(2)
+    image = records.built().image
+    at = int(image.offsets[0])
+    assert int.from_bytes(image.buffer[at + 16 : at + 20].tobytes(), "little") == 0
+    assert int.from_bytes(image.buffer[at + 80 : at + 88].tobytes(), "little") == 0  # basePipelineHandle
+    assert int.from_bytes(image.buffer[at + 88 : at + 92].tobytes(), "little", signed=True) == -1
+    slot = int(image.flags2_slots[0])
+    assert int.from_bytes(image.buffer[slot : slot + 8].tobytes(), "little") == 1 << 33
+    assert image.flags2_slots[1] == -1
+
+
+def test_pipelines_do_not_share_64_bit_flags() -> None:
+    records = Records()
+    for key in (1, 2):
+        records.compute(key, pNext=[{"sType": 1000470005, "flags": 0}])
+    image = records.built().image
+    assert image.flags2_slots[0] != image.flags2_slots[1]
+
+
+def test_libraries_come_first_and_are_marked() -> None:
+    records = Records()
+    records.library(1, 3, 4)
+    records.library(2, 3)
+    records.library(3)
+    records.library(4)
+    image = records.built().image
+    assert sorted(image.keys.tolist()) == [1, 2, 3, 4]
+    place = {int(key): index for index, key in enumerate(image.keys)}
+    assert image.libraries_of(place[1]) == (place[3], place[4])
+    assert image.libraries_of(place[2]) == (place[3],)
+    assert image.is_library[[place[3], place[4]]].all()
+    assert not image.is_library[[place[1], place[2]]].any()
+    assert_consistent(image)
+
+
+def test_a_library_that_was_not_named_is_added_for_what_links_it() -> None:
+    records = Records()
+    records.library(1, 2)
+    records.library(2)
+    source = PipelineSet.from_records(records)
+    built = build_image(source, [PipelineJob(1, PipelineKind.GRAPHICS)], AnyDevice())
+    assert built.image.keys.tolist() == [2, 1]
+
+
+def test_libraries_that_link_each_other_fail_and_end() -> None:
+    records = Records()
+    records.library(1, 2)
+    records.library(2, 1)
+    records.compute(3)
+    built = records.built()
+    assert built.image.keys.tolist() == [3]
+    found = reasons(built)
+    assert set(found) == {1, 2}
+    assert all("links" in reason and not unsupported for unsupported, reason in found.values())
+
+
+def test_libraries_that_link_libraries_without_end_fail_and_leave_the_others_alone() -> None:
+    records = Records()
+    for key in range(1, 2000):
+        records.library(key, key + 1)
+    records.library(2000)
+    records.compute(3000)
+    built = records.built()
+    found = reasons(built)
+    assert not found[1][0]
+    assert "deep" in found[1][1]
+    assert 3000 in built.image.keys
+
+
+def test_dangling_references_fail_by_name_and_leave_the_others_alone() -> None:
+    records = Records()
+    records.compute(1, module=0x77)
+    records.compute(2, layout=0x78)
+    records.library(3, 0x79)
+    records.compute(4)
+    built = records.built()
+    assert built.image.keys.tolist() == [4]
+    found = reasons(built)
+    for key, missing in ((1, 0x77), (2, 0x78), (3, 0x79)):
+        unsupported, reason = found[key]
+        assert not unsupported
+        assert hexed(missing) in reason
+
+
+def test_a_pipeline_that_lists_an_unknown_structure_is_skipped_and_names_it() -> None:
+    records = Records()
+    records.compute(1, pNext=[{"sType": 999_999_999}])
+    unsupported, reason = reasons(records.built())[1]
+    assert unsupported
+    assert "999999999" in reason
+
+
+def test_a_damaged_module_fails_only_its_own_pipelines() -> None:
+    records = Records()
+    other = compute_module(local_size=4)
+    key = module_hash(other, 0)
+    records.add(RecordTag.SHADER_MODULE, key, encode_module(other, 0)[:-4])
+    records.compute(1, module=key)
+    records.compute(2, module=key)
+    records.compute(3)
+    built = records.built()
+    assert built.image.keys.tolist() == [3]
+    assert {key: unsupported for key, (unsupported, _) in reasons(built).items()} == {1: False, 2: False}
+
+
+def test_a_missing_entry_point_is_named() -> None:
+    records = Records()
+    records.compute(1, entry="elsewhere")
+    built = records.built()
+    assert len(built.image) == 0
+    assert "elsewhere" in reasons(built)[1][1]
+
+
+def test_an_empty_image_is_an_image() -> None:
+    image = Records().built().image
+    assert len(image) == 0
+    assert_consistent(image)
+
+
+@each_good_corpus
+def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: Corpus) -> None:
+    with PipelineSet.open(corpus.path) as source:
+        built = build_image(source, source.pipelines, AnyDevice())
+        assert len(built.image) + len(built.problems) == corpus.pipelines
+        assert all(each.reason for each in built.problems)
+        assert_consistent(built.image)
+
+
+@pytest.mark.parametrize("limit", [1, 1 << 30])
+def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> None:
+    records = Records()
+    other = compute_module(local_size=8)
+    records.add(RecordTag.SHADER_MODULE, module_hash(other, 0), encode_module(other, 0))
+    records.compute(1)
+    records.compute(2, module=module_hash(other, 0))
+    source = PipelineSet.from_records(records)
+    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=limit).image
+    for _ in range(2):
+        assert [each.load() for each in image.modules] == [compute_module(), other]
+
+
+class CountedModules(Records):
+    """Records that count how often each module is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads: Counter[int] = Counter()
+
+    def payload(self, tag: RecordTag, key: int) -> bytes:
+        if tag is RecordTag.SHADER_MODULE:
+            self.reads[key] += 1
+        return super().payload(tag, key)
+
+
+def test_the_last_modules_within_the_bound_are_kept() -> None:
+    records = CountedModules()
+    codes = [compute_module(local_size=size) for size in (8, 16, 32)]
+    keys = [module_hash(code, 0) for code in codes]
+    for number, (key, code) in enumerate(zip(keys, codes, strict=True), 1):
+        records.add(RecordTag.SHADER_MODULE, key, encode_module(code, 0))
+        records.compute(number, module=key)
+    source = PipelineSet.from_records(records)
+    room_for_two = len(codes[0]) + len(codes[1])
+    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=room_for_two).image
+
+    def reads_to_load(number: int) -> int:
+        records.reads.clear()
+        (module,) = [each for each in image.modules if each.key == keys[number]]
+        assert module.load() == codes[number]
+        return records.reads.total()
+
+    # Building read them in order, so the first one went when the third one came.
+    assert [reads_to_load(number) for number in (1, 2, 0)] == [0, 0, 1]
+    # What was loaded again is kept, and what was used longest ago went for it.
+    assert [reads_to_load(number) for number in (0, 2, 1)] == [0, 0, 1]
+
+
+def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_the_device() -> None:
+    records = Records()
+    binding = {"binding": 0, "descriptorType": 1, "descriptorCount": 3, "immutableSamplers": [hexed(0x30)]}
+    records.put(RecordTag.SAMPLER, 0x30, {"minFilter": 1})
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)]})
+    records.compute(1, layout=0x32)
+    records.compute(2)
+    built = records.built()
+    assert built.image.keys.tolist() == [2]
+    unsupported, reason = reasons(built)[1]
+    assert not unsupported
+    assert "descriptorCount" in reason

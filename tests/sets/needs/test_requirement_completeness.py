@@ -1,0 +1,93 @@
+# Purpose: documents that lack what a driver reads without asking fail; what recorders leave out rightly does not.
+"""What a captured structure must hold itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
+from tests.sets.needs.fake_capabilities import Everything, chain, make
+
+RASTERIZATION_SAMPLES, POLYGON_MODE, RASTERIZER_DISCARD = 1000455005, 1000455004, 1000377001
+NONE = 0xFFFFFFFF
+
+
+def missing(value: Any) -> str | None:
+    return RequirementChecker(Everything()).structure(value)
+
+
+def graphics(*dynamic: int, stage: int = 1, discard: int = 0, **members: Any) -> Any:
+    members = {
+        "renderPass": 1,
+        "pStages": [make("VkPipelineShaderStageCreateInfo", stage=stage)],
+        "pRasterizationState": make(
+            "VkPipelineRasterizationStateCreateInfo", rasterizerDiscardEnable=discard
+        ),
+        "pDynamicState": make("VkPipelineDynamicStateCreateInfo", pDynamicStates=list(dynamic)),
+        **members,
+    }
+    return make("VkGraphicsPipelineCreateInfo", **members)
+
+
+@pytest.mark.parametrize("stage", [0x1, 0x80])
+def test_state_that_a_complete_pipeline_has(stage: int) -> None:
+    assert missing(graphics(stage=stage)) == "no multisampleState, although it rasterizes"
+    assert isinstance(missing(graphics(stage=stage, pRasterizationState=None)), Malformed)
+    samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
+    assert missing(graphics(stage=stage, pMultisampleState=samples)) is None
+
+
+def test_state_that_is_left_out_rightly() -> None:
+    assert missing(graphics(discard=1)) is None
+    assert missing(graphics(RASTERIZATION_SAMPLES)) is None
+    assert missing(graphics(POLYGON_MODE, RASTERIZATION_SAMPLES, pRasterizationState=None)) is None
+    part = chain("VkGraphicsPipelineLibraryCreateInfoEXT", flags=2)
+    assert missing(graphics(pNext=[part], pRasterizationState=None)) is None
+    links = chain("VkPipelineLibraryCreateInfoKHR", pLibraries=[1])
+    assert missing(graphics(pNext=[links], pRasterizationState=None)) is None
+
+
+def test_discarding_that_is_dynamic_may_not_happen() -> None:
+    assert isinstance(missing(graphics(RASTERIZER_DISCARD, discard=1)), Malformed)
+
+
+def test_groups_name_stages_that_are_there() -> None:
+    def rays(index: int, **members: Any) -> Any:
+        group = make(
+            "VkRayTracingShaderGroupCreateInfoKHR",
+            generalShader=index,
+            closestHitShader=NONE,
+            anyHitShader=NONE,
+            intersectionShader=NONE,
+        )
+        stages = [make("VkPipelineShaderStageCreateInfo", stage=0x100)]
+        return make("VkRayTracingPipelineCreateInfoKHR", pStages=stages, pGroups=[group], **members)
+
+    assert missing(rays(0)) is None
+    assert missing(rays(1)) == "generalShader 1 of a pipeline that has 1 stages"
+    assert missing(rays(1, pLibraryInfo=make("VkPipelineLibraryCreateInfoKHR", pLibraries=[7]))) is None
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "complete"), [(0, 4, True), (4, 4, True), (8, 0, True), (5, 4, False)]
+)
+def test_specialization_entries_lie_in_their_data(offset: int, size: int, complete: bool) -> None:
+    entry = make("VkSpecializationMapEntry", constantID=3, offset=offset, size=size)
+    found = missing(make("VkSpecializationInfo", pData=bytes(8), pMapEntries=[entry]))
+    assert (found is None) == complete
+    assert complete or isinstance(found, Malformed)
+
+
+@pytest.mark.parametrize(("count", "complete"), [(16, True), (15, False), (17, False)])
+def test_one_location_a_sample(count: int, complete: bool) -> None:
+    info = make(
+        "VkSampleLocationsInfoEXT",
+        sampleLocationsPerPixel=4,
+        sampleLocationGridSize=make("VkExtent2D", width=2, height=2),
+        pSampleLocations=[make("VkSampleLocationEXT")] * count,
+    )
+    found = missing(info)
+    assert (found is None) == complete
+    assert complete or isinstance(found, Malformed)

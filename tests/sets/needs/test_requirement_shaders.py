@@ -1,0 +1,248 @@
+"""Unit tests of what modules and stages need, and the captured sets on real devices."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from orchestrator.registry import registry
+from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.needs.context import count_descriptors
+from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.spirv.walk import walk_spirv
+from tests.conftest import OpenDriverDevice
+from tests.drivers import Corpus, each_driver, each_good_corpus
+from tests.sets.needs.fake_capabilities import Bare, Everything, chain, make, version
+from tests.sets.spirv.shader_words import VOID_FUNCTION, assemble, compute_module, words_of
+
+LIMITS = "VkPhysicalDeviceLimits"
+# Captured layouts with one more sampler than lavapipe allows; those who counted its pipelines left these out too.
+SAMPLERS = f"property {LIMITS}::maxPerStageDescriptorSamplers 1000000 < 1000001"
+ROOMY: dict[tuple[str, str], int | float | tuple[int, ...]] = {
+    (LIMITS, "maxComputeWorkGroupSize"): (128, 128, 64),
+    (LIMITS, "maxComputeWorkGroupInvocations"): 128,
+}
+
+
+def module(device: Bare, *capabilities: int, extensions: tuple[str, ...] = (), spirv: int = 0) -> str | None:
+    code = compute_module(capabilities=capabilities, extensions=extensions, version=1 << 16 | spirv << 8)
+    return RequirementChecker(device).module(walk_spirv(code))
+
+
+def test_capability_names_the_feature_that_enables_it() -> None:
+    text = "SPIR-V capability MinLod (42): needs VkPhysicalDeviceFeatures::shaderResourceMinLod"
+    assert module(Bare(), 1, 42) == text
+    assert module(Everything(), 1, 42) is None
+
+
+def test_capability_that_vulkan_does_not_have() -> None:
+    kernel = 6
+    assert module(Everything(), kernel) == f"SPIR-V capability 6, unknown to registry {registry().version}"
+
+
+def test_capability_by_extension_is_not_by_the_version_that_took_it_over() -> None:
+    # Vulkan 1.1 made DrawParameters a feature; the extension alone enabled it before.
+    draw_parameters = 4427
+    assert module(Bare(extensions=frozenset({"VK_KHR_shader_draw_parameters"})), draw_parameters) is None
+    text = module(Bare(api_version=version(1, 1)), draw_parameters)
+    assert text is not None
+    assert "shaderDrawParameters" in text
+    feature = ("VkPhysicalDeviceVulkan11Features", "shaderDrawParameters")
+    assert module(Bare(api_version=version(1, 1), features=frozenset({feature})), draw_parameters) is None
+
+
+def test_capability_by_a_bit_of_a_property() -> None:
+    ballot = 64
+    held = {("VkPhysicalDeviceSubgroupProperties", "supportedOperations"): 0x1 | 0x8}
+    lacking = {("VkPhysicalDeviceVulkan11Properties", "subgroupSupportedOperations"): 0x1}
+    assert module(Bare(api_version=version(1, 1), properties=held), ballot) is None
+    assert module(Bare(api_version=version(1, 1), properties=lacking), ballot) == (
+        "SPIR-V capability GroupNonUniformBallot (64): needs VkPhysicalDeviceVulkan11Properties::"
+        "subgroupSupportedOperations with VK_SUBGROUP_FEATURE_BALLOT_BIT"
+    )
+    assert module(Bare(properties=held), ballot) is not None
+
+
+def test_capability_by_a_property_that_is_true() -> None:
+    denormals = 4464
+    for value, lacks in ((0, True), (1, False)):
+        held = {("VkPhysicalDeviceFloatControlsProperties", "shaderDenormPreserveFloat32"): value}
+        assert (module(Bare(api_version=version(1, 2), properties=held), denormals) is not None) == lacks
+
+
+def test_extensions_of_modules() -> None:
+    name = "SPV_KHR_multiview"
+    assert module(Bare(), 1, extensions=(name,)) == (
+        "SPIR-V extension SPV_KHR_multiview: needs Vulkan 1.1 or extension VK_KHR_multiview"
+    )
+    assert module(Bare(api_version=version(1, 1)), 1, extensions=(name,)) is None
+    assert module(Bare(extensions=frozenset({"VK_KHR_multiview"})), 1, extensions=(name,)) is None
+    assert module(Bare(), 1, extensions=("SPV_KHR_no_integer_wrap_decoration",)) is None
+    assert module(Everything(), 1, extensions=("SPV_XYZ_new",)) == (
+        f"SPIR-V extension SPV_XYZ_new, unknown to registry {registry().version}"
+    )
+
+
+@pytest.mark.parametrize(("spirv", "core"), [(1, 1), (3, 1), (4, 2), (5, 2), (6, 3)])
+def test_versions_of_spirv(spirv: int, core: int) -> None:
+    assert module(Bare(api_version=version(1, core)), 1, spirv=spirv) is None
+    text = f"SPIR-V 1.{spirv}: needs Vulkan 1.{core}"
+    assert module(Bare(api_version=version(1, core - 1)), 1, spirv=spirv) == text
+
+
+def test_versions_of_spirv_beyond_core() -> None:
+    by_extension = Bare(api_version=version(1, 1), extensions=frozenset({"VK_KHR_spirv_1_4"}))
+    assert module(by_extension, 1, spirv=4) is None
+    assert module(by_extension, 1, spirv=5) == "SPIR-V 1.5: needs Vulkan 1.2"
+    assert module(Everything(), 1, spirv=9) == f"SPIR-V 1.9, unknown to registry {registry().version}"
+
+
+def stage(device: Bare, code: bytes, bit: int = 0x20, name: str = "main", **members: Any) -> str | None:
+    value = make("VkPipelineShaderStageCreateInfo", stage=bit, pName=name, **members)
+    return RequirementChecker(device).stage(value, walk_spirv(code))
+
+
+def test_stage_has_its_entry_point() -> None:
+    device = Bare(properties=ROOMY)
+    assert stage(device, compute_module()) is None
+    assert stage(device, compute_module(), name="other") == "entry point 'other' for stage 0x20 in its module"
+    assert isinstance(stage(device, compute_module(), name="other"), Malformed)
+    assert stage(device, compute_module(), bit=0x10) == "entry point 'main' for stage 0x10 in its module"
+
+
+def test_stage_needs_its_feature() -> None:
+    code = assemble((17, 2), (14, 0, 1), (15, 3, 2, *words_of("main")), *VOID_FUNCTION)
+    assert stage(Bare(), code, bit=8) == "feature VkPhysicalDeviceFeatures::geometryShader"
+    assert stage(Everything(), code, bit=8) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ((128, 1, 1), None),
+        ((129, 1, 1), "maxComputeWorkGroupSize.x 128 < 129"),
+        ((1, 129, 1), "maxComputeWorkGroupSize.y 128 < 129"),
+        ((1, 1, 65), "maxComputeWorkGroupSize.z 64 < 65"),
+        ((16, 16, 1), "maxComputeWorkGroupInvocations 128 < 256"),
+    ],
+)
+def test_workgroup_fits(size: tuple[int, int, int], text: str | None) -> None:
+    missing = stage(Bare(properties=ROOMY), compute_module(local_size=size))
+    assert missing == (f"property {LIMITS}::{text}" if text else None)
+
+
+def test_workgroup_of_specialization_constants() -> None:
+    code = compute_module(
+        (331, 2, 38, 20, 21, 21),
+        (71, 20, 1, 7),
+        (21, 10, 32, 0),
+        (50, 10, 20, 1),
+        (43, 10, 21, 1),
+        local_size=None,
+    )
+    entry = make("VkSpecializationMapEntry", constantID=7, offset=4, size=4)
+    info = make("VkSpecializationInfo", pMapEntries=[entry], pData=struct.pack("<II", 0, 4096))
+    device = Bare(properties=ROOMY)
+    assert stage(device, code) is None
+    assert stage(device, code, pSpecializationInfo=info) == (
+        f"property {LIMITS}::maxComputeWorkGroupSize.x 128 < 4096"
+    )
+    cut = make("VkSpecializationInfo", pMapEntries=[entry], pData=b"\0\0\0\0")
+    assert stage(device, code, pSpecializationInfo=cut) is None
+
+
+@pytest.mark.parametrize(("model", "bit", "member"), [(5364, 0x40, "Task"), (5365, 0x80, "Mesh")])
+def test_workgroup_of_mesh_stages(model: int, bit: int, member: str) -> None:
+    code = assemble(
+        (17, 5283), (14, 0, 1), (15, model, 2, *words_of("main")), (16, 2, 17, 64, 1, 1), *VOID_FUNCTION
+    )
+    properties = "VkPhysicalDeviceMeshShaderPropertiesEXT"
+    name = f"max{member}WorkGroupInvocations"
+    device = Everything(properties={(properties, name): 32})
+    assert stage(device, code, bit=bit) == f"property {properties}::{name} 32 < 64"
+
+
+@pytest.mark.parametrize(
+    ("model", "bit", "mode", "member"),
+    [
+        (3, 8, (26, 200), "maxGeometryOutputVertices"),
+        (3, 8, (0, 200), "maxGeometryShaderInvocations"),
+        (1, 2, (26, 200), "maxTessellationPatchSize"),
+    ],
+)
+def test_execution_modes_fit(model: int, bit: int, mode: tuple[int, int], member: str) -> None:
+    code = assemble((14, 0, 1), (15, model, 2, *words_of("main")), (16, 2, *mode), *VOID_FUNCTION)
+    assert stage(Everything(properties={(LIMITS, member): 200}), code, bit=bit) is None
+    assert stage(Everything(properties={(LIMITS, member): 199}), code, bit=bit) == (
+        f"property {LIMITS}::{member} 199 < 200"
+    )
+
+
+def test_subgroups_of_a_workgroup() -> None:
+    struct_name = "VkPhysicalDeviceSubgroupSizeControlProperties"
+    chained = chain("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=8)
+    device = Everything(properties={**ROOMY, (struct_name, "maxComputeWorkgroupSubgroups"): 2})
+    assert stage(device, compute_module(local_size=(16, 1, 1)), pNext=[chained]) is None
+    text = stage(device, compute_module(local_size=(32, 1, 1)), pNext=[chained])
+    assert text is not None
+    assert text.startswith(f"property {struct_name}::maxComputeWorkgroupSubgroups 2")
+    wide = Everything(
+        properties={
+            **ROOMY,
+            ("VkPhysicalDeviceSubgroupProperties", "subgroupSize"): 64,
+            (struct_name, "maxSubgroupSize"): 32,
+        }
+    )
+    assert stage(wide, compute_module(local_size=(32, 1, 1)), flags=2) == (
+        "property VkPhysicalDeviceVulkan11Properties::subgroupSize 64, of which 32 invocations in x fill none or not all"
+    )
+    assert stage(wide, compute_module(local_size=(32, 1, 1)), flags=3) is None
+    assert stage(wide, compute_module(local_size=(64, 1, 1)), flags=2) is None
+
+
+def lacking(captured: PipelineSet, checker: RequirementChecker) -> dict[str, int]:
+    """Pipelines of a set that a device cannot take, by what is missing."""
+    records = captured.records
+    found: dict[str, int] = {}
+    modules = {key: walk_spirv(captured.module(key).code) for key in records.keys(RecordTag.SHADER_MODULE)}
+    objects = {
+        (tag, key): decode_document(tag, key, records.payload(tag, key))
+        for tag in (RecordTag.PIPELINE_LAYOUT, RecordTag.RENDER_PASS, RecordTag.DESCRIPTOR_SET_LAYOUT)
+        for key in records.keys(tag)
+    }
+    for job in captured.pipelines:
+        value = decode_document(job.tag, job.key, records.payload(job.tag, job.key))
+        stages = [value.stage] if hasattr(value, "stage") else value.pStages or []
+        texts = [checker.structure(value)]
+        for each in stages:
+            texts += [checker.module(modules[each.module]), checker.stage(each, modules[each.module])]
+        layout = objects[RecordTag.PIPELINE_LAYOUT, value.layout]
+        sets = [objects[RecordTag.DESCRIPTOR_SET_LAYOUT, each] for each in layout.pSetLayouts or () if each]
+        texts.append(checker.structure(layout))
+        texts.append(checker.pipeline_layout([count_descriptors(each) for each in sets]))
+        render_pass = objects.get((RecordTag.RENDER_PASS, getattr(value, "renderPass", 0)))
+        if render_pass is not None:
+            texts += [checker.structure(render_pass), checker.in_render_pass(value, render_pass)]
+        reason = next((text for text in texts if text is not None), None)
+        if reason is not None:
+            found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+@each_driver
+@each_good_corpus
+def test_nothing_is_skipped_that_the_device_creates(
+    driver: str, corpus: Corpus, open_driver_device: OpenDriverDevice
+) -> None:
+    created = corpus.created_lavapipe if driver == "lavapipe" else corpus.created_radv
+    assert created is not None
+    device = open_driver_device(driver)
+    with PipelineSet.open(corpus.path) as captured:
+        reasons = lacking(captured, RequirementChecker(device.supported))
+    assert corpus.pipelines - sum(reasons.values()) >= created, reasons
+    for reason in reasons:
+        assert reason.startswith(("SPIR-V capability ", "format VK_FORMAT_", SAMPLERS)), reason

@@ -1,0 +1,136 @@
+"""The sample set is up to date, complete and as varied as it says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.varint import decode_varint
+from orchestrator.sets.authoring.manifest import load_manifest
+from orchestrator.sets.image.documents import TABLES, decode_document
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.sets.sample.__main__ import check, difference, main, shader_sources
+
+
+@pytest.fixture
+def sample() -> Iterator[Archive]:
+    with Archive.open(sample_path()) as archive:
+        yield archive
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the sample's files, and the manifest in it that the command finds."""
+    manifest = sample_manifest_path()
+    shutil.copytree(manifest.parent / "shaders", tmp_path / "shaders")
+    for name in ("sample.toml", "sample.foz"):
+        shutil.copy(manifest.with_name(name), tmp_path / name)
+    monkeypatch.setattr(
+        "orchestrator.sets.sample.__main__.sample_manifest_path", lambda: tmp_path / "sample.toml"
+    )
+    return tmp_path
+
+
+def test_the_archive_is_what_the_manifest_gives() -> None:
+    assert check(sample_manifest_path()) is None
+
+
+def test_it_is_small_and_varied(sample: Archive) -> None:
+    assert sample_path().stat().st_size < 1 << 20
+    counts = {tag: len(sample.keys(tag)) for tag in RecordTag}
+    assert 150 <= counts[RecordTag.GRAPHICS_PIPELINE] + counts[RecordTag.COMPUTE_PIPELINE] <= 250
+    assert counts[RecordTag.RAY_TRACING_PIPELINE] >= 8
+    assert counts[RecordTag.APPLICATION_INFO] == 1
+    assert not sample.damage
+
+
+def test_every_record_decodes_and_every_module_hash_recomputes(sample: Archive) -> None:
+    for tag in TABLES:
+        for key in sample.keys(tag):
+            decode_document(tag, key, sample.payload(tag, key))
+    for key in sample.keys(RecordTag.SHADER_MODULE):
+        head, words = sample.payload(RecordTag.SHADER_MODULE, key).split(b"\0", 1)
+        size = int(head.split(b'"codeSize":')[1].split(b",")[0])
+        assert module_hash(decode_varint(words, size // 4).tobytes(), 0) == key
+
+
+def test_every_stage_is_in_it(sample: Archive) -> None:
+    stages = 0
+    for key in sample.keys(RecordTag.GRAPHICS_PIPELINE):
+        for stage in (
+            decode_document(
+                RecordTag.GRAPHICS_PIPELINE, key, sample.payload(RecordTag.GRAPHICS_PIPELINE, key)
+            ).pStages
+            or ()
+        ):
+            stages |= stage.stage
+    for key in sample.keys(RecordTag.RAY_TRACING_PIPELINE):
+        for stage in decode_document(
+            RecordTag.RAY_TRACING_PIPELINE, key, sample.payload(RecordTag.RAY_TRACING_PIPELINE, key)
+        ).pStages:
+            stages |= stage.stage
+    assert stages == 0x1F | 0xC0 | 0x3F00
+
+
+def test_every_shader_source_is_compiled_and_packed() -> None:
+    folder = sample_manifest_path().parent / "shaders"
+    sources = shader_sources(folder)
+    assert len(sources) > 40
+    assert {f"{each.name}.spv" for each in sources} == {each.name for each in folder.glob("*.spv")}
+    assert load_manifest(sample_manifest_path()).report.modules == len(sources)
+
+
+def test_check_passes_on_what_is_committed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check"]) == 0
+    assert "sample.foz is what sample.toml gives" in capsys.readouterr().out
+
+
+def test_check_finds_a_changed_manifest(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = copied / "sample.toml"
+    manifest.write_text(
+        manifest.read_text("utf-8").replace("max_anisotropy = 8.0", "max_anisotropy = 4.0"), "utf-8"
+    )
+    before = (copied / "sample.foz").read_bytes()
+    assert main(["--check"]) == 1
+    assert "SAMPLER" in capsys.readouterr().err
+    assert (copied / "sample.foz").read_bytes() == before
+
+
+def test_a_manifest_that_cannot_be_packed(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (copied / "sample.toml").write_text("manifest = 1\n", "utf-8")
+    assert main(["--check"]) == 2
+    assert "describes no pipeline" in capsys.readouterr().err
+
+
+def test_rebuilding_without_a_compiler_packs_the_committed_spirv(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    (copied / "sample.foz").unlink()
+    assert main([]) == 0
+    assert "SPIR-V left as it is" in capsys.readouterr().out
+    assert check(copied / "sample.toml") is None
+
+
+@pytest.mark.skipif(shutil.which("glslangValidator") is None, reason="glslangValidator is not installed")
+def test_a_shader_that_does_not_compile_is_reported(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source in shader_sources(copied / "shaders")[1:]:
+        source.unlink()
+    shader_sources(copied / "shaders")[0].write_text("#version 460\nvoid main() { nonsense; }\n", "utf-8")
+    assert main([]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_difference_names_the_payload() -> None:
+    one, two = MemoryRecords("one"), MemoryRecords("two")
+    one.add(RecordTag.SAMPLER, 1, b"a")
+    two.add(RecordTag.SAMPLER, 1, b"b")
+    assert difference(one, two) == "the payload of SAMPLER 0000000000000001 differs"
+    assert difference(one, one) is None

@@ -1,0 +1,259 @@
+"""Atomic writes and bounded reads, under every fault at every call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError
+from orchestrator.stores.files.atomic_file import (
+    FileStatus,
+    PosixFileOperations,
+    ensure_directory,
+    read_capped,
+    read_capped_parts,
+    write_atomically,
+)
+from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
+from tests.stores.samples import assert_no_open_descriptors, sweep, temporaries
+
+OLD = b"old content"
+CHUNKS = (b"new ", bytearray(b"content "), b"", memoryview(b"in chunks"))
+NEW = b"new content in chunks"
+
+
+def clean_calls(directory: Path) -> int:
+    operations = FaultyFileOperations()
+    write_atomically(directory / "counted", CHUNKS, operations)
+    (directory / "counted").unlink()
+    return len(operations.calls)
+
+
+def test_writes_the_chunks_in_the_order_of_the_protocol(tmp_path: Path) -> None:
+    operations = FaultyFileOperations()
+    assert write_atomically(tmp_path / "file", CHUNKS, operations) == len(NEW)
+    assert (tmp_path / "file").read_bytes() == NEW
+    assert [call.name for call in operations.calls] == [
+        "open_new",
+        *["write"] * 3,
+        "fsync",
+        "fstat",
+        "close",
+        "rename",
+        "sync_directory",
+    ]
+    assert operations.calls[0].path is not None
+    assert operations.calls[0].path.parent == tmp_path
+
+
+@pytest.mark.parametrize("old", [OLD, None])
+def test_every_fault_at_every_call_leaves_the_old_or_the_new_file(tmp_path: Path, old: bytes | None) -> None:
+    path = tmp_path / "file"
+    cases = 0
+    for operations in sweep(clean_calls(tmp_path)):
+        path.unlink(missing_ok=True)
+        if old is not None:
+            path.write_bytes(old)
+        error = None
+        try:
+            write_atomically(path, CHUNKS, operations)
+        except SaveError as caught:
+            error = caught
+        found = path.read_bytes() if path.exists() else None
+        assert_no_open_descriptors(operations)
+        assert [call.name for call in operations.calls].count("fsync") <= 1
+        if error is None:
+            assert found == NEW
+            assert not operations.fired or operations.fault is Fault.SHORT_WRITE
+        else:
+            assert operations.fired
+            assert found == (NEW if error.replaced else old)
+            assert str(path) in str(error)
+        # Only a removal that fails itself can leave a temporary, and then the error names it.
+        left = temporaries(tmp_path)
+        if error is not None and error.leftover is not None:
+            assert left == [error.leftover.name]
+            assert operations.fault is Fault.EIO_FOREVER
+            error.leftover.unlink()
+        else:
+            assert left == []
+        cases += 1
+    assert cases == len(FAILURES) * 10
+
+
+def test_an_exception_in_the_content_leaves_nothing_behind(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        raise KeyboardInterrupt
+
+    operations = FaultyFileOperations()
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", chunks(), operations)
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert (tmp_path / "file").read_bytes() == OLD
+    assert_no_open_descriptors(operations)
+
+
+@define
+class LyingOperations(PosixFileOperations):
+    """A file system that loses bytes without a word, or takes none."""
+
+    lost: int = 0
+    taken: int | None = None
+    sizes: list[int] = field(factory=list)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        return super().write(descriptor, data) if self.taken is None else self.taken
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        status = super().fstat(descriptor)
+        self.sizes.append(status.size)
+        return FileStatus(status.size - self.lost, True, False, 0o600, 0)
+
+
+def test_a_file_that_is_shorter_than_what_was_written_is_not_renamed(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(OLD)
+    with pytest.raises(SaveError, match="checking the size failed: 21 bytes were written and 20 are there"):
+        write_atomically(tmp_path / "file", CHUNKS, LyingOperations(lost=1))
+    assert (tmp_path / "file").read_bytes() == OLD
+    assert temporaries(tmp_path) == []
+
+
+def test_a_write_that_takes_nothing_ends(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="took no byte"):
+        write_atomically(tmp_path / "file", CHUNKS, LyingOperations(taken=0))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_directory_is_an_error_with_its_cause(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="creating a temporary file failed: No such file or directory"):
+        write_atomically(tmp_path / "no" / "file", CHUNKS)
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        SaveError, match="the file system is full; the file that was there before is unchanged"
+    ):
+        write_atomically(tmp_path / "file", CHUNKS, FaultyFileOperations(Fault.ENOSPC, 1))
+
+
+def test_a_failed_directory_sync_says_that_the_new_file_is_there(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="a power loss now may lose it") as caught:
+        write_atomically(tmp_path / "file", CHUNKS, FaultyFileOperations(Fault.EIO_ONCE, 8))
+    assert caught.value.replaced
+    assert (tmp_path / "file").read_bytes() == NEW
+
+
+def test_directories_are_created_privately_and_synced(tmp_path: Path) -> None:
+    operations = FaultyFileOperations()
+    ensure_directory(tmp_path / "a" / "b", operations)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    synced = [call.path for call in operations.calls if call.name == "sync_directory"]
+    assert synced == [tmp_path, tmp_path / "a"]
+    again = FaultyFileOperations()
+    ensure_directory(tmp_path / "a" / "b", again)
+    assert [call.name for call in again.calls] == ["stat"]
+
+
+def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"")
+    with pytest.raises(SaveError, match="is not a directory"):
+        ensure_directory(tmp_path / "a")
+    with pytest.raises(SaveError, match="a file, not a directory"):
+        ensure_directory(tmp_path / "a" / "b")
+
+
+def test_another_process_creating_the_directory_first_is_no_error(tmp_path: Path) -> None:
+    class Raced(PosixFileOperations):
+        def make_directory(self, directory: Path) -> None:
+            super().make_directory(directory)
+            super().make_directory(directory)
+
+    ensure_directory(tmp_path / "a" / "b", Raced())
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_every_fault_while_a_directory_is_created_is_a_save_error(tmp_path: Path) -> None:
+    operations = FaultyFileOperations()
+    ensure_directory(tmp_path / "counted" / "b", operations)
+    for number, faulty in enumerate(sweep(len(operations.calls))):
+        directory = tmp_path / str(number) / "b"
+        try:
+            ensure_directory(directory, faulty)
+        except SaveError:
+            assert faulty.fired
+        else:
+            assert not faulty.fired
+            assert directory.is_dir()
+
+
+def test_reads_up_to_the_cap(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped(tmp_path / "file", len(NEW)) == NEW
+    with pytest.raises(TooLargeError, match="21 bytes, more than the 20"):
+        read_capped(tmp_path / "file", len(NEW) - 1)
+    (tmp_path / "empty").write_bytes(b"")
+    assert read_capped(tmp_path / "empty", 0) == b""
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError):
+        read_capped(tmp_path / "missing", 10)
+    with pytest.raises(ReadError, match="not a regular file"):
+        read_capped(tmp_path, 10)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ReadError, match="not a regular file"):
+        read_capped(tmp_path / "pipe", 10)
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    with pytest.raises(ReadError, match="symbolic link"):
+        read_capped(tmp_path / "link", 10)
+
+
+def test_the_head_is_read_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped_parts(tmp_path / "file", 4, 100) == (NEW[:4], NEW[4:])
+    assert read_capped_parts(tmp_path / "file", len(NEW), 100) == (NEW, b"")
+    assert read_capped_parts(tmp_path / "file", 1000, 100) == (NEW, b"")
+    assert read_capped_parts(tmp_path / "file", 0, 100) == (b"", NEW)
+
+
+def test_short_reads_are_continued(tmp_path: Path) -> None:
+    class ByteWise(PosixFileOperations):
+        def read(self, descriptor: int, size: int) -> bytes:
+            return super().read(descriptor, min(size, 3))
+
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped_parts(tmp_path / "file", 8, 21, ByteWise()) == (NEW[:8], NEW[8:])
+
+
+@define
+class GrowingOperations(PosixFileOperations):
+    """A file that someone appends to while it is read."""
+
+    def fstat(self, descriptor: int) -> FileStatus:
+        return FileStatus(4, True, False, 0o600, 0)
+
+
+def test_a_file_that_grows_while_it_is_read_stays_under_the_cap(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    assert read_capped(tmp_path / "file", 100, GrowingOperations()) == NEW
+    with pytest.raises(TooLargeError, match="grew beyond the 10 bytes"):
+        read_capped(tmp_path / "file", 10, GrowingOperations())
+
+
+def test_every_fault_while_reading_is_a_read_error_or_the_whole_content(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(NEW)
+    clean = FaultyFileOperations()
+    read_capped(tmp_path / "file", 100, clean)
+    for operations in sweep(len(clean.calls)):
+        try:
+            assert read_capped(tmp_path / "file", 100, operations) == NEW
+        except ReadError:
+            assert operations.fired
+        assert_no_open_descriptors(operations)

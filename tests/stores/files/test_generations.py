@@ -1,0 +1,208 @@
+"""The generation before the current one, and loads that go back to it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stores.cache_file import read_cache_file
+from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations
+from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.files.sentinel import SENTINEL_SUFFIX, loading_sentinel
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_cache_file
+from tests.stores.faults.sets import (
+    IDENTITY,
+    NOTHING,
+    OLD,
+    OLDER,
+    OURS,
+    Keys,
+    data_of,
+    file_of,
+    loaded_keys,
+    path_in,
+    readable,
+    strict_device,
+)
+
+
+def save(path: Path, keys: Keys, operations: PosixFileOperations | None = None) -> None:
+    report = save_cache_file(path, IDENTITY, data_of(keys), operations=operations or PosixFileOperations())
+    assert report.saved_bytes
+    assert report.leftovers == ()
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_generation_is_kept_until_the_next_one_has_loaded(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    assert readable(path) == [OLDER]
+    save(path, OLD)
+    assert readable(path) == [OLD, OLDER]
+    # Not loaded yet: the older one stays, however often is saved.
+    save(path, OURS)
+    assert readable(path) == [OURS, OLDER]
+    assert loaded_keys(path) == (OURS, LoadStatus.LOADED)
+    assert readable(path) == [OURS]
+    save(path, OLD)
+    assert readable(path) == [OLD, OURS]
+    assert sorted(each.name for each in tmp_path.iterdir()) == [
+        path.name,
+        f"{path.name}.lock",
+        f"{path.name}.previous",
+    ]
+
+
+def test_the_previous_one_is_loaded_where_the_current_is_damaged(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    damage(path)
+    device = strict_device()
+    cache, result = load_into_cache(device, path)
+    assert (result.status, result.path) == (LoadStatus.LOADED, previous_path(path))
+    assert result.instead_of is not None
+    assert result.instead_of.status is LoadStatus.HASH_MISMATCH
+    assert result.detail.startswith("the current generation: HASH_MISMATCH: dataHash: expected ")
+    assert device.pipeline_cache_data(cache).data == data_of(OLDER)
+    # What is damaged never becomes the previous one, so that this one is still there after a save.
+    save(path, OURS)
+    assert readable(path) == [OURS, OLDER]
+
+
+def test_the_previous_one_is_loaded_where_the_current_is_missing(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    previous_path(path).write_bytes(file_of(OLDER))
+    assert loaded_keys(path) == (OLDER, LoadStatus.LOADED)
+    assert readable(path) == [OLDER]
+
+
+def test_where_both_are_damaged_both_are_named(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    damage(path)
+    previous_path(path).write_bytes(b"")
+    _, result = load_into_cache(strict_device(), path)
+    assert result.status is LoadStatus.HASH_MISMATCH
+    assert "; the previous generation: EMPTY: the file has no bytes" in result.detail
+    assert result.previous is not None
+    assert result.previous.status is LoadStatus.EMPTY
+    assert result.instead_of is None
+
+
+def test_a_missing_current_and_a_bad_previous_is_the_bad_one(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    previous_path(path).write_bytes(b"no cache file")
+    _, result = load_into_cache(strict_device(), path)
+    assert (result.status, result.path) == (LoadStatus.BAD_MAGIC, previous_path(path))
+
+
+def test_a_reader_leaves_the_previous_one_where_a_writer_is_at_work(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    with writer_lock(path) as held:
+        assert held
+        assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    assert readable(path) == [OLD, OLDER]
+    assert loaded_keys(path)[0] == OLD
+    assert readable(path) == [OLD]
+
+
+def test_a_file_system_without_links_keeps_a_copy(tmp_path: Path) -> None:
+    class NoLinks(PosixFileOperations):
+        def link(self, source: Path, destination: Path) -> None:
+            raise OSError(errno.EPERM, "no links")
+
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD, NoLinks())
+    assert readable(path) == [OLD, OLDER]
+    assert path.stat().st_nlink == previous_path(path).stat().st_nlink == 1
+    assert previous_path(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_previous_one_that_cannot_be_kept_ends_the_save(tmp_path: Path) -> None:
+    class Broken(PosixFileOperations):
+        def link(self, source: Path, destination: Path) -> None:
+            raise OSError(errno.EIO, "broken")
+
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    with pytest.raises(SaveError, match="keeping the previous generation failed"):
+        save(path, OLD, Broken())
+    assert readable(path) == [OLDER]
+
+
+def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLD)
+
+    class Unreadable(PosixFileOperations):
+        def open_existing(self, path: Path) -> int:
+            if path == path_in(tmp_path):
+                raise OSError(errno.EIO, "unreadable")
+            return super().open_existing(path)
+
+    save(path, OURS, Unreadable())
+    assert readable(path) == [OURS]
+    assert not previous_path(path).exists()
+
+
+def test_a_sentinel_that_stays_keeps_the_previous_one(tmp_path: Path) -> None:
+    class Clinging(PosixFileOperations):
+        def unlink(self, path: Path) -> None:
+            if path.name.endswith(SENTINEL_SUFFIX):
+                raise OSError(errno.EACCES, "not allowed")
+            super().unlink(path)
+
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    _, result = load_into_cache(strict_device(), path, operations=Clinging())
+    assert result.status is LoadStatus.LOADED
+    assert "could not be removed" in result.detail
+    # For as long as something may still accuse the current one, there is another to go back to.
+    assert readable(path) == [OLD, OLDER]
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    assert readable(path) == [OLD]
+
+
+def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save(path, OLDER)
+    save(path, OLD)
+    data_hash = read_cache_file(path, IDENTITY).data_hash
+    with loading_sentinel(path, data_hash, REAL_FILE_OPERATIONS):
+        # Its driver may yet die of the current one.
+        assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+        assert readable(path) == [OLD, OLDER]
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    assert readable(path) == [OLD]
+
+
+def test_two_names_of_one_file_leave_no_third(tmp_path: Path) -> None:
+    # What a crash between the two renames leaves; then the current one loads, and is kept again.
+    path = path_in(tmp_path)
+    save(path, OLD)
+    previous_path(path).hardlink_to(path)
+    assert loaded_keys(path)[0] == OLD
+    save(path, OURS)
+    assert readable(path) == [OURS, OLD]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
+    assert loaded_keys(path_in(tmp_path)) == (NOTHING, LoadStatus.MISSING)
+    assert list(tmp_path.iterdir()) == []

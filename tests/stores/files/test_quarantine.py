@@ -1,0 +1,78 @@
+"""The quarantine for refused files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stores.errors import QuarantineError
+from orchestrator.stores.files.fault_injection import FaultyFileOperations
+from orchestrator.stores.files.quarantine import quarantine_file
+from tests.stores.samples import sweep
+
+
+def refuse(path: Path, number: int, keep: int = 3) -> Path:
+    path.write_bytes(b"%d" % number)
+    return quarantine_file(path, keep=keep)
+
+
+def test_a_file_is_moved_beside_where_it_was(tmp_path: Path) -> None:
+    moved = refuse(tmp_path / "file", 1)
+    assert moved == tmp_path / "quarantine" / "000001-file"
+    assert moved.read_bytes() == b"1"
+    assert not (tmp_path / "file").exists()
+    assert moved.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_oldest_files_go_over_the_bound(tmp_path: Path) -> None:
+    for number in range(1, 12):
+        refuse(tmp_path / f"file{number % 2}", number)
+    kept = sorted((tmp_path / "quarantine").iterdir())
+    assert [path.name for path in kept] == ["000009-file1", "000010-file0", "000011-file1"]
+    assert [path.read_bytes() for path in kept] == [b"9", b"10", b"11"]
+
+
+def test_a_smaller_bound_is_reached_at_once(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        refuse(tmp_path / "file", number, keep=8)
+    refuse(tmp_path / "file", 6, keep=1)
+    assert [path.name for path in (tmp_path / "quarantine").iterdir()] == ["000006-file"]
+
+
+def test_what_is_not_ours_in_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "quarantine").mkdir()
+    (tmp_path / "quarantine" / "notes.txt").write_bytes(b"")
+    (tmp_path / "quarantine" / "1-short").write_bytes(b"")
+    for number in range(1, 6):
+        refuse(tmp_path / "file", number, keep=1)
+    assert sorted(path.name for path in (tmp_path / "quarantine").iterdir()) == [
+        "000005-file",
+        "1-short",
+        "notes.txt",
+    ]
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(QuarantineError, match="No such file or directory; it did not move"):
+        quarantine_file(tmp_path / "missing")
+
+
+def test_every_fault_leaves_the_file_in_one_of_the_two_places(tmp_path: Path) -> None:
+    clean = FaultyFileOperations()
+    (tmp_path / "file").write_bytes(b"content")
+    quarantine_file(tmp_path / "file", clean)
+    for number, operations in enumerate(sweep(len(clean.calls))):
+        path = tmp_path / str(number) / "file"
+        path.parent.mkdir()
+        path.write_bytes(b"content")
+        moved_to = None
+        try:
+            moved_to = quarantine_file(path, operations)
+        except QuarantineError as error:
+            assert operations.fired
+            moved_to = error.moved_to
+        else:
+            assert not operations.fired
+        assert (moved_to or path).read_bytes() == b"content"
+        assert path.exists() == (moved_to is None)

@@ -1,0 +1,120 @@
+"""Files that others own or may write are refused, with the command that mends it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.stores.cache_file import read_cache_file
+from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.files.atomic_file import FileStatus, PosixFileOperations
+from orchestrator.stores.files.trust import distrust
+from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.saving import save_cache_file
+from tests.stores.faults.sets import (
+    IDENTITY,
+    NOTHING,
+    OLD,
+    OURS,
+    data_of,
+    file_of,
+    loaded_keys,
+    path_in,
+    readable,
+)
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: no POSIX permissions")
+
+
+class SomebodyElse(PosixFileOperations):
+    """Run by another user than the owner of the files."""
+
+    def effective_user(self) -> int | None:
+        user = super().effective_user()
+        return None if user is None else user + 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "writers"),
+    [(0o620, "its group"), (0o602, "everybody"), (0o666, "its group and everybody")],
+)
+def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int, writers: str) -> None:
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    path.chmod(mode)
+    result = read_cache_file(path, IDENTITY)
+    assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
+    assert result.detail == (
+        f"the file {path} may be written by {writers} (mode {mode:04o}); mend: chmod go-w {path}"
+    )
+    assert loaded_keys(path) == (NOTHING, LoadStatus.UNTRUSTED_PERMISSIONS)
+    # The command does mend it; so does a save.
+    path.chmod(mode & ~0o022)
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+    path.chmod(mode)
+    assert save_cache_file(path, IDENTITY, data_of(OURS)).saved_bytes
+    assert readable(path) == [OURS]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "two words"
+    directory.mkdir()
+    path = path_in(directory)
+    path.write_bytes(file_of(OLD))
+    directory.chmod(mode)
+    result = read_cache_file(path, IDENTITY)
+    assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
+    assert f"the directory {directory} may be written by" in result.detail
+    assert result.detail.endswith(f"mend: chmod go-w '{directory}'")
+    report = save_cache_file(path, IDENTITY, data_of(OURS))
+    assert report.saved_bytes == 0
+    assert report.skipped is not None
+    assert report.skipped.startswith(f"the file would be refused when loaded: the directory {directory}")
+    directory.chmod(0o755)
+    assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+
+
+def test_another_owner_is_refused(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    user = path.stat().st_uid
+    result = read_cache_file(path, IDENTITY, operations=SomebodyElse())
+    assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
+    assert result.detail == (
+        f"the file {path} belongs to user {user} and not to user {user + 1}, who runs this; "
+        f"mend: chown {user + 1} {path}"
+    )
+
+
+def test_what_others_may_read_is_trusted(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    path.chmod(0o644)
+    assert loaded_keys(path)[0] == OLD
+
+
+def test_what_is_refused_never_becomes_a_file_of_ours(tmp_path: Path) -> None:
+    # As the previous generation it would be trusted.
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    path.chmod(0o666)
+    save_cache_file(path, IDENTITY, data_of(OURS))
+    assert readable(path) == [OURS]
+
+
+def test_a_system_without_owners_refuses_nothing(tmp_path: Path) -> None:
+    class NoOwners(PosixFileOperations):
+        def effective_user(self) -> int | None:
+            return None
+
+    assert distrust(tmp_path, FileStatus(0, True, False, 0o777, 99), NoOwners()) is None
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    path.chmod(0o666)
+    _, result = load_into_cache(SimulatedDevice(), path, operations=NoOwners())
+    assert result.status is LoadStatus.LOADED

@@ -1,0 +1,176 @@
+"""One writer at a time, among threads and processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.stores.errors import SaveError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, lock_byte
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
+from orchestrator.stores.saving import save_cache_file
+from tests.drivers import REPOSITORY
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, path_in, readable
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from orchestrator.stores.files.writer_lock import writer_lock
+with writer_lock(Path(sys.argv[1])) as held:
+    print(held, flush=True)
+    sys.stdin.read()
+"""
+
+
+def held_elsewhere(path: Path) -> subprocess.Popen[str]:
+    """A process that has the lock until its input ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(path)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+def test_one_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with writer_lock(path, wait_s=0) as first:
+        with writer_lock(path, wait_s=0) as second:
+            assert (first, second) == (True, False)
+        with writer_lock(tmp_path / "other", wait_s=0) as other:
+            assert other
+    with writer_lock(path, wait_s=0) as again:
+        assert again
+    assert lock_path(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_another_process_is_waited_for_and_named(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    save_cache_file(path, IDENTITY, data_of(OLD))
+    process = held_elsewhere(path)
+    pauses: list[float] = []
+    with writer_lock(path, wait_s=1.0, pause=pauses.append) as held:
+        assert not held
+    assert sum(pauses) == pytest.approx(1.0)
+    report = save_cache_file(path, IDENTITY, data_of(OURS), lock_wait_s=0)
+    assert report.saved_bytes == 0
+    assert report.skipped == "another process is saving this file, and did not finish within 0 s"
+    assert readable(path) == [OLD]
+    process.communicate()
+    assert process.returncode == 0
+    assert save_cache_file(path, IDENTITY, data_of(OURS), lock_wait_s=0).saved_bytes
+
+
+def test_a_process_that_is_killed_blocks_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    process = held_elsewhere(path)
+    process.kill()
+    process.communicate()
+    assert lock_path(path).exists()
+    with writer_lock(path, wait_s=0) as held:
+        assert held
+
+
+def test_it_is_had_once_the_other_one_is_done(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    other = writer_lock(path)
+    assert other.__enter__()
+    turns = 0
+
+    def pause(seconds: float) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            other.__exit__(None, None, None)
+
+    with writer_lock(path, pause=pause) as held:
+        assert held
+    assert turns == 3
+
+
+def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    class Removing(PosixFileOperations):
+        """Somebody removes the file between open and lock, once."""
+
+        removed = False
+
+        def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+            if not self.removed:
+                self.removed = True
+                lock_path(path).unlink()
+            return super().try_lock(descriptor, shared=shared)
+
+    operations = Removing()
+    with writer_lock(path, operations, pause=lambda _: None) as held:
+        assert held
+        with writer_lock(path, wait_s=0) as second:
+            assert not second
+
+
+@pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, number: int) -> None:
+    class NoLocks(PosixFileOperations):
+        def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+            raise OSError(number, os.strerror(number))
+
+    path = path_in(tmp_path)
+    assert save_cache_file(path, IDENTITY, data_of(OLD), operations=NoLocks()).saved_bytes
+    assert readable(path) == [OLD]
+
+
+def test_a_lock_that_fails_is_a_save_error(tmp_path: Path) -> None:
+    with (
+        pytest.raises(SaveError, match=r"locking file\.lock failed: No such file or directory"),
+        writer_lock(tmp_path / "missing" / "file"),
+    ):
+        pytest.fail("the block is not entered")
+
+
+def test_shared_locks_exclude_only_the_other_kind(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    first, second = (REAL_FILE_OPERATIONS.open_lock(path) for _ in range(2))
+    try:
+        assert REAL_FILE_OPERATIONS.try_lock(first, shared=True)
+        assert REAL_FILE_OPERATIONS.try_lock(second, shared=True)
+        assert not REAL_FILE_OPERATIONS.try_lock(second)
+        REAL_FILE_OPERATIONS.unlock(first)
+        assert REAL_FILE_OPERATIONS.try_lock(second)
+        assert not REAL_FILE_OPERATIONS.try_lock(first, shared=True)
+    finally:
+        REAL_FILE_OPERATIONS.close(first)
+        REAL_FILE_OPERATIONS.close(second)
+
+
+def test_windows_locks_a_byte_behind_the_content(tmp_path: Path) -> None:
+    calls: list[tuple[int, int, int]] = []
+
+    class Locking:
+        """msvcrt, as far as it is used: locks at the position of the file."""
+
+        @staticmethod
+        def locking(descriptor: int, mode: int, size: int) -> None:
+            calls.append((os.lseek(descriptor, 0, os.SEEK_CUR), mode, size))
+            if mode == 9:
+                raise PermissionError(errno.EACCES, "locked")
+
+    descriptor = REAL_FILE_OPERATIONS.open_lock(tmp_path / "file")
+    try:
+        os.write(descriptor, b"content")
+        lock_byte(Locking, descriptor, 2)
+        with pytest.raises(PermissionError):
+            lock_byte(Locking, descriptor, 9)
+        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 7
+    finally:
+        os.close(descriptor)
+    assert calls == [(1 << 30, 2, 1), (1 << 30, 9, 1)]
