@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from orchestrator.run import RunReport as RunReport
     from orchestrator.run import open_session as open_session
     from orchestrator.run import run_pipelines as run_pipelines
-    from orchestrator.run.compile import CompileProgress as CompileProgress
     from orchestrator.run.compile import compile_set as compile_set
     from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
+    from orchestrator.run.records import CompileProgress as CompileProgress
     from orchestrator.run.records import CompileReport as CompileReport
     from orchestrator.run.trial import TrialLimits as TrialLimits
     from orchestrator.run.vetting import ModulePolicy as ModulePolicy

@@ -143,9 +143,10 @@ def compile_verb(
 
     from orchestrator.cli.compile_document import compile_document
     from orchestrator.cli.compile_tables import show_report
-    from orchestrator.cli.options import open_set, time_limit_seconds, usable_directory
+    from orchestrator.cli.options import time_limit_seconds, usable_directory
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
+    from orchestrator.cli.set_names import open_set
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.caches import BARRIER, ROLLING
     from orchestrator.run.compile import compile_set

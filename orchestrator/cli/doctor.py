@@ -1,54 +1,23 @@
-"""The verb `doctor`.
-
-`orchestrator doctor`: what works here, what does not, and what to do about each; with --keys what a
-driver's keys depend on (doctor_keys.py).
-
-Guarantees: without --keys changes nothing: a cache directory that is not there is not made. Every finding
-that is not good has a next step. One device that cannot be opened hides no other.
-
-What `doctor --keys` is doing, and what it found: what matters, by kind of pipeline, then what does not and
-what is not known.
-
-Guarantees: nothing is said of a kind of pipeline whose baseline could not tell; that is said instead.
-"""
+# Purpose: `orchestrator doctor`: what works here, what does not, and what to do about each; with --keys what a driver's keys
+# depend on (doctor_keys.py).
+# Guarantees: without --keys changes nothing: a cache directory that is not there is not made. Every finding that is not good has a next
+# step. One device that cannot be opened hides no other.
+"""The verb `doctor`."""
 
 from __future__ import annotations
 
 import enum
-import time
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
-from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    WARN,
-    Output,
-    path_text,
-    plural,
-    printable,
-    seconds_text,
-    styled,
-    table,
-    version_text,
-)
-from orchestrator.cli.progress import MeasurementBar
-from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
-from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device, DeviceIdentity
-
 
 _FEATURES = (
     (
@@ -174,7 +143,7 @@ def doctor_verb(
 
     output = Output(json=json)
     if keys:
-        from orchestrator.cli.doctor import show_keys
+        from orchestrator.cli.doctor_keys import show_keys
         from orchestrator.cli.options import time_limit_seconds, usable_directory
 
         limit = time_limit_seconds(time_limit)
@@ -338,7 +307,7 @@ def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
 
 def _keys(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     """What is known of the driver's keys."""
-    from orchestrator.cli.doctor import key_words
+    from orchestrator.cli.doctor_keys import key_words
     from orchestrator.stores.profile_file import load_key_profile
 
     subject = f"{name}, what its keys depend on"
@@ -451,143 +420,3 @@ def _directory(directory: Path) -> list[_Finding]:
             )
         )
     return findings
-
-
-_MOST_REASONS = 12
-
-
-class KeysView(MeasurementBar):
-    """Shows what a bisection is doing."""
-
-    def progress(self, progress: KeyProgress) -> None:
-        """Something is tried."""
-        if progress.total:
-            self.step(progress.now, progress.done, progress.total)
-        else:
-            self.stage(progress.now)
-
-
-def show_keys(
-    output: Output, device: str, directory: Path, only: tuple[str, ...], time_limit_s: float
-) -> ExitCode:
-    """Find out what a device's keys depend on, show it, and keep it where everything was tried.
-
-    Args:
-        output: Where to show it.
-        device: The selector.
-        directory: The directory of cache files, which is there and can be written.
-        only: Words to choose by what is tried; none for everything.
-        time_limit_s: Try nothing more after this time, s.
-    """
-    with KeysView(output) as view:
-        found = find_key_dependence(device, only=only, time_limit_s=time_limit_s, on_progress=view.progress)
-    profile = found.profile
-    kept = None
-    if profile.whole and profile.says_anything:
-        kept = save_key_profile(directory, found.identity, profile)
-    output.document(key_document(profile) | {"profile": None if kept is None else path_text(kept)})
-    _show(output, profile)
-    if kept is not None:
-        output.line(styled("kept ", GOOD), path_text(kept))
-    elif profile.whole:
-        output.line(styled("not kept: ", BAD), "nothing can be said")
-    else:
-        output.line(styled("not kept: ", WARN), "only a part was tried (--only, --time-limit)")
-    if profile.is_doubtful:
-        return ExitCode.PIPELINES_FAILED
-    return ExitCode.OK
-
-
-def key_document(profile: KeyProfile) -> dict[str, Any]:
-    """The profile as JSON."""
-    document: dict[str, Any] = msgspec.to_builtins(profile)
-    return document
-
-
-def key_words(profile: KeyProfile) -> str:
-    """What a profile says, in one line: when it was made, and on what the keys depend by aspect."""
-    day = time.strftime("%Y-%m-%d", time.gmtime(profile.made_at))
-    if not profile.depends:
-        return f"of {day}: on nothing that was tried"
-    alone = [
-        each.name.removeprefix("VkPhysicalDevice")
-        for each in profile.depends
-        if each.aspect in ("feature", "apiVersion", "extension")
-    ]
-    rest = Counter(
-        each.aspect for each in profile.depends if each.aspect not in ("feature", "apiVersion", "extension")
-    )
-    named = [f"apiVersion {name}" if "::" not in name and name[0].isdigit() else name for name in alone]
-    counted = [plural(count, aspect + " setting", aspect + " settings") for aspect, count in rest.items()]
-    return f"of {day}: on {', '.join([*named, *counted])}"
-
-
-def _show(output: Output, profile: KeyProfile) -> None:
-    output.line(styled(profile.device_name, HEAD), f"  {profile.driver}")
-    output.line(
-        f"baseline: Vulkan {version_text(profile.api_version)}, no name, the features that the pipelines need; "
-        f"hits by {profile.method or 'nothing that can tell'}; {seconds_text(profile.took_s)}"
-    )
-    output.line("")
-    for kind in profile.kinds:
-        state = styled("A/A ", BAD if kind.problem else GOOD)
-        words = kind.problem or f"{kind.usable} of {plural(kind.pipelines, 'pipeline')} can tell"
-        output.line(state, f"{kind.kind}: {words}")
-    output.line("")
-    if profile.depends:
-        _show_dependences(output, profile)
-    elif profile.says_anything:
-        output.line("the keys depend on nothing that was tried")
-    _show_counts(output, "does not matter", profile.independent)
-    if profile.not_tried:
-        _show_not_tried(output, profile.not_tried)
-    for line in profile.disagreements:
-        output.line(styled("disagreement ", BAD), line)
-    for note in profile.notes:
-        output.line(styled("note ", WARN), note)
-
-
-def _show_dependences(output: Output, profile: KeyProfile) -> None:
-    kinds = [each.kind for each in profile.kinds if not each.problem]
-    made = table("the keys depend on", *kinds, "identity")
-    rows: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
-    for each in sorted(profile.depends, key=lambda one: one.aspect != "feature"):
-        # Features stand alone; names and variables that do the same share a row.
-        group = each.text if each.aspect == "feature" else each.aspect
-        rows.setdefault((group, each.kinds, each.identity), []).append(each.name)
-    for (group, of_kinds, identity), names in rows.items():
-        is_feature = group.startswith("feature ")
-        text = group.removeprefix("feature ") if is_feature else f"{group}: {', '.join(names)}"
-        made.add_row(
-            printable(text.replace("VkPhysicalDevice", "")),
-            *("yes" if kind in of_kinds else "-" for kind in kinds),
-            "changes too" if identity else "",
-        )
-    output.show(made)
-    output.line(
-        styled(
-            "identity: with it the device has another pipelineCacheUUID, so even the cache file is another one",
-            DIM,
-        )
-    )
-    output.line("")
-
-
-def _show_counts(output: Output, what: str, found: Iterable[Tried]) -> None:
-    counts = Counter(
-        f"{each.aspect} beside one that matters" if each.given else each.aspect for each in found
-    )
-    if counts:
-        output.line(f"{what}: ", ", ".join(f"{count} × {aspect}" for aspect, count in counts.items()))
-
-
-def _show_not_tried(output: Output, not_tried: tuple[NotTried, ...]) -> None:
-    output.line(f"could not be tried: {len(not_tried)}")
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for each in not_tried:
-        reasons.setdefault((each.aspect, each.reason), []).append(each.name)
-    for (aspect, reason), names in list(reasons.items())[:_MOST_REASONS]:
-        shown = ", ".join(names[:3]) + (f", ... {len(names) - 3} more" if len(names) > 3 else "")
-        output.line(styled(f"  {len(names):4} {aspect}: {reason}: {shown}", DIM))
-    if len(reasons) > _MOST_REASONS:
-        output.line(styled(f"       and {len(reasons) - _MOST_REASONS} more reasons: --json has them", DIM))

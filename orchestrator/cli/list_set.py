@@ -50,8 +50,8 @@ def list_verb(
         orchestrator list capture.foz capture.1.foz --pipelines
         orchestrator list capture.foz --json
     """
-    from orchestrator.cli.options import open_set
     from orchestrator.cli.output import Output
+    from orchestrator.cli.set_names import open_set
 
     output = Output(json=json)
     with open_set(sets) as opened:

@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.output import BAD, DIM, HEAD, Output, printable, seconds_text, styled
-from orchestrator.run.compile import CompileProgress
+from orchestrator.run.records import CompileProgress
 
 _LINE_EVERY_S = 5.0
 OPENING = "opening the device"

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.bench.samples import FailedSample, Row, RowWriter, Sample, failed_legs
-from orchestrator.cli.bench import bench_document, report_of, show_bench
+from orchestrator.cli.bench_report import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.options import time_limit_seconds
 from orchestrator.cli.output import Output

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from orchestrator.cli import doctor as doctor_keys
+from orchestrator.cli import doctor_keys
 from orchestrator.cli.errors import ExitCode
 from orchestrator.key_dependence.bisection import KeyFindings, KeyProgress
 from orchestrator.stores.errors import SaveError

@@ -1,7 +1,7 @@
 /* An application of its own, to prove a cache file from outside: it opens its instance and device by itself, with exactly
  * what the command line names, and creates pipelines from SPIR-V by create infos that are written out here by hand. Of a
- * cache file it takes the driver's bytes only. Each pipeline equals the one of the same name in samples/sample.toml, so a
- * driver makes the same keys of both, as far as instance and device are the same too.
+ * cache file it takes the driver's bytes only. Each pipeline equals the one of the same name in
+ * orchestrator/sets/sample/sample.toml, so a driver makes the same keys of both, as far as instance and device are the same too.
  *
  *   host --list              the pipelines: name, kind, and the features that each needs; no device is opened
  *   host --list-features     the feature structures that are known here: sType, extensions, members; likewise

@@ -33,7 +33,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 REPOSITORY = FOLDER.parent.parent
 SOURCE = FOLDER / "host.c"
-MANIFEST = REPOSITORY / "orchestrator" / "samples" / "sample.toml"
+MANIFEST = REPOSITORY / "orchestrator" / "sets" / "sample" / "sample.toml"
 SHADERS = MANIFEST.parent / "shaders"
 
 COMPILER_FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror")
