@@ -26,7 +26,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import TARGET_NS
 from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, cost_first
 from orchestrator.sets.image.builder import build_image
@@ -57,7 +57,10 @@ def measure(job: Job) -> Figures:
 
         async def run() -> RunReport:
             return await run_pipelines(
-                device, prepared, mode=CacheMode.PER_WORKER, workers=job["workers"], scheduler=scheduler
+                device,
+                prepared,
+                RunOptions(mode=CacheMode.PER_WORKER, workers=job["workers"]),
+                scheduler=scheduler,
             )
 
         with no_garbage_collection():

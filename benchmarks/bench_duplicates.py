@@ -33,7 +33,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import TARGET_NS
 from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
 from orchestrator.sets.image.builder import build_image
@@ -90,7 +90,7 @@ async def run(
     device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, scheduler: SchedulerFactory
 ) -> RunReport:
     """One run."""
-    return await run_pipelines(device, prepared, mode=mode, workers=workers, scheduler=scheduler)
+    return await run_pipelines(device, prepared, RunOptions(mode=mode, workers=workers), scheduler=scheduler)
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import Progress, RunReport, run_pipelines
+from orchestrator.run import Progress, RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import TARGET_NS, CompileSchedule
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.schedule import (
@@ -78,7 +78,7 @@ def measure(job: Job) -> dict[str, Any]:
             return await run_pipelines(
                 device,
                 prepared,
-                workers=job["workers"],
+                RunOptions(workers=job["workers"]),
                 scheduler=FifoScheduler if job["order"] == "fifo" else schedule.factory(),
                 on_progress=tell,
             )

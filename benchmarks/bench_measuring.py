@@ -29,7 +29,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from benchmarks.warm import fill, make_set, opened, run_warm
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import RunReport, available_workers, run_pipelines, worker
+from orchestrator.run import RunOptions, RunReport, available_workers, run_pipelines, worker
 from orchestrator.run.accounting import Reading, ThreadMeter
 from orchestrator.sets.sample import sample_path
 
@@ -89,7 +89,7 @@ def run(job: Job) -> RunReport:
             return run_warm(device, prepared, CacheMode.PER_WORKER, job["workers"], job["batch"], data)
 
         async def cold() -> RunReport:
-            return await run_pipelines(device, prepared, workers=job["workers"])
+            return await run_pipelines(device, prepared, RunOptions(workers=job["workers"]))
 
         with no_garbage_collection():
             return trio.run(cold)

@@ -23,7 +23,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -66,7 +66,7 @@ async def run(
 ) -> RunReport:
     """One run."""
     return await run_pipelines(
-        device, prepared, mode=CacheMode.PER_WORKER, workers=workers, scheduler=scheduler
+        device, prepared, RunOptions(mode=CacheMode.PER_WORKER, workers=workers), scheduler=scheduler
     )
 
 

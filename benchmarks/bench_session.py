@@ -37,7 +37,7 @@ import trio
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices import open_device
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.run import RunReport, available_workers, open_session, run_pipelines
+from orchestrator.run import RunOptions, RunReport, available_workers, open_session, run_pipelines
 from orchestrator.schedule import Priority
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -82,11 +82,13 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
     """Spend a budget each frame until all is done."""
     costs: npt.NDArray[np.int64] | None = None
     if job["recorded"]:
-        costs = (await run_pipelines(device, prepared, workers=1)).driver_ns.astype(np.int64)
+        costs = (await run_pipelines(device, prepared, RunOptions(workers=1))).driver_ns.astype(np.int64)
     gc.collect()
     begins: list[int] = []
     held: list[float] = []
-    async with open_session(device, prepared, workers=job["workers"], costs_ns=costs, budget_s=0) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=job["workers"], time_limit_s=0), costs_ns=costs
+    ) as session:
         await session.submit(range(len(prepared.image)))
         done = False
         while not done:
@@ -138,7 +140,7 @@ async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Fig
     hits = 0
     for _ in range(PICKS):
         gc.collect()
-        async with open_session(device, prepared, workers=job["workers"]) as session:
+        async with open_session(device, prepared, RunOptions(workers=job["workers"])) as session:
             if job["beside"]:
                 await session.submit(range(len(prepared.image)), priority=Priority.BACKGROUND)
                 # Until the fill is under way, and a good part of it is left.

@@ -25,7 +25,7 @@ import trio
 from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.image.builder import build_image
@@ -80,7 +80,7 @@ def fill(selector: str, archive: str, data: Path) -> int:
     with opened(selector, archive, passes=1) as (device, prepared):
 
         async def compile_all() -> RunReport:
-            return await run_pipelines(device, prepared, mode=CacheMode.SHARED)
+            return await run_pipelines(device, prepared, RunOptions(mode=CacheMode.SHARED))
 
         data.write_bytes(trio.run(compile_all).cache_data or b"")
         return len(prepared.image)
@@ -116,11 +116,9 @@ def run_warm(
         return await run_pipelines(
             device,
             prepared,
-            workers=workers,
-            mode=mode,
-            primary_data=data,
+            RunOptions(workers=workers, mode=mode, keep=True),
+            primary=data,
             scheduler=scheduler,
-            keep=True,
         )
 
     with no_garbage_collection():

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
     from orchestrator.errors import NoDeviceError as NoDeviceError
     from orchestrator.errors import OrchestratorError as OrchestratorError
     from orchestrator.errors import RecordError as RecordError
-    from orchestrator.run import BARRIER as BARRIER
-    from orchestrator.run import ROLLING as ROLLING
-    from orchestrator.run import MergePolicy as MergePolicy
     from orchestrator.run import MergeReport as MergeReport
     from orchestrator.run import OutcomeStatus as OutcomeStatus
     from orchestrator.run import PipelineOutcome as PipelineOutcome
@@ -53,11 +50,16 @@ if TYPE_CHECKING:
     from orchestrator.run import open_session as open_session
     from orchestrator.run import run_pipelines as run_pipelines
     from orchestrator.run.compile import compile_set as compile_set
+    from orchestrator.run.options import BARRIER as BARRIER
+    from orchestrator.run.options import ROLLING as ROLLING
+    from orchestrator.run.options import CompileOptions as CompileOptions
+    from orchestrator.run.options import MergePolicy as MergePolicy
+    from orchestrator.run.options import ModulePolicy as ModulePolicy
     from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
+    from orchestrator.run.options import RunOptions as RunOptions
+    from orchestrator.run.options import TrialLimits as TrialLimits
     from orchestrator.run.records import CompileProgress as CompileProgress
     from orchestrator.run.records import CompileReport as CompileReport
-    from orchestrator.run.trial import TrialLimits as TrialLimits
-    from orchestrator.run.vetting import ModulePolicy as ModulePolicy
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
@@ -115,9 +117,6 @@ _HOMES = {
         "RecordError",
     ),
     "orchestrator.run": (
-        "BARRIER",
-        "ROLLING",
-        "MergePolicy",
         "MergeReport",
         "OutcomeStatus",
         "PipelineOutcome",
@@ -129,14 +128,21 @@ _HOMES = {
         "open_session",
         "run_pipelines",
     ),
-    "orchestrator.run.compile": (
-        "CompileProgress",
-        "compile_set",
+    "orchestrator.run.compile": ("compile_set",),
+    "orchestrator.run.options": (
+        "BARRIER",
+        "ROLLING",
+        "CompileOptions",
+        "MergePolicy",
+        "ModulePolicy",
+        "PipelineKeyUse",
+        "RunOptions",
+        "TrialLimits",
     ),
-    "orchestrator.run.options": ("PipelineKeyUse",),
-    "orchestrator.run.records": ("CompileReport",),
-    "orchestrator.run.trial": ("TrialLimits",),
-    "orchestrator.run.vetting": ("ModulePolicy",),
+    "orchestrator.run.records": (
+        "CompileProgress",
+        "CompileReport",
+    ),
     "orchestrator.schedule": (
         "Followers",
         "Priority",

@@ -58,7 +58,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
-from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
+from orchestrator.run import OutcomeStatus, RunOptions, RunReport, run_pipelines
 from orchestrator.run.records import status_code
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
 from orchestrator.sets.authoring.manifest import load_manifest
@@ -163,11 +163,9 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
             return await run_pipelines(
                 device,
                 prepared,
-                workers=job.workers,
-                mode=CacheMode(job.mode),
-                primary_data=primary_data,
+                RunOptions(workers=job.workers, mode=CacheMode(job.mode), keep=True),
+                primary=primary_data,
                 scheduler=scheduler,
-                keep=True,
             )
 
         before = peak_memory()
@@ -413,7 +411,7 @@ def _run_filling(device: Device, image: CreateInfoImage, workers: int, data: byt
 
     async def run() -> RunReport:
         return await run_pipelines(
-            device, prepared, workers=workers, mode=CacheMode.SHARED, primary_data=data
+            device, prepared, RunOptions(workers=workers, mode=CacheMode.SHARED), primary=data
         )
 
     try:
@@ -489,6 +487,6 @@ def _run_probing(
     device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, data: bytes
 ) -> RunReport:
     async def run() -> RunReport:
-        return await run_pipelines(device, prepared, workers=workers, mode=mode, primary_data=data)
+        return await run_pipelines(device, prepared, RunOptions(workers=workers, mode=mode), primary=data)
 
     return trio.run(run)

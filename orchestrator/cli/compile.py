@@ -148,10 +148,8 @@ def compile_verb(
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.set_names import open_set
     from orchestrator.devices.device import CacheMode
-    from orchestrator.run.caches import BARRIER, ROLLING
     from orchestrator.run.compile import compile_set
-    from orchestrator.run.options import PipelineKeyUse
-    from orchestrator.run.vetting import ModulePolicy
+    from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, ModulePolicy, PipelineKeyUse
 
     if merge == "rolling" and mode in ("shared", "none"):
         raise UsageError(
@@ -161,23 +159,26 @@ def compile_verb(
     count = _worker_count(workers)
     budget = time_limit_seconds(time_budget, "--time-budget") if time_budget else None
     directory = None if mode == "none" else usable_directory(cache_dir)
+    options = CompileOptions(
+        selector=device,
+        driver_caches=driver_caches,
+        workers=count,
+        mode=None if mode == "auto" else CacheMode(mode),
+        merge={"barrier": BARRIER, "rolling": ROLLING}.get(merge),
+        relax_driver_version=relax_driver_version,
+        spirv_val=ModulePolicy(spirv_val),
+        pipeline_keys=PipelineKeyUse(pipeline_keys),
+        inspect_executables=pipeline_stats is not None,
+        time_limit_s=budget,
+    )
     output = Output(json=json)
     with open_set(sets) as opened, progress_view(output) as view:
 
         async def job(stop: trio.Event) -> CompileReport:
             return await compile_set(
                 opened,
-                selector=device,
-                workers=count,
-                mode=None if mode == "auto" else CacheMode(mode),
-                merge={"barrier": BARRIER, "rolling": ROLLING}.get(merge),
+                options,
                 cache_directory=directory,
-                driver_caches=driver_caches,
-                relax_driver_version=relax_driver_version,
-                inspect_executables=pipeline_stats is not None,
-                spirv_val=ModulePolicy(spirv_val),
-                pipeline_keys=PipelineKeyUse(pipeline_keys),
-                time_budget_s=budget,
                 stop=stop,
                 on_stage=view.stage,
                 on_progress=view.progress,

@@ -1,15 +1,17 @@
 """Workers, barrier and merge: owns caches while they are in use. The only room that knows trio, the cli apart."""
 
 from orchestrator.run.accounting import CreationCall as CreationCall
-from orchestrator.run.caches import BARRIER as BARRIER
-from orchestrator.run.caches import ROLLING as ROLLING
 from orchestrator.run.caches import Fold as Fold
-from orchestrator.run.caches import MergePolicy as MergePolicy
 from orchestrator.run.execution import available_workers as available_workers
 from orchestrator.run.execution import run_pipelines as run_pipelines
 from orchestrator.run.merge import Duplicates as Duplicates
 from orchestrator.run.merge import MergeReport as MergeReport
 from orchestrator.run.merge import RollingReport as RollingReport
+from orchestrator.run.options import BARRIER as BARRIER
+from orchestrator.run.options import ROLLING as ROLLING
+from orchestrator.run.options import CompileOptions as CompileOptions
+from orchestrator.run.options import MergePolicy as MergePolicy
+from orchestrator.run.options import RunOptions as RunOptions
 from orchestrator.run.records import Barrier as Barrier
 from orchestrator.run.records import OutcomeStatus as OutcomeStatus
 from orchestrator.run.records import PipelineProblem as PipelineProblem

@@ -58,7 +58,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen, validators
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -83,43 +83,11 @@ from orchestrator.run.merge import (
     pruned_bytes,
     size_of,
 )
+from orchestrator.run.options import MergePolicy
 
 _BYTES_A_PIPELINE = 16 << 10
 _MOST_SPARES = 4
 _MOST_WARNINGS = 4
-
-
-def _threshold(default: int | None) -> int | None:
-    value: int | None = field(default=default, validator=validators.optional(validators.ge(1)))
-    return value
-
-
-@frozen
-class MergePolicy:
-    """When worker caches are merged into the primary.
-
-    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a worker's cache
-    holds something new and one of the thresholds is reached; None is never.
-
-    Attributes:
-        rolling: Whether to merge while workers run.
-        batches: Batches since the worker took the cache.
-        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches folded before, or
-            16 KiB before the first fold, times the pipelines compiled in it.
-        age_ns: Time since the worker took the cache.
-    """
-
-    rolling: bool = False
-    batches: int | None = _threshold(512)
-    gained_bytes: int | None = _threshold(16 << 20)
-    age_ns: int | None = _threshold(2_000_000_000)
-
-
-BARRIER = MergePolicy()
-"""One merge, when all workers have ended."""
-
-ROLLING = MergePolicy(rolling=True)
-"""Merges while workers run, at the default thresholds."""
 
 
 @frozen
@@ -209,6 +177,27 @@ class _Retired:
     compiled: int
 
 
+@frozen(eq=False)
+class WorkerCacheMaker:
+    """Makes worker caches that start alike.
+
+    Attributes:
+        device: The device.
+        data: What they start with.
+        externally_synchronized: Whether they are.
+    """
+
+    device: Device
+    data: bytes = field(repr=False)
+    externally_synchronized: bool
+
+    def make(self, name: str) -> PipelineCache:
+        """Make one. Raises DriverError where the driver refuses."""
+        return self.device.create_pipeline_cache(
+            self.data, externally_synchronized=self.externally_synchronized, name=name
+        )
+
+
 class Rotation:
     """The caches of a run with a rolling merge; see the top of the module.
 
@@ -216,14 +205,12 @@ class Rotation:
     worker is there yet or left.
 
     Args:
-        device: The device.
         primary: What is merged into.
+        primary_is_filled: Whether it holds something now.
         policy: When.
         current: The first cache of each worker; owned by the rotation from now on.
-        make: Makes a fresh cache of a name; called here and in the merger's thread.
+        fresh: Makes caches like those; also in the merger's thread.
         token: Of the trio run.
-        seed_bytes: Size of the data that worker caches start with.
-        primary_bytes: Size of the primary now.
         looked_up: Whether workers look pipelines up in the primary.
         on_merged: Called after each fold.
 
@@ -234,23 +221,21 @@ class Rotation:
 
     def __init__(
         self,
-        device: Device,
         primary: PipelineCache,
         policy: MergePolicy,
         current: Sequence[PipelineCache],
-        make: Callable[[str], PipelineCache],
+        fresh: WorkerCacheMaker,
         token: trio.lowlevel.TrioToken,
         *,
-        seed_bytes: int = 0,
-        primary_bytes: int = 0,
-        looked_up: bool = False,
-        on_merged: MergedHook | None = None,
+        primary_is_filled: bool,
+        looked_up: bool,
+        on_merged: MergedHook | None,
     ) -> None:
-        self._device = device
+        self._device = fresh.device
         self._primary = primary
         self._policy = policy
-        self._make = make
-        self._seed_bytes = seed_bytes
+        self._fresh = fresh
+        self._seed_bytes = len(fresh.data)
         self._looked_up = looked_up
         self._on_merged = on_merged
         now = time.perf_counter_ns()
@@ -269,9 +254,9 @@ class Rotation:
         self._token = token
         self.guard = PrimaryGuard(needed=looked_up and not primary.internally_synchronized_merge)
         self.warnings: list[str] = []
-        self.primary_is_filled = primary_bytes > EMPTY_BYTES
+        self.primary_is_filled = primary_is_filled
         self._each_bytes = _BYTES_A_PIPELINE
-        if policy.rolling and not seed_bytes:
+        if policy.rolling and not fresh.data:
             # Empty ones cost next to nothing. Others are made when the run turns out to compile something.
             self._make_spares()
 
@@ -370,7 +355,7 @@ class Rotation:
         while self._lacks_spares():
             self._made += 1
             try:
-                spare = self._make(f"fresh {self._made}")
+                spare = self._fresh.make(f"fresh {self._made}")
             except DriverError as refused:
                 self._spares_refused = True
                 self.warnings.append(f"no more fresh caches for workers, which keep theirs: {refused}")
@@ -684,23 +669,16 @@ class RunCaches:
         if not (self.policy.rolling or self.looks_up):
             return
         self.rotation = Rotation(
-            self.device,
             primary,
             self.policy,
             self._worker_caches,
-            self._make_fresh,
+            WorkerCacheMaker(self.device, self._seed_data, self._flagged),
             self.token,
-            seed_bytes=self._seed_bytes,
-            primary_bytes=self._primary_bytes,
+            primary_is_filled=self._primary_bytes > EMPTY_BYTES,
             looked_up=self.looks_up,
             on_merged=self.on_merged,
         )
         self._worker_caches = []
-
-    def _make_fresh(self, name: str) -> PipelineCache:
-        return self.device.create_pipeline_cache(
-            self._seed_data, externally_synchronized=self._flagged, name=name
-        )
 
     def _create_primary(self, data: bytes) -> PipelineCache:
         if self.looks_up and self.device.features.internally_synchronized_merge:

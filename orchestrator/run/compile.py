@@ -57,12 +57,18 @@ from orchestrator.devices.device import CacheMode, Device, PipelineCache, Prepar
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.run.caches import MergePolicy
 from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import CompileCache, RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
-from orchestrator.run.options import CompileSettings, PipelineKeyUse
+from orchestrator.run.options import (
+    COMPILE_DEFAULTS,
+    NO_WORKER_CACHES,
+    CompileOptions,
+    ModulePolicy,
+    PipelineKeyUse,
+    RunOptions,
+)
 from orchestrator.run.records import CompileProgress as CompileProgress
 from orchestrator.run.records import (
     CompileReport,
@@ -81,8 +87,7 @@ from orchestrator.run.records import (
     status_code,
     timing_of_runs,
 )
-from orchestrator.run.trial import TrialLimits
-from orchestrator.run.vetting import ModulePolicy, Vetter
+from orchestrator.run.vetting import Vetter
 from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, SchedulerFactory
 from orchestrator.schedule.costs import DEFAULT_MODEL, fit
 from orchestrator.schedule.graphs import code_sizes, cost_first, estimated_costs
@@ -95,13 +100,10 @@ from orchestrator.sets.prepare import DeviceOpener, decode_group
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import LoadStatus, SaveError
 from orchestrator.stores.profile_file import MadeFor, add_feature_groups
-from orchestrator.stores.saving import SavePolicy
 
-# Modes in which a worker's own cache holds what it compiled, so that a duplicate hits only there.
-_OWN_CACHES: Final = frozenset({CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL})
 TARGET_NS: Final = 200_000_000
 _LEAST_TARGET_NS: Final = 5_000_000
-_BATCHES_IN_BUDGET: Final = 20
+_BATCHES_IN_LIMIT: Final = 20
 _BATCH_LIMIT: Final = 1024
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -120,7 +122,7 @@ class CompileSchedule:
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
         warm: Whether the run begins with a cache that holds something.
         batch: Largest batch of a warm run, by a calibration; None for the usual.
-        time_budget_s: How long work may begin; batches are so small then that a wrong belief overruns it by little.
+        time_limit_s: How long work may begin; batches are so small then that a wrong belief overruns it by little.
         notes: What a reader of the report must know.
     """
 
@@ -130,7 +132,7 @@ class CompileSchedule:
     recorded_ns: npt.NDArray[np.int64] = field(repr=False)
     warm: bool = False
     batch: int | None = None
-    time_budget_s: float | None = None
+    time_limit_s: float | None = None
     notes: list[str] = field(factory=list)
     _believed_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
@@ -219,8 +221,8 @@ class CompileSchedule:
             # A time was recorded when a pipeline was compiled, and saved in the cache.
             expected = float(np.count_nonzero(self.recorded_ns)) / len(self.image) if self.known else 1.0
         options = ScheduleOptions(
-            pin_followers=self.mode in _OWN_CACHES,
-            target_ns=TARGET_NS if self.time_budget_s is None else self._target_within(self.time_budget_s),
+            pin_followers=self.mode not in NO_WORKER_CACHES,
+            target_ns=TARGET_NS if self.time_limit_s is None else self._target_within(self.time_limit_s),
             batch_limit=_BATCH_LIMIT if self.batch is None or not self.warm else self.batch,
             expect_hits=expected,
         )
@@ -238,8 +240,8 @@ class CompileSchedule:
         return factory
 
     @staticmethod
-    def _target_within(budget_s: float) -> int:
-        return round(min(TARGET_NS, max(_LEAST_TARGET_NS, budget_s * 1e9 / _BATCHES_IN_BUDGET)))
+    def _target_within(limit_s: float) -> int:
+        return round(min(TARGET_NS, max(_LEAST_TARGET_NS, limit_s * 1e9 / _BATCHES_IN_LIMIT)))
 
     def eta_s(self, now_ns: int) -> float | None:
         """Seconds to go in this run, by costs; None until something is known of them.
@@ -302,10 +304,22 @@ class CompileJob:
     """One compile. Its public methods run in the trio thread; what blocks goes to a thread.
 
     Attributes:
-        settings: What was asked for.
+        source: The set.
+        options: What was asked for.
+        cache_directory: Where the cache file is kept, or None.
+        opener: Opens the device.
+        stop: Ends the job early when set.
+        on_stage: Told what begins.
+        on_progress: Told how far it is.
     """
 
-    settings: CompileSettings
+    source: PipelineSet
+    options: CompileOptions
+    cache_directory: Path | None
+    opener: DeviceOpener
+    stop: trio.Event | None
+    on_stage: Callable[[str], None]
+    on_progress: Callable[[CompileProgress], None]
     _cache: CompileCache = field(init=False)
     _opener: ProfiledOpener = field(init=False)
     _device: Device | None = field(default=None, init=False)
@@ -321,14 +335,18 @@ class CompileJob:
     _savings: list[Savings] = field(factory=lambda: [Savings()], init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._cache = CompileCache(self.settings)
-        self._opener = ProfiledOpener(self.settings.opener, self.settings.cache_directory)
+        self._cache = CompileCache(self.options, self.cache_directory, self.stop)
+        self._opener = ProfiledOpener(self.opener, self.cache_directory)
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether the job was asked to end."""
+        return self.stop is not None and self.stop.is_set()
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
-        settings = self.settings
-        settings.on_stage("reading the set")
-        groups = await self._timed("read_ns", lambda: settings.source.groups)
+        self.on_stage("reading the set")
+        groups = await self._timed("read_ns", lambda: self.source.groups)
         self._tally.total = sum(len(group.pipelines) for group in groups)
         if len(groups) > 1:
             self._notes.append(
@@ -336,7 +354,7 @@ class CompileJob:
                 "each one's pipelines are compiled on a device opened as its own"
             )
         self._waiting = deque(groups)
-        while self._waiting and (self._device is None or not (settings.stopped or self._time_left_s == 0.0)):
+        while self._waiting and (self._device is None or not (self._stopped or self._time_left_s == 0.0)):
             await self._run_group(self._waiting.popleft())
         await trio.to_thread.run_sync(self._note_groups)
 
@@ -357,39 +375,39 @@ class CompileJob:
 
     @property
     def _time_left_s(self) -> float | None:
-        """What is left of the time budget; None where there is none."""
-        budget = self.settings.time_budget_s
-        if budget is None:
+        """What is left of the time limit; None where there is none."""
+        limit = self.options.time_limit_s
+        if limit is None:
             return None
-        return max(0.0, budget - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
+        return max(0.0, limit - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
     async def _run_group(self, group: FeatureGroup) -> None:
-        settings = self.settings
-        settings.on_stage("opening the device")
+        options = self.options
+        self.on_stage("opening the device")
         device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
         try:
-            settings.on_stage("preparing")
-            decoded = await self._timed("prepare_ns", lambda: decode_group(settings.source, group, device))
+            self.on_stage("preparing")
+            decoded = await self._timed("prepare_ns", lambda: decode_group(self.source, group, device))
             if decoded.group.request != group.request:
                 await trio.to_thread.run_sync(device.close)
                 device = self._device = await self._timed(
                     "open_ns", lambda: self._opener(decoded.group.request)
                 )
             group = decoded.group  # without what was split off
-            if settings.inspect_executables:
+            if options.inspect_executables:
                 require_inspector(device)
             self._waiting.extend(decoded.split)
             built = decoded.built
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
-            if settings.spirv_val is not ModulePolicy.OFF:
+            if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
             prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
-            settings.on_stage("loading the cache")
+            self.on_stage("loading the cache")
             primary = await self._timed("cache_load_ns", lambda: self._cache.open(device))
             compiled: int | None = None
             try:
-                settings.on_stage("compiling")
+                self.on_stage("compiling")
                 async with self._cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
                 self._tally.take_run(report)
@@ -402,8 +420,8 @@ class CompileJob:
                         await self._timed(
                             "cache_save_ns", lambda: self._cache.close(device, primary, compiled)
                         )
-            if settings.inspect_executables and not settings.stopped:
-                settings.on_stage("inspecting the code of the pipelines")
+            if options.inspect_executables and not self._stopped:
+                self.on_stage("inspecting the code of the pipelines")
                 await self._inspect(device, prepared, report)
         finally:
             with trio.CancelScope(shield=True):
@@ -412,8 +430,8 @@ class CompileJob:
     async def _run_pipelines(
         self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
     ) -> RunReport:
-        settings, cache = self.settings, self._cache
-        costs = await trio.to_thread.run_sync(RecordedCosts.open, settings.cache_directory, device.identity)
+        options, cache = self.options, self._cache
+        costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache_directory, device.identity)
         schedule = self._schedule = CompileSchedule(
             prepared.image,
             cache.mode,
@@ -421,24 +439,26 @@ class CompileJob:
             costs.of(prepared.image),
             warm=cache.warm,
             batch=cache.batch,
-            time_budget_s=self._time_left_s,
+            time_limit_s=self._time_left_s,
         )
         await self._timed(
             "pipeline_keys_ns",
-            lambda: schedule.ask_keys(device, prepared, settings.pipeline_keys, settings.stop),
+            lambda: schedule.ask_keys(device, prepared, options.pipeline_keys, self.stop),
         )
         report = await run_pipelines(
             device,
             prepared,
-            workers=cache.workers,
-            mode=cache.mode,
-            scheduler=schedule.factory(),
-            merge=cache.merge,
-            on_merged=cache.on_merged,
+            RunOptions(
+                workers=cache.workers,
+                mode=cache.mode,
+                merge=cache.merge,
+                count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
+                time_limit_s=self._time_left_s,
+            ),
             primary=primary,
-            count_duplicate_pipeline_keys=settings.count_duplicate_pipeline_keys,
-            time_budget_s=self._time_left_s,
-            stop=settings.stop,
+            scheduler=schedule.factory(),
+            stop=self.stop,
+            on_merged=cache.on_merged,
             on_progress=self._progress,
         )
         await trio.to_thread.run_sync(costs.learn, report.keys, schedule.compile_times(report))
@@ -451,7 +471,7 @@ class CompileJob:
         if self._schedule is not None and progress.done < progress.total:
             now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
             progress = evolve(progress, eta_s=self._schedule.eta_s(now_ns))
-        self.settings.on_progress(self._tally.during(progress))
+        self.on_progress(self._tally.during(progress))
 
     async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
         """Do blocking work in a thread and add its time to a total."""
@@ -470,7 +490,7 @@ class CompileJob:
         )
         kinds = tuple(PipelineKind)
         found_of = await inspect_pipelines(
-            device, prepared, created.tolist(), workers=self._cache.workers, stop=self.settings.stop
+            device, prepared, created.tolist(), workers=self._cache.workers, stop=self.stop
         )
         for index, found in sorted(found_of.items()):
             job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
@@ -478,7 +498,7 @@ class CompileJob:
 
     def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
         """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
-        directory = self.settings.cache_directory
+        directory = self.cache_directory
         path = None if directory is None else cache_path(directory, device.identity)
         self._groups.append(GroupSummary(group, len(built.image), path))
         profile = self._opener.profile(device)
@@ -494,19 +514,19 @@ class CompileJob:
 
     async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
-        settings = self.settings
-        isolates = settings.spirv_val is ModulePolicy.ISOLATE
-        settings.on_stage("trying pipelines in child processes" if isolates else "validating modules")
+        options = self.options
+        isolates = options.spirv_val is ModulePolicy.ISOLATE
+        self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
         vetter = Vetter(
-            settings.source,
-            settings.spirv_val,
+            self.source,
+            options.spirv_val,
             self._cache.workers,
-            settings.selector,
-            settings.driver_caches,
-            settings.trial_limits,
+            options.selector,
+            options.driver_caches,
+            options.trial_limits,
         )
         started = time.perf_counter_ns()
-        vetted = await vetter.vet(built.image, group.request, settings.stop)
+        vetted = await vetter.vet(built.image, group.request, self.stop)
         self._stages.append(Stage("vet", started, time.perf_counter_ns() - started))
         self._notes += vetted.notes
         self._tally.leave_out(vetted.left_out)
@@ -515,14 +535,12 @@ class CompileJob:
             return built
         known = {each.job for each in built.problems}
         rest = vetted.allowed([job for job in group.pipelines if job not in known])
-        return await self._timed(
-            "prepare_ns", lambda: build_image(settings.source, rest, device.capabilities)
-        )
+        return await self._timed("prepare_ns", lambda: build_image(self.source, rest, device.capabilities))
 
     def report(self) -> CompileReport:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
-        source, runs = self.settings.source, self._tally.runs
+        source, runs = self.source, self._tally.runs
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         return CompileReport(
             identity=self._device.identity,
@@ -547,100 +565,45 @@ class CompileJob:
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
             savings=Savings.total(self._savings),
-            out_of_time=stopped and self.settings.time_budget_s is not None and not self.settings.stopped,
+            out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
 
 
 async def compile_set(
     source: PipelineSet,
+    options: CompileOptions = COMPILE_DEFAULTS,
     *,
-    selector: str = "",
-    workers: int | None = None,
-    mode: CacheMode | None = CacheMode.PER_WORKER,
-    merge: MergePolicy | None = None,
-    save_policy: SavePolicy | None = None,
     cache_directory: Path | None = None,
-    driver_caches: bool = False,
-    relax_driver_version: bool = False,
-    count_duplicate_pipeline_keys: bool = False,
-    inspect_executables: bool = False,
-    spirv_val: ModulePolicy = ModulePolicy.OFF,
-    trial_limits: TrialLimits | None = None,
-    pipeline_keys: PipelineKeyUse = PipelineKeyUse.AUTO,
-    time_budget_s: float | None = None,
-    stop: trio.Event | None = None,
-    on_stage: Callable[[str], None] | None = None,
-    on_progress: Callable[[CompileProgress], None] | None = None,
     opener: DeviceOpener | None = None,
+    stop: trio.Event | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[CompileProgress], None] = lambda _: None,
 ) -> CompileReport:
     """Compile every pipeline of a set that the device can take, and keep the cache.
 
     Args:
         source: The set; the caller closes it.
-        selector: Which device, as `open_device` takes it.
-        workers: Number of workers; None for what a calibration of the device found best, or else one a processor.
-        mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the cache
-            directory, or is PER_WORKER where there is none; the report's notes say which.
-        merge: When worker caches are merged, as `run_pipelines` takes it. With a rolling merge the cache file is also
-            saved on the way.
-        save_policy: When, on the way; None for the usual.
+        options: How.
         cache_directory: Where the cache file is kept; None keeps none.
-        driver_caches: Leave the driver's own caches on.
-        relax_driver_version: Load a cache file whose driverVersion alone differs.
-        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline.
-        inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
-            about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
-        spirv_val: What is done about shader modules that may be invalid: nothing, a warning, leaving their pipelines
-            out, or trying every pipeline in a child process first; see `ModulePolicy`.
-        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a child opens
-            the device.
-        pipeline_keys: Whether the driver is asked for pipeline keys, so that pipelines that it compiles to the same code are
-            compiled once; see `PipelineKeyUse`.
-        time_budget_s: Seconds in which batches may begin, from the first pipeline of each group on, over all groups: the calls
-            in flight are waited for, what is done is merged and saved, and the report says NOT_RUN for the rest.
+        opener: Opens the device instead of `options.selector`, as each group of the set asks for it.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
             the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
-        opener: Opens the device instead of `selector`, as each group of the set asks for it.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: The time budget is negative.
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
     """
 
     def default_opener(request: DeviceRequest) -> Device:
-        return open_device(selector, request=request, driver_caches=driver_caches)
+        return open_device(options.selector, request=request, driver_caches=options.driver_caches)
 
-    if time_budget_s is not None and time_budget_s < 0:
-        raise ValueError(f"a time budget of {time_budget_s} s is negative")
-    job = CompileJob(
-        CompileSettings(
-            source=source,
-            opener=opener or default_opener,
-            selector=selector,
-            workers=workers,
-            mode=mode,
-            merge=merge,
-            save_policy=save_policy or SavePolicy(),
-            cache_directory=None if mode is CacheMode.NONE else cache_directory,
-            relax_driver_version=relax_driver_version,
-            count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
-            inspect_executables=inspect_executables,
-            spirv_val=spirv_val,
-            trial_limits=trial_limits or TrialLimits(),
-            pipeline_keys=pipeline_keys,
-            driver_caches=driver_caches,
-            time_budget_s=time_budget_s,
-            stop=stop,
-            on_stage=on_stage or (lambda _: None),
-            on_progress=on_progress or (lambda _: None),
-        )
-    )
+    directory = None if options.mode is CacheMode.NONE else cache_directory
+    job = CompileJob(source, options, directory, opener or default_opener, stop, on_stage, on_progress)
     await job.run()
     return job.report()

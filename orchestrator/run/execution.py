@@ -38,7 +38,6 @@ Assumptions: one run at a time uses a PreparedPipelines and a primary. Driver ca
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -50,9 +49,10 @@ import trio
 from attrs import define, field
 
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
-from orchestrator.run.caches import BARRIER, ROLLING, MergedHook, MergePolicy, RunCaches
+from orchestrator.run.caches import MergedHook, RunCaches
 from orchestrator.run.exchange import Deadline, Exchange, TimeLimited
 from orchestrator.run.merge import Duplicates, duplicate_pipeline_keys, duplicates
+from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions
 from orchestrator.run.records import (
     INTERVAL_S,
     Barrier,
@@ -67,7 +67,7 @@ from orchestrator.run.records import (
     timing_of,
 )
 from orchestrator.run.worker import Worker
-from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory
+from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory, cost_first
 
 
 def available_workers() -> int:
@@ -236,49 +236,38 @@ class Run:
         cls,
         device: Device,
         prepared: PreparedPipelines,
-        *,
-        workers: int | None,
-        mode: CacheMode,
-        merge: MergePolicy | None,
+        options: RunOptions,
+        primary: PipelineCache | bytes | None,
         on_merged: MergedHook | None,
-        primary: PipelineCache | None,
-        primary_data: bytes,
-        seed_workers_from_primary: bool,
-        skipped: Mapping[int, str] | None,
-        keep: bool,
-        count_duplicate_pipeline_keys: bool,
     ) -> Run:
         """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
 
         Raises:
             ValueError: See `run_pipelines`.
         """
-        count = available_workers() if workers is None else workers
-        if count < 1:
-            raise ValueError(f"workers must be at least 1, not {count}")
-        if primary is not None and primary_data:
-            raise ValueError("primary and primary_data exclude each other: a cache that exists has its data")
-        if mode is CacheMode.NONE and (primary is not None or primary_data):
+        mode = options.mode
+        data = primary if isinstance(primary, bytes) else b""
+        cache = None if isinstance(primary, bytes) else primary
+        if mode is CacheMode.NONE and (cache is not None or data):
             raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
         used_by_all = mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL)
-        if used_by_all and primary is not None and primary.externally_synchronized:
+        if used_by_all and cache is not None and cache.externally_synchronized:
             raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
-        policy = merge or (ROLLING if mode is CacheMode.TWO_LEVEL else BARRIER)
-        if policy.rolling and mode in (CacheMode.SHARED, CacheMode.NONE):
-            raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
+        count = available_workers() if options.workers is None else options.workers
         caches = RunCaches(
             device=device,
             worker_count=count,
             mode=mode,
-            policy=policy,
-            seed=seed_workers_from_primary,
-            primary=primary,
+            policy=options.merge or (ROLLING if mode is CacheMode.TWO_LEVEL else BARRIER),
+            seed=options.seed_workers_from_primary,
+            primary=cache,
             on_merged=on_merged,
             token=trio.lowlevel.current_trio_token(),
         )
-        run = cls(device, prepared, count, keep, caches, primary_data, count_duplicate_pipeline_keys)
+        keys = options.count_duplicate_pipeline_keys
+        run = cls(device, prepared, count, options.keep, caches, data, keys)
         run.table.settle(OutcomeStatus.FAILED, prepared.unusable)
-        run.table.settle(OutcomeStatus.SKIPPED, skipped or {})
+        run.table.settle(OutcomeStatus.SKIPPED, options.skipped)
         return run
 
     # --- before and beside the workers
@@ -361,7 +350,7 @@ class Run:
         if exchange.device_lost:
             self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if not exchange.cancelled and exchange.out_of_time:
-            self.notes.append("the time budget was used up: run again, with the same cache, for what remains")
+            self.notes.append("the time limit was reached: run again, with the same cache, for what remains")
         if shared := int(np.count_nonzero(self._shared & (table.worker < 0))):
             self.notes.append(
                 f"{shared} pipelines are the same work as another one and share its outcome: they were not created"
@@ -404,20 +393,12 @@ class Run:
 async def run_pipelines(
     device: Device,
     prepared: PreparedPipelines,
+    options: RunOptions = RUN_DEFAULTS,
     *,
-    workers: int | None = None,
-    mode: CacheMode = CacheMode.PER_WORKER,
-    merge: MergePolicy | None = None,
-    on_merged: MergedHook | None = None,
-    primary: PipelineCache | None = None,
-    primary_data: bytes = b"",
-    seed_workers_from_primary: bool = True,
-    skipped: Mapping[int, str] | None = None,
-    scheduler: SchedulerFactory = FifoScheduler,
-    keep: bool = False,
-    count_duplicate_pipeline_keys: bool = False,
-    time_budget_s: float | None = None,
+    primary: PipelineCache | bytes | None = None,
+    scheduler: SchedulerFactory | None = None,
     stop: trio.Event | None = None,
+    on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> RunReport:
     """Create all pipelines of a prepared set, and end with what was compiled in the primary cache.
@@ -425,65 +406,35 @@ async def run_pipelines(
     Args:
         device: The device.
         prepared: What `device.prepare` returned; the caller keeps it open until the run is over.
-        workers: Number of workers, one thread each at a time; None for `available_workers`.
-        mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
-            synchronized ones, and says so in the report's notes; TWO_LEVEL falls back to PER_WORKER, rolling, where
-            the device cannot forbid compiling.
-        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the way. None
-            for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER in the others.
-        on_merged: Called in a thread after each merge on the way, with the primary, which it may read and save; what it
-            raises ends the run. The merge at the barrier does not call it: the primary is the caller's then.
-        primary: The primary cache. It stays the caller's, who must not use it during the run. None: the run
-            makes one from `primary_data`, returns its data as `RunReport.cache_data`, and destroys it.
-        primary_data: Initial data for a primary that the run makes.
-        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it holds.
-        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
-            links one of them is skipped too.
-        scheduler: Makes the scheduler; the default is FIFO in the order of the set. Where it lets pipelines share the
+        options: How.
+        primary: The primary cache. It stays the caller's, who must not use it during the run. Or initial data, or
+            None, for one that the run makes: its data is returned as `RunReport.cache_data`, and it is destroyed.
+        scheduler: Makes a scheduler instead of the one that `options` name. Where it lets pipelines share the
             outcome of others that are the same work (`Followers.SHARE`), those get that status, no driver time and
             no worker, for nobody tried.
-        keep: Keep the pipelines: `RunReport.handles`, owned by the caller. They are destroyed if the run is
-            cancelled or raises, because then there is no report.
-        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the barrier,
-            to count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.
-        time_budget_s: Seconds from the first job on in which batches may begin, for "at most 2 s": the batches in flight
-            are waited for, everything is merged, and the report is returned with NOT_RUN for the rest, which is what
-            another run has to do. How far it may be overrun is up to the scheduler: `cost_first` hands out only what
-            it believes to end in time, one job apart; FIFO whatever batch is next.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
             report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
+        on_merged: Called in a thread after each merge on the way, with the primary, which it may read and save; what it
+            raises ends the run. The merge at the barrier does not call it: the primary is the caller's then.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: Fewer than one worker; a primary together with primary data, or with mode NONE; mode SHARED
-            or TWO_LEVEL with an externally synchronized primary; a rolling merge in mode SHARED or NONE, which have
-            no worker caches; a negative time budget; pipelines are to be kept that would only share an outcome.
+        ValueError: A primary in mode NONE; mode SHARED or TWO_LEVEL with an externally synchronized primary;
+            pipelines are to be kept that would only share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
     """
-    if time_budget_s is not None and not 0 <= time_budget_s < math.inf:
-        raise ValueError(f"a time budget of {time_budget_s} s is negative, or none")
-    run = Run.of(
-        device,
-        prepared,
-        workers=workers,
-        mode=mode,
-        merge=merge,
-        on_merged=on_merged,
-        primary=primary,
-        primary_data=primary_data,
-        seed_workers_from_primary=seed_workers_from_primary,
-        skipped=skipped,
-        keep=keep,
-        count_duplicate_pipeline_keys=count_duplicate_pipeline_keys,
-    )
+    run = Run.of(device, prepared, options, primary, on_merged)
+    if scheduler is None:
+        by_cost = options.schedule is not None
+        scheduler = cost_first(prepared.image, options=options.schedule) if by_cost else FifoScheduler
     schedule = scheduler(run.job_graph(), run.worker_count)
     begin = None
-    if time_budget_s is not None:
+    if options.time_limit_s is not None:
         schedule = limited = TimeLimited(schedule, Deadline())
-        begin = partial(limited.begin, round(time_budget_s * 1e9))
+        begin = partial(limited.begin, round(options.time_limit_s * 1e9))
     return await execute(run, Exchange(schedule), stop=stop, on_progress=on_progress, on_started=begin)

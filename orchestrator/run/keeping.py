@@ -61,9 +61,9 @@ from attrs import define, evolve, field, frozen
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DriverError
-from orchestrator.run.caches import Fold, MergedHook, MergePolicy
+from orchestrator.run.caches import Fold, MergedHook
 from orchestrator.run.execution import available_workers
-from orchestrator.run.options import CompileSettings
+from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
 from orchestrator.run.records import CacheFileSummary, CacheSave
 from orchestrator.stores.cache_file import LoadResult, cache_path
 from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
@@ -437,7 +437,9 @@ class CompileCache:
     """See the top of the module. The caches it opens are the caller's to use until `close`.
 
     Attributes:
-        settings: What was asked for.
+        options: What was asked for.
+        directory: Where the cache file is kept; None: nowhere.
+        stop: Set where the compile was asked to end.
         mode: The topology, as decided so far.
         workers: Number of workers, likewise.
         batch: Largest batch, where a calibration says; None: the usual.
@@ -447,7 +449,9 @@ class CompileCache:
             pipelineCacheUUID for another application.
     """
 
-    settings: CompileSettings
+    options: CompileOptions
+    directory: Path | None
+    stop: trio.Event | None
     mode: CacheMode = field(init=False)
     workers: int = field(init=False)
     batch: int | None = field(default=None, init=False)
@@ -460,9 +464,9 @@ class CompileCache:
     _notes: list[str] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        settings = self.settings
-        self.mode = settings.mode or CacheMode.PER_WORKER
-        self.workers = available_workers() if settings.workers is None else settings.workers
+        options = self.options
+        self.mode = options.mode or CacheMode.PER_WORKER
+        self.workers = available_workers() if options.workers is None else options.workers
 
     @property
     def notes(self) -> list[str]:
@@ -472,8 +476,7 @@ class CompileCache:
     @property
     def merge(self) -> MergePolicy | None:
         """When to merge; what the caller asked for means nothing where the mode that was chosen has no worker caches."""
-        has_worker_caches = self.mode not in (CacheMode.SHARED, CacheMode.NONE)
-        return self.settings.merge if has_worker_caches or self.mode == self.settings.mode else None
+        return None if self.mode in NO_WORKER_CACHES else self.options.merge
 
     @property
     def on_merged(self) -> MergedHook | None:
@@ -504,7 +507,7 @@ class CompileCache:
         """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""
         if self._keeper is None or primary is None or self.mode is not CacheMode.SHARED:
             return nullcontext()
-        return self._keeper.beside(primary, self.settings.stop)
+        return self._keeper.beside(primary, self.stop)
 
     def progress(self, compiled: int) -> None:
         """So many pipelines were compiled in the current run. Never blocks."""
@@ -521,7 +524,8 @@ class CompileCache:
         """
         try:
             if self._keeper is not None:
-                reason = SaveReason.SIGNAL if self.settings.stopped else SaveReason.EXIT
+                stopped = self.stop is not None and self.stop.is_set()
+                reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
                 self._keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
                 self.file = self._keeper.summarize(self.file)
                 self._say(*self._keeper.notes())
@@ -529,24 +533,24 @@ class CompileCache:
             device.destroy_pipeline_cache(primary)
 
     def _load(self, device: Device) -> PipelineCache | None:
-        settings = self.settings
-        if settings.cache_directory is None:
+        options = self.options
+        if self.directory is None:
             self._decide(device, warm=False)
             return None if self.mode is CacheMode.NONE else device.create_pipeline_cache(name="primary")
-        path = cache_path(settings.cache_directory, device.identity)
+        path = cache_path(self.directory, device.identity)
         self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
         in_driver = device.features.internally_synchronized_merge and self.mode is CacheMode.TWO_LEVEL
         cache, loaded = load_into_cache(
             device,
             path,
             internally_synchronized_merge=in_driver,
-            relax_driver_version=settings.relax_driver_version,
+            relax_driver_version=options.relax_driver_version,
             name="primary",
         )
         self.warm = loaded.status is LoadStatus.LOADED
         if not self.warm:
             self._decide(device, warm=False)
-        self._keeper = CacheKeeper(device, path, loaded, settings.save_policy, settings.relax_driver_version)
+        self._keeper = CacheKeeper(device, path, loaded, options.save_policy, options.relax_driver_version)
         self.loads.setdefault(path, loaded)
         if self.file.path not in (None, path):
             self._say(
@@ -565,17 +569,16 @@ class CompileCache:
 
     def _decide(self, device: Device, *, warm: bool) -> None:
         """Choose the mode and the workers that the caller left open; for all groups what holds for the first."""
-        settings = self.settings
-        if self._decided or (settings.mode is not None and settings.workers is not None):
+        options = self.options
+        if self._decided or (options.mode is not None and options.workers is not None):
             return
-        directory = settings.cache_directory
         decision = decide(
-            None if directory is None else load_profile(directory, device.identity),
-            mode=settings.mode,
-            workers=settings.workers,
+            None if self.directory is None else load_profile(self.directory, device.identity),
+            mode=options.mode,
+            workers=options.workers,
             warm=warm,
             available=available_workers(),
-            selector=settings.selector,
+            selector=options.selector,
         )
         self.mode, self.workers, self.batch = decision.mode, decision.workers, decision.batch
         self._decision_note = decision.note

@@ -1,35 +1,144 @@
-"""Settings of a compile.
+"""What a run and a compile are asked for, as values.
 
-What a compile was asked for, in one value.
+`RunOptions` is what `run_pipelines` and `open_session` take, `CompileOptions` what `compile_set` takes. Both hold
+plain data only, so that they can be compared, named in a report and sent to another process. What is open or is
+called (caches, devices, callbacks, cancellation) is an argument of its own.
 
-Guarantees: a value; nothing here is decided.
+Guarantees: a value that cannot be meant is refused when it is made, with ValueError.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from pathlib import Path
+import math
+from collections.abc import Mapping
+from typing import Any
 
-import trio
-from attrs import frozen
+from attrs import Attribute, converters, field, frozen, validators
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.run.caches import MergePolicy
-from orchestrator.run.records import CompileProgress
-from orchestrator.run.trial import TrialLimits
-from orchestrator.run.vetting import ModulePolicy
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.schedule import ScheduleOptions
 from orchestrator.stores.saving import SavePolicy
+
+NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.NONE})
+"""Modes in which workers have no caches of their own."""
+
+
+def _at_least(least: float, default: Any) -> Any:
+    return field(default=default, validator=validators.optional(validators.ge(least)))
+
+
+def _workers() -> Any:
+    return _at_least(1, None)
+
+
+def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f"a time limit of {seconds} s: 0 or more is expected, and None for no limit")
+
+
+def _time_limit() -> Any:
+    return field(default=None, validator=_check_time_limit)
+
+
+@frozen
+class MergePolicy:
+    """When worker caches are merged into the primary.
+
+    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a worker's cache
+    holds something new and one of the thresholds is reached; None is never.
+
+    Attributes:
+        rolling: Whether to merge while workers run.
+        batches: Batches since the worker took the cache.
+        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged before, or
+            16 KiB before the first merge, times the pipelines compiled in it.
+        age_ns: Time since the worker took the cache.
+    """
+
+    rolling: bool = False
+    batches: int | None = _at_least(1, 512)
+    gained_bytes: int | None = _at_least(1, 16 << 20)
+    age_ns: int | None = _at_least(1, 2_000_000_000)
+
+
+BARRIER = MergePolicy()
+"""One merge, when all workers have ended."""
+
+ROLLING = MergePolicy(rolling=True)
+"""Merges while workers run, at the default thresholds."""
+
+
+def _check_merge(mode: CacheMode | None, merge: MergePolicy | None) -> None:
+    if merge is not None and merge.rolling and mode in NO_WORKER_CACHES:
+        raise ValueError(f"mode {mode} has no worker caches, so there is nothing to merge on the way")
+
+
+@frozen(kw_only=True)
+class RunOptions:
+    """How the pipelines of a prepared set are created.
+
+    Attributes:
+        workers: Number of workers, one thread each; None for `available_workers`.
+        mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
+            synchronized ones, and says so in the report's notes. TWO_LEVEL falls back to PER_WORKER with a rolling
+            merge where the device cannot forbid compiling.
+        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the way. None
+            for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER in the others.
+        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it holds.
+        schedule: Settings of the schedule. None: `run_pipelines` keeps the order of the set, `open_session` takes
+            settings that suit the mode. With `Followers.SHARE` nothing can be kept.
+        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What links
+            one of them is skipped too.
+        keep: Keep the pipelines for the caller, who owns them: `RunReport.handles`,
+            `PipelineSession.take_handles`. They are destroyed where there will be no report.
+        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the barrier, to
+            count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.
+        time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches in
+            flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run has to
+            do. A schedule by cost hands out only what it expects to end in time, one job apart; one in the order
+            of the set whatever batch is next. A session begins with it; see `PipelineSession.budget`.
+    """
+
+    workers: int | None = _workers()
+    mode: CacheMode = field(default=CacheMode.PER_WORKER, converter=CacheMode)
+    merge: MergePolicy | None = None
+    seed_workers_from_primary: bool = True
+    schedule: ScheduleOptions | None = None
+    skipped: Mapping[int, str] = field(factory=dict)
+    keep: bool = False
+    count_duplicate_pipeline_keys: bool = False
+    time_limit_s: float | None = _time_limit()
+
+    def __attrs_post_init__(self) -> None:
+        _check_merge(self.mode, self.merge)
+
+
+RUN_DEFAULTS = RunOptions()
+"""What is taken where nothing is said."""
+
+
+class ModulePolicy(enum.StrEnum):
+    """What is done about shader modules that may be invalid.
+
+    OFF: Nothing.
+    WARN: spirv-val judges every module; what it refuses is noted, and compiled.
+    SKIP: Pipelines with a module that it refuses are skipped: the driver is never asked.
+    ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed, and named.
+    """
+
+    OFF = "off"
+    WARN = "warn"
+    SKIP = "skip"
+    ISOLATE = "isolate"
 
 
 class PipelineKeyUse(enum.StrEnum):
     """Whether the driver is asked for pipeline keys, so that what it compiles to the same code is compiled once.
 
-    AUTO: Of pipelines that have all their code in common with another and that no cache is believed to hold, where
+    AUTO: Of pipelines that have all their code in common with another and that no cache is estimated to hold, where
         several workers might compile them twice.
-    ALL: Of all pipelines that no cache is believed to hold, those that link libraries apart.
+    ALL: Of all pipelines that no cache is estimated to hold, those that link libraries apart.
     OFF: Never; pipelines are told apart by their state alone.
     """
 
@@ -38,53 +147,63 @@ class PipelineKeyUse(enum.StrEnum):
     OFF = "off"
 
 
-@frozen(eq=False)
-class CompileSettings:
-    """What `compile_set` was asked for; its arguments are described there.
+@frozen
+class TrialLimits:
+    """What a trial in a child process may take.
 
     Attributes:
-        source: The set.
-        opener: Opens the device.
-        selector: Which device, for notes and trial processes.
-        workers: Number of workers, None where it is left open.
-        mode: The cache topology, None where it is left open.
-        merge: When worker caches are merged.
-        save_policy: When the cache file is saved on the way.
-        cache_directory: Where it is kept, or None.
-        relax_driver_version: See `read_cache_file`.
-        count_duplicate_pipeline_keys: See `run_pipelines`.
-        inspect_executables: Whether the driver is asked about the code of pipelines.
-        spirv_val: What is done about shader modules that may be invalid.
-        trial_limits: What a trial may take.
-        pipeline_keys: Whether the driver is asked for pipeline keys.
-        driver_caches: Whether the driver's own caches are on.
-        time_budget_s: Seconds in which batches may begin, over all groups; None: no limit.
-        stop: Ends the job early when set.
-        on_stage: Told what begins.
-        on_progress: Told how far it is.
+        pipeline_s: Seconds for one pipeline.
+        memory_bytes: Address space of a child, 0 for no limit.
+        opener: "package.module:function" that opens the device in a child, where the run's own opener is a function
+            that a child does not have; called with a DeviceRequest.
     """
 
-    source: PipelineSet
-    opener: DeviceOpener
-    selector: str
-    workers: int | None
-    mode: CacheMode | None
-    merge: MergePolicy | None
-    save_policy: SavePolicy
-    cache_directory: Path | None
-    relax_driver_version: bool
-    count_duplicate_pipeline_keys: bool
-    inspect_executables: bool
-    spirv_val: ModulePolicy
-    trial_limits: TrialLimits
-    pipeline_keys: PipelineKeyUse
-    driver_caches: bool
-    time_budget_s: float | None
-    stop: trio.Event | None
-    on_stage: Callable[[str], None]
-    on_progress: Callable[[CompileProgress], None]
+    pipeline_s: float = field(default=120.0, validator=validators.gt(0))
+    memory_bytes: int = field(default=0, validator=validators.ge(0))
+    opener: str = ""
 
-    @property
-    def stopped(self) -> bool:
-        """Whether the job was asked to end."""
-        return self.stop is not None and self.stop.is_set()
+
+@frozen(kw_only=True)
+class CompileOptions:
+    """How a set is compiled.
+
+    Attributes:
+        selector: Which device, as `open_device` takes it.
+        driver_caches: Leave the driver's own caches on.
+        workers: Number of workers; None for what a calibration of the device found best, or else one a processor.
+        mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the cache
+            directory, or is PER_WORKER where there is none; the report's notes say which.
+        merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
+        save_policy: When the cache file is saved on the way.
+        relax_driver_version: Load a cache file whose driverVersion alone differs.
+        spirv_val: What is done about shader modules that may be invalid.
+        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a child
+            opens the device.
+        pipeline_keys: Whether the driver is asked for pipeline keys.
+        count_duplicate_pipeline_keys: As in `RunOptions`.
+        inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
+            about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
+        time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over all
+            groups.
+    """
+
+    selector: str = ""
+    driver_caches: bool = False
+    workers: int | None = _workers()
+    mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
+    merge: MergePolicy | None = None
+    save_policy: SavePolicy = field(factory=SavePolicy)
+    relax_driver_version: bool = False
+    spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
+    trial_limits: TrialLimits = field(factory=TrialLimits)
+    pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
+    count_duplicate_pipeline_keys: bool = False
+    inspect_executables: bool = False
+    time_limit_s: float | None = _time_limit()
+
+    def __attrs_post_init__(self) -> None:
+        _check_merge(self.mode, self.merge)
+
+
+COMPILE_DEFAULTS = CompileOptions()
+"""What is taken where nothing is said."""

@@ -24,31 +24,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
-from attrs import define, field, frozen, validators
+from attrs import define, field, frozen
 
 from orchestrator.errors import DeviceError
 from orchestrator.run.frames import FrameError, FrameReader, pack_frame
+from orchestrator.run.options import TrialLimits
 from orchestrator.run.trial_messages import Answer, Ready, Setup, Survived, Try, Unready
 from orchestrator.sets.jobs import PipelineJob
 
 _OPENING_S = 120.0
 _READ_SIZE = 1 << 16
-
-
-@frozen
-class TrialLimits:
-    """What a trial may take.
-
-    Attributes:
-        pipeline_s: Seconds for one pipeline.
-        memory_bytes: Address space of a child, 0 for no limit.
-        opener: "package.module:function" that opens the device in a child, where the run's own opener is a function
-            that a child does not have; called with a DeviceRequest.
-    """
-
-    pipeline_s: float = field(default=120.0, validator=validators.gt(0))
-    memory_bytes: int = field(default=0, validator=validators.ge(0))
-    opener: str = ""
 
 
 @frozen

@@ -9,11 +9,10 @@
 # left out is left out too. With `isolate`, nothing that was not tried is given to the driver here.
 # Assumptions: spirv-val finds invalid modules, not bugs of a driver with valid ones. Those `isolate` finds, at the price of
 # compiling twice.
-"""`ModulePolicy`, and what it leaves out."""
+"""What a `ModulePolicy` leaves out."""
 
 from __future__ import annotations
 
-import enum
 import tempfile
 import time
 from pathlib import Path
@@ -24,8 +23,9 @@ from attrs import field, frozen
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
+from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import Outcome, OutcomeStatus
-from orchestrator.run.trial import TrialLimits, try_pipelines
+from orchestrator.run.trial import try_pipelines
 from orchestrator.run.trial_messages import Setup
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.jobs import PipelineJob
@@ -33,15 +33,6 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.spirv.validation import Judgement, Verdict, find_spirv_val, validate_modules
 
 _SHOWN = 3
-
-
-class ModulePolicy(enum.StrEnum):
-    """What is done about shader modules that may be invalid; see the top of the module."""
-
-    OFF = "off"
-    WARN = "warn"
-    SKIP = "skip"
-    ISOLATE = "isolate"
 
 
 @frozen

@@ -32,7 +32,7 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.run import CreationCall, available_workers, run_pipelines
+from orchestrator.run import CreationCall, RunOptions, available_workers, run_pipelines
 from orchestrator.run.records import timing_of
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
 from tests.bench.support import sample
@@ -200,7 +200,9 @@ async def measured(strategy: LockingStrategy, workers: int, mode: CacheMode = Ca
     def one_at_a_time(jobs: JobGraph, number: int) -> Scheduler:
         return FifoScheduler(jobs, number, limit=1)
 
-    report = await run_pipelines(device, prepared, workers=workers, mode=mode, scheduler=one_at_a_time)
+    report = await run_pipelines(
+        device, prepared, RunOptions(workers=workers, mode=mode), scheduler=one_at_a_time
+    )
     calls = [each for each in device.calls() if each.operation == "create_pipelines"]
     device.close()
     timing = report.timing

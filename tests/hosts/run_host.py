@@ -363,7 +363,7 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
     """The child's part of `sample_statuses`."""
     import trio
 
-    from orchestrator import CacheMode, PipelineSet, compile_set
+    from orchestrator import CacheMode, CompileOptions, PipelineSet, compile_set
     from orchestrator.sets.authoring.manifest import load_manifest
     from orchestrator.sets.sample import sample_path
 
@@ -371,9 +371,7 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
         with PipelineSet.open(sample_path()) as pipelines:
             report = await compile_set(
                 pipelines,
-                selector=device,
-                workers=1,
-                mode=CacheMode.SHARED,
+                CompileOptions(selector=device, workers=1, mode=CacheMode.SHARED),
                 cache_directory=cache_directory,
             )
         return {(each.job.kind.value, each.job.key): each.status.value for each in report.outcomes}

@@ -28,7 +28,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
-from orchestrator.run import BARRIER, MergePolicy, RunReport, run_pipelines
+from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.run.caches import Fold
 from orchestrator.run.merge import HEADER_BYTES
 from orchestrator.schedule import FifoScheduler
@@ -180,13 +180,10 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
             report = await run_pipelines(
                 device,
                 prepared,
-                workers=workers,
-                mode=mode,
-                merge=merge,
+                RunOptions(workers=workers, mode=mode, merge=merge, keep=chance.random() < 0.3),
                 on_merged=on_merged,
                 primary=primary,
                 scheduler=partial(FifoScheduler, limit=chance.randint(1, 8)),
-                keep=chance.random() < 0.3,
                 stop=moment.stop,
             )
         finally:

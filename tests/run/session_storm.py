@@ -26,7 +26,7 @@ from attrs import define, field, frozen
 from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, open_session
+from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, RunOptions, open_session
 from orchestrator.run.merge import HEADER_BYTES
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
@@ -270,20 +270,22 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
             async with open_session(
                 device,
                 prepared,
-                workers=chance.randint(1, 4),
-                mode=mode,
-                merge=chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None,
-                primary=primary,
-                options=ScheduleOptions(
-                    followers=Followers.SHARE if shares else Followers.CREATE,
-                    pin_followers=chance.random() < 0.5,
-                    affinity=chance.random() < 0.5,
-                    batch_limit=chance.randint(1, 8),
+                RunOptions(
+                    workers=chance.randint(1, 4),
+                    mode=mode,
+                    merge=chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None,
+                    schedule=ScheduleOptions(
+                        followers=Followers.SHARE if shares else Followers.CREATE,
+                        pin_followers=chance.random() < 0.5,
+                        affinity=chance.random() < 0.5,
+                        batch_limit=chance.randint(1, 8),
+                        capacity=chance.choice([None, 1, 5, 20]),
+                    ),
+                    time_limit_s=chance.choice([None, None, 0, 0.001]),
+                    keep=keep,
                 ),
+                primary=primary,
                 pipeline_keys=[b"%d" % (each // 2) for each in range(count)] if shares else None,
-                capacity=chance.choice([None, 1, 5, 20]),
-                budget_s=chance.choice([None, None, 0, 0.001]),
-                keep=keep,
             ) as session:
                 callers = _Callers(random.Random(seed), session, device, image, alone=tasks == 1)
                 async with trio.open_nursery() as nursery:

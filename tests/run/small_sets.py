@@ -6,11 +6,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import trio
 from attrs import define, field
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -62,9 +64,11 @@ class Opener:
         return self.opened[-1]
 
 
-async def compiled(archive: Path, folder: Path | None, opener: Opener, **options: Any) -> CompileReport:
+async def compiled(
+    archive: Path, folder: Path | None, opener: Opener, *, stop: trio.Event | None = None, **options: Any
+) -> CompileReport:
     """Compile a set with its cache kept in a folder."""
     with PipelineSet.open(archive) as source:
         return await compile_set(
-            source, workers=2, cache_directory=folder, opener=opener, **{"mode": "per-worker", **options}
+            source, CompileOptions(workers=2, **options), cache_directory=folder, opener=opener, stop=stop
         )

@@ -18,7 +18,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run import OutcomeStatus, RunReport, run_pipelines
+from orchestrator.run import OutcomeStatus, RunOptions, RunReport, run_pipelines
 
 MODES_WITH_CACHE = (
     CacheMode.SHARED,
@@ -73,7 +73,7 @@ async def hits_of(data: bytes, count: int = 300) -> int:
     """How many pipelines of the set a fresh device finds in a cache's data."""
     device = SimulatedDevice()
     report = await run_pipelines(
-        device, prepared_set(device, count), workers=1, mode=CacheMode.SHARED, primary_data=data
+        device, prepared_set(device, count), RunOptions(workers=1, mode=CacheMode.SHARED), primary=data
     )
     device.close()
     return report.cache_hits

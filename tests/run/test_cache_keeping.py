@@ -13,8 +13,9 @@ import trio
 from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.run.caches import Fold, MergePolicy
+from orchestrator.run.caches import Fold
 from orchestrator.run.keeping import CacheKeeper
+from orchestrator.run.options import MergePolicy
 from orchestrator.run.records import CacheFileSummary, OutcomeStatus
 from orchestrator.stores.cache_file import LoadResult, cache_path
 from orchestrator.stores.errors import LoadStatus

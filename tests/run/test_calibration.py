@@ -11,9 +11,9 @@ import trio
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.run.caches import MergePolicy
 from orchestrator.run.compile import compile_set
 from orchestrator.run.keeping import decide
+from orchestrator.run.options import CompileOptions, MergePolicy
 from orchestrator.run.records import CompileReport
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -108,7 +108,7 @@ def compiled(
     *,
     mode: CacheMode | None = None,
     merge: MergePolicy | None = None,
-    save_policy: SavePolicy | None = None,
+    save_policy: SavePolicy = SavePolicy(),  # noqa: B008 - frozen
     workers: int | None = None,
 ) -> CompileReport:
     """Compile the sample on the simulated device."""
@@ -120,11 +120,8 @@ def compiled(
         with PipelineSet.open(sample_path()) as source:
             return await compile_set(
                 source,
+                CompileOptions(mode=mode, merge=merge, save_policy=save_policy, workers=workers),
                 opener=opener,
-                mode=mode,
-                merge=merge,
-                save_policy=save_policy,
-                workers=workers,
                 cache_directory=folder,
             )
 

@@ -10,7 +10,7 @@ import trio.testing
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import OutcomeStatus, Progress, RunReport, run_pipelines
+from orchestrator.run import OutcomeStatus, Progress, RunOptions, RunReport, run_pipelines
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 MOST_STEPS = 400
@@ -50,10 +50,8 @@ async def test_cancelled_at_every_step(mode: CacheMode, mock_clock: trio.testing
                 report = await run_pipelines(
                     device,
                     prepared,
-                    workers=2,
-                    mode=mode,
+                    RunOptions(workers=2, mode=mode, keep=True),
                     primary=primary,
-                    keep=True,
                     stop=trio.Event(),
                     on_progress=seen.append,
                 )
@@ -66,7 +64,7 @@ async def test_cancelled_at_every_step(mode: CacheMode, mock_clock: trio.testing
             data = device.pipeline_cache_data(primary).data
             fresh = SimulatedDevice()
             kept = await run_pipelines(
-                fresh, fresh.prepare(image), workers=1, mode=CacheMode.SHARED, primary_data=data
+                fresh, fresh.prepare(image), RunOptions(workers=1, mode=CacheMode.SHARED), primary=data
             )
             assert kept.cache_hits == len(created)
             device.destroy_pipeline_cache(primary)
@@ -117,7 +115,7 @@ async def test_a_call_in_flight_is_waited_for(mode: CacheMode) -> None:
         async def run() -> None:
             nonlocal ended
             with scope:
-                await run_pipelines(device, prepared, workers=2, mode=mode, primary=primary)
+                await run_pipelines(device, prepared, RunOptions(workers=2, mode=mode), primary=primary)
             ended = True
 
         nursery.start_soon(run)
@@ -146,7 +144,7 @@ async def test_stopping_gives_a_report(mode: CacheMode) -> None:
     reports: list[RunReport] = []
 
     async def run() -> None:
-        reports.append(await run_pipelines(device, prepared, workers=1, mode=mode, stop=stop))
+        reports.append(await run_pipelines(device, prepared, RunOptions(workers=1, mode=mode), stop=stop))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
@@ -172,7 +170,7 @@ async def test_stopping_wakes_workers_that_wait() -> None:
     reports: list[RunReport] = []
 
     async def run() -> None:
-        reports.append(await run_pipelines(device, prepared, workers=3, stop=stop))
+        reports.append(await run_pipelines(device, prepared, RunOptions(workers=3), stop=stop))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)

@@ -14,6 +14,7 @@ import trio
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.cache_file import cache_path, read_cache_file
@@ -33,7 +34,7 @@ def compiled(
     async def main() -> CompileReport:
         with PipelineSet.open(path) as source:
             return await compile_set(
-                source, selector=selector, mode=mode, workers=workers, cache_directory=folder
+                source, CompileOptions(selector=selector, mode=mode, workers=workers), cache_directory=folder
             )
 
     return trio.run(main)
@@ -148,7 +149,9 @@ def test_an_archive_of_several_applications_is_compiled_with_the_features_of_eac
     async def main() -> CompileReport:
         with PipelineSet.open(paths) as source:
             assert len(source.groups) == 2
-            return await compile_set(source, selector=NAVI21, workers=2, cache_directory=tmp_path)
+            return await compile_set(
+                source, CompileOptions(selector=NAVI21, workers=2), cache_directory=tmp_path
+            )
 
     report = trio.run(main)
     assert len(report.set.groups) == len(report.runs) == 2

@@ -11,6 +11,7 @@ import trio
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -44,10 +45,12 @@ def archive(path: Path, applications: Sequence[dict[str, Any]]) -> Path:
     return path
 
 
-def compiled(path: Path, folder: Path, **options: Any) -> CompileReport:
+def compiled(path: Path, folder: Path, opener: Opener | None = None, selector: str = "") -> CompileReport:
     async def main() -> CompileReport:
         with PipelineSet.open(path) as source:
-            return await compile_set(source, workers=1, cache_directory=folder, **options)
+            return await compile_set(
+                source, CompileOptions(workers=1, selector=selector), cache_directory=folder, opener=opener
+            )
 
     return trio.run(main)
 
@@ -84,7 +87,7 @@ def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
 
     async def main() -> CompileReport:
         source = PipelineSet.from_records(records)
-        return await compile_set(source, workers=1, mode=CacheMode.SHARED, opener=Opener())
+        return await compile_set(source, CompileOptions(workers=1, mode=CacheMode.SHARED), opener=Opener())
 
     report = trio.run(main)
     assert report.counts()[OutcomeStatus.COMPILED] == 2

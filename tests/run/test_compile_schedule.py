@@ -25,9 +25,9 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run import RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import CompileSchedule, compile_set
-from orchestrator.run.options import PipelineKeyUse
+from orchestrator.run.options import CompileOptions, PipelineKeyUse
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.schedule import Assignment, JobGraph
 from orchestrator.sets.image.builder import build_image
@@ -151,8 +151,7 @@ def run(
         return await run_pipelines(
             device,
             prepared or device.prepare(image),
-            workers=schedule.workers,
-            mode=schedule.mode,
+            RunOptions(workers=schedule.workers, mode=schedule.mode),
             scheduler=schedule.factory(),
         )
 
@@ -189,7 +188,7 @@ def test_a_time_budget_makes_batches_small() -> None:
     recorded = np.full(1000, 1_000_000)
 
     def largest(budget_s: float | None) -> int:
-        schedule = schedule_of(image, workers=1, recorded_ns=recorded, time_budget_s=budget_s)
+        schedule = schedule_of(image, workers=1, recorded_ns=recorded, time_limit_s=budget_s)
         made = schedule.factory()(
             JobGraph(image.kinds, image.library_slot_start, image.library_slot_pipeline), 1
         )
@@ -240,10 +239,14 @@ def test_nothing_is_saved_where_the_cache_held_it_all() -> None:
     prepared = device.prepare(image)
 
     async def main() -> RunReport:
-        cold = await run_pipelines(device, prepared, workers=2)
+        cold = await run_pipelines(device, prepared, RunOptions(workers=2))
         schedule.warm = True
         return await run_pipelines(
-            device, prepared, workers=2, primary_data=cold.cache_data or b"", scheduler=schedule.factory()
+            device,
+            prepared,
+            RunOptions(workers=2),
+            primary=cold.cache_data or b"",
+            scheduler=schedule.factory(),
         )
 
     schedule = schedule_of(image)
@@ -283,7 +286,7 @@ def test_radv_compiles_each_state_once_over_eight_workers() -> None:
 def compiled(path: Path, keys: PipelineKeyUse) -> CompileReport:
     async def main() -> CompileReport:
         with PipelineSet.open(path) as source:
-            return await compile_set(source, selector=NAVI21, workers=4, pipeline_keys=keys)
+            return await compile_set(source, CompileOptions(selector=NAVI21, workers=4, pipeline_keys=keys))
 
     return trio.run(main)
 
@@ -306,7 +309,9 @@ def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
 
     async def main() -> CompileReport:
         with PipelineSet.open(sample_path()) as source:
-            return await compile_set(source, selector=NAVI21, workers=2, count_duplicate_pipeline_keys=True)
+            return await compile_set(
+                source, CompileOptions(selector=NAVI21, workers=2, count_duplicate_pipeline_keys=True)
+            )
 
     for merge in [each.merge for each in trio.run(main).runs]:
         assert merge is not None

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.run import OutcomeStatus, run_pipelines
+from orchestrator.run import OutcomeStatus, RunOptions, run_pipelines
 from orchestrator.schedule import (
     Assignment,
     CostScheduler,
@@ -36,7 +36,9 @@ async def test_everything_is_created_once(mode: CacheMode) -> None:
     device = SimulatedDevice()
     libraries = {200: [3, 4], 201: [3], 210: [200]}
     prepared = prepared_set(device, 300, libraries)
-    report = await run_pipelines(device, prepared, workers=4, mode=mode, scheduler=cost_first(prepared.image))
+    report = await run_pipelines(
+        device, prepared, RunOptions(workers=4, mode=mode), scheduler=cost_first(prepared.image)
+    )
     check_sums(report)
     assert report.compiled == 300
     created = np.concatenate([call.indices for call in report.calls])
@@ -52,7 +54,7 @@ async def test_a_refused_pipeline_does_not_take_its_batch_with_it() -> None:
     prepared = prepared_set(device, 300, {200: [7]})
     options = ScheduleOptions(expect_hits=1.0)
     report = await run_pipelines(
-        device, prepared, workers=2, scheduler=cost_first(prepared.image, options=options)
+        device, prepared, RunOptions(workers=2), scheduler=cost_first(prepared.image, options=options)
     )
     check_sums(report)
     assert [each.index for each in report.failed] == [7, 150, 200]
@@ -67,7 +69,10 @@ async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:
     schedulers: list[CostScheduler] = []
 
     report = await run_pipelines(
-        device, prepared, workers=4, scheduler=recorded(cost_first(image, pipeline_keys=keys), schedulers)
+        device,
+        prepared,
+        RunOptions(workers=4),
+        scheduler=recorded(cost_first(image, pipeline_keys=keys), schedulers),
     )
     check_sums(report)
     (scheduler,) = schedulers
@@ -81,14 +86,14 @@ async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:
 async def test_a_run_teaches_the_scheduler_that_it_hits() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    cold = await run_pipelines(device, prepared, workers=2)
+    cold = await run_pipelines(device, prepared, RunOptions(workers=2))
     assert cold.cache_data is not None
     schedulers: list[CostScheduler] = []
     warm = await run_pipelines(
         device,
         prepared,
-        workers=2,
-        primary_data=cold.cache_data,
+        RunOptions(workers=2),
+        primary=cold.cache_data,
         scheduler=recorded(cost_first(prepared.image), schedulers),
     )
     assert warm.counts()[OutcomeStatus.CACHE_HIT] == 300

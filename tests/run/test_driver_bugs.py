@@ -12,9 +12,8 @@ import pytest
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice
+from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.run.trial import TrialLimits
-from orchestrator.run.vetting import ModulePolicy
 from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.errors import LoadStatus
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
-from orchestrator.run import Duplicates, run_pipelines
+from orchestrator.run import Duplicates, RunOptions, run_pipelines
 from orchestrator.run.merge import Merged, duplicates, merge_into, pruned_bytes
 from tests.run.support import prepared_set
 
@@ -38,7 +38,7 @@ async def test_pipelines_that_only_the_driver_knows_to_be_the_same_are_counted()
     # The first and the last of the set are one pipeline to the driver. Two threads meet in front of them.
     device = SimulatedDevice(SimulatedOptions(same_binary={99: 0}))
     prepared = prepared_set(device, 100)
-    report = await run_pipelines(device, prepared, workers=1, count_duplicate_pipeline_keys=True)
+    report = await run_pipelines(device, prepared, RunOptions(workers=1, count_duplicate_pipeline_keys=True))
     assert report.merge is not None
     assert report.merge.duplicate_pipeline_keys == Duplicates(0, 0)
     assert report.cache_hits == 1, "one worker finds it in its cache"
@@ -54,7 +54,7 @@ async def test_duplicates_over_workers() -> None:
 
     device = SimulatedDevice(SimulatedOptions(same_binary={1: 0}, on_compile=meet))
     report = await run_pipelines(
-        device, prepared_set(device, 2), workers=2, count_duplicate_pipeline_keys=True
+        device, prepared_set(device, 2), RunOptions(workers=2, count_duplicate_pipeline_keys=True)
     )
     merge = report.merge
     assert merge is not None
@@ -67,7 +67,7 @@ async def test_duplicates_over_workers() -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_merge_that_does_nothing_is_named(workers: int) -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(merge_does_nothing=True)))
-    report = await run_pipelines(device, prepared_set(device), workers=workers)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=workers))
     assert report.merge is not None
     (warning,) = report.merge.warnings
     assert "no-op" in warning
@@ -94,7 +94,7 @@ def run_to_data(device: SimulatedDevice) -> bytes:
 @pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED])
 async def test_a_cache_that_keeps_nothing_is_named(mode: CacheMode) -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(cache_is_stub=True)))
-    report = await run_pipelines(device, prepared_set(device), workers=2, mode=mode)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2, mode=mode))
     assert report.merge is not None
     (warning,) = report.merge.warnings
     assert "keeps nothing" in warning
@@ -104,8 +104,8 @@ async def test_warm_workers_that_hit_everything_are_no_warning() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
     primary = device.create_pipeline_cache()
-    await run_pipelines(device, prepared, workers=2, primary=primary)
-    report = await run_pipelines(device, prepared, workers=2, primary=primary)
+    await run_pipelines(device, prepared, RunOptions(workers=2), primary=primary)
+    report = await run_pipelines(device, prepared, RunOptions(workers=2), primary=primary)
     assert report.merge is not None
     assert report.merge.warnings == ()
     assert report.merge.seed_bytes == report.merge.primary_bytes_after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run import OutcomeStatus, Progress, run_pipelines
+from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
 from orchestrator.run.accounting import ThreadMeter
 from tests.run.support import (
     MODES_WITH_CACHE,
@@ -47,7 +46,7 @@ async def test_every_topology_leaves_the_same_keys_in_the_primary(mode: CacheMod
     device = SimulatedDevice()
     prepared = prepared_set(device)
     primary = device.create_pipeline_cache()
-    report = await run_pipelines(device, prepared, workers=workers, mode=mode, primary=primary)
+    report = await run_pipelines(device, prepared, RunOptions(workers=workers, mode=mode), primary=primary)
     check_sums(report)
     assert report.compiled == 300
     assert report.mode is mode
@@ -59,7 +58,7 @@ async def test_every_topology_leaves_the_same_keys_in_the_primary(mode: CacheMod
     assert set(device.compile_counts.values()) == {1}
     assert device.live_caches == 1
     assert await hits_of(device.pipeline_cache_data(primary).data) == 300
-    again = await run_pipelines(device, prepared, workers=workers, mode=mode, primary=primary)
+    again = await run_pipelines(device, prepared, RunOptions(workers=workers, mode=mode), primary=primary)
     check_sums(again)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 300
 
@@ -88,7 +87,7 @@ async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMo
     device = SimulatedDevice(
         SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE, clock=clock, on_compile=meet)
     )
-    report = await run_pipelines(device, prepared_set(device), workers=2, mode=mode)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2, mode=mode))
     assert report.compiled == 300
     assert device.true_lock_wait_ns() == (1000 if mode is CacheMode.SHARED else 0)
 
@@ -97,7 +96,7 @@ async def test_mode_none_uses_no_cache() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
     for _ in range(2):
-        report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.NONE)
+        report = await run_pipelines(device, prepared, RunOptions(workers=2, mode=CacheMode.NONE))
         check_sums(report)
         assert report.compiled == 300
         assert report.merge is None
@@ -109,9 +108,9 @@ async def test_mode_none_uses_no_cache() -> None:
 async def test_a_primary_of_the_run_comes_back_as_data(mode: CacheMode) -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    first = await run_pipelines(device, prepared, workers=2, mode=mode)
+    first = await run_pipelines(device, prepared, RunOptions(workers=2, mode=mode))
     assert first.cache_data is not None
-    second = await run_pipelines(device, prepared, workers=2, mode=mode, primary_data=first.cache_data)
+    second = await run_pipelines(device, prepared, RunOptions(workers=2, mode=mode), primary=first.cache_data)
     assert second.cache_hits == 300
     assert device.live_caches == 0
 
@@ -119,9 +118,9 @@ async def test_a_primary_of_the_run_comes_back_as_data(mode: CacheMode) -> None:
 async def test_unseeded_workers_compile_again_and_the_merge_prunes() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, workers=2)).cache_data or b""
+    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data or b""
     again = await run_pipelines(
-        device, prepared, workers=2, primary_data=data, seed_workers_from_primary=False
+        device, prepared, RunOptions(workers=2, seed_workers_from_primary=False), primary=data
     )
     assert again.compiled == 300
     merge = again.merge
@@ -141,14 +140,16 @@ async def test_only_per_worker_asks_for_the_flag(mode: CacheMode) -> None:
             return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
 
     device = Watched()
-    await run_pipelines(device, prepared_set(device), workers=2, mode=mode)
+    await run_pipelines(device, prepared_set(device), RunOptions(workers=2, mode=mode))
     flagged = mode is CacheMode.PER_WORKER
     assert flags == [("primary", False), ("worker 0", flagged), ("worker 1", flagged)]
 
 
 async def test_without_the_feature_per_worker_falls_back_and_says_so() -> None:
     device = SimulatedDevice(without(externally_synchronized_caches=False))
-    report = await run_pipelines(device, prepared_set(device), workers=2, mode=CacheMode.PER_WORKER)
+    report = await run_pipelines(
+        device, prepared_set(device), RunOptions(workers=2, mode=CacheMode.PER_WORKER)
+    )
     assert report.compiled == 300
     assert any("pipelineCreationCacheControl" in note for note in report.notes)
 
@@ -158,7 +159,7 @@ async def test_without_feedback_nothing_counts_as_a_hit() -> None:
     prepared = prepared_set(device)
     primary = device.create_pipeline_cache()
     for _ in range(2):
-        report = await run_pipelines(device, prepared, workers=2, primary=primary)
+        report = await run_pipelines(device, prepared, RunOptions(workers=2), primary=primary)
         check_sums(report)
         assert report.compiled == 300
         assert report.timing.driver_ns == sum(call.wall_ns for call in report.calls)
@@ -174,7 +175,9 @@ def chain(count: int) -> dict[int, list[int]]:
 @pytest.mark.parametrize("workers", [1, 4])
 async def test_libraries_are_there_before_what_links_them(workers: int) -> None:
     device = SimulatedDevice()
-    report = await run_pipelines(device, prepared_set(device, libraries=chain(300)), workers=workers)
+    report = await run_pipelines(
+        device, prepared_set(device, libraries=chain(300)), RunOptions(workers=workers)
+    )
     # The simulated device fails a pipeline whose library does not exist.
     assert report.failed == ()
     assert report.compiled == 300
@@ -184,7 +187,7 @@ async def test_workers_wait_for_a_library_in_flight() -> None:
     # Everything links the first pipeline, so three of four workers find nothing until it was created.
     device = SimulatedDevice()
     image = simulated_image(range(50), libraries={index: [0] for index in range(1, 50)})
-    report = await run_pipelines(device, device.prepare(image), workers=4)
+    report = await run_pipelines(device, device.prepare(image), RunOptions(workers=4))
     check_sums(report)
     assert report.compiled == 50
     first = next(call for call in report.calls if 0 in call.indices)
@@ -196,7 +199,7 @@ async def test_failures_are_outcomes_with_the_name_of_the_result() -> None:
     bugs = DriverBugs(out_of_memory=frozenset({7}), results={100: ERROR_UNKNOWN})
     device = SimulatedDevice(SimulatedOptions(bugs=bugs, unusable={0: "module 12 is missing"}))
     prepared = prepared_set(device, libraries={20: [0], 21: [7], 22: [21]})
-    report = await run_pipelines(device, prepared, workers=2)
+    report = await run_pipelines(device, prepared, RunOptions(workers=2))
     check_sums(report)
     assert {each.index: each.reason for each in report.failed} == {
         0: "module 12 is missing",
@@ -215,7 +218,9 @@ async def test_failures_are_outcomes_with_the_name_of_the_result() -> None:
 async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
     device = SimulatedDevice(SimulatedOptions(unusable={2: "no module"}))
     prepared = prepared_set(device, libraries={3: [1], 4: [3], 5: [1, 2]})
-    report = await run_pipelines(device, prepared, workers=2, skipped={1: "feature geometryShader"})
+    report = await run_pipelines(
+        device, prepared, RunOptions(workers=2, skipped={1: "feature geometryShader"})
+    )
     check_sums(report)
     assert [each.index for each in report.skipped] == [1, 3, 4]
     assert [each.index for each in report.failed] == [2, 5]
@@ -225,7 +230,7 @@ async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
 
 async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -> None:
     device = RefusingDevice({3: ERROR_OUT_OF_HOST_MEMORY, 200: ERROR_UNKNOWN})
-    report = await run_pipelines(device, prepared_set(device), workers=2)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2))
     check_sums(report)
     assert [each.index for each in report.failed] == [3, 200]
     assert "vkCreateGraphicsPipelines" in report.failed[0].reason
@@ -235,7 +240,7 @@ async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -
 
 async def test_a_lost_device_ends_the_run_with_a_report() -> None:
     device = RefusingDevice({0: ERROR_DEVICE_LOST})
-    report = await run_pipelines(device, prepared_set(device), workers=1)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=1))
     check_sums(report)
     counts = report.counts()
     assert counts[OutcomeStatus.NOT_RUN] > 0
@@ -251,7 +256,7 @@ async def test_a_bug_in_a_worker_is_raised_as_itself_and_leaves_nothing() -> Non
 
     device = SimulatedDevice(SimulatedOptions(on_compile=broken))
     with pytest.raises(ZeroDivisionError):
-        await run_pipelines(device, prepared_set(device), workers=3)
+        await run_pipelines(device, prepared_set(device), RunOptions(workers=3))
     assert device.live_caches == 0
 
 
@@ -261,7 +266,7 @@ async def test_using_the_cache_beside_the_run_is_an_error_of_the_caller() -> Non
     device = SimulatedDevice()
     primary = device.create_pipeline_cache(externally_synchronized=True)
     with pytest.raises(ExternalSynchronizationError), primary.exclusive("the caller's own use"):
-        await run_pipelines(device, prepared_set(device), workers=2, primary=primary)
+        await run_pipelines(device, prepared_set(device), RunOptions(workers=2), primary=primary)
     assert device.live_caches == 1
 
 
@@ -281,7 +286,7 @@ async def test_using_what_the_run_creates_beside_it_is_an_error_of_the_caller() 
     try:
         # No property of the pipeline: it must not be reported as one that failed.
         with pytest.raises(ExternalSynchronizationError, match=r"pipelines \[17\]"):
-            await run_pipelines(device, prepared, workers=2)
+            await run_pipelines(device, prepared, RunOptions(workers=2))
     finally:
         go_on.set()
         user.join()
@@ -306,13 +311,13 @@ async def test_no_worker_cache_is_ever_used_by_two_threads_at_a_time() -> None:
                     inside[cache.name] -= 1
 
     device = Watched()
-    await run_pipelines(device, prepared_set(device, 1000), workers=4)
+    await run_pipelines(device, prepared_set(device, 1000), RunOptions(workers=4))
     assert seen <= {f"worker {number}" for number in range(4)}
 
 
 async def test_refused_initial_data_is_a_note_and_an_empty_start() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(create_fails_on_bad_data=True)))
-    report = await run_pipelines(device, prepared_set(device), workers=2, primary_data=b"damaged" * 20)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2), primary=b"damaged" * 20)
     assert report.compiled == 300
     assert any("refused the initial data" in note for note in report.notes)
     assert device.live_caches == 0
@@ -322,13 +327,13 @@ async def test_a_cache_that_cannot_be_created_is_raised() -> None:
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     device = SimulatedDevice(SimulatedOptions(bugs=bugs))
     with pytest.raises(DriverError, match="vkCreatePipelineCache"):
-        await run_pipelines(device, prepared_set(device), workers=2)
+        await run_pipelines(device, prepared_set(device), RunOptions(workers=2))
 
 
 @pytest.mark.parametrize("operation", [CacheOperation.MERGE, CacheOperation.READ])
 async def test_a_refused_merge_or_read_back_does_not_lose_the_report(operation: CacheOperation) -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(out_of_memory_operations={operation})))
-    report = await run_pipelines(device, prepared_set(device), workers=2)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2))
     assert report.compiled == 300
     assert report.merge is not None
     assert any("VK_ERROR_OUT_OF_HOST_MEMORY" in warning for warning in report.merge.warnings)
@@ -338,7 +343,7 @@ async def test_a_refused_merge_or_read_back_does_not_lose_the_report(operation: 
 
 async def test_kept_pipelines_are_the_callers() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(out_of_memory=frozenset({7}))))
-    report = await run_pipelines(device, prepared_set(device), workers=2, keep=True)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2, keep=True))
     assert report.handles is not None
     assert np.flatnonzero(report.handles == 0).tolist() == [7]
     assert device.live_pipelines == 299
@@ -350,7 +355,10 @@ async def test_progress_never_lies() -> None:
     seen: list[Progress] = []
     device = SimulatedDevice(SimulatedOptions(unusable={0: "no module"}))
     report = await run_pipelines(
-        device, prepared_set(device), workers=2, skipped={1: "no feature"}, on_progress=seen.append
+        device,
+        prepared_set(device),
+        RunOptions(workers=2, skipped={1: "no feature"}),
+        on_progress=seen.append,
     )
     assert {each.total for each in seen} == {300}
     assert seen[0].skipped == seen[-1].skipped == 1
@@ -367,7 +375,9 @@ async def test_an_error_of_the_callback_is_raised_as_itself() -> None:
 
     device = SimulatedDevice()
     with pytest.raises(LookupError):
-        await run_pipelines(device, prepared_set(device), workers=2, keep=True, on_progress=broken)
+        await run_pipelines(
+            device, prepared_set(device), RunOptions(workers=2, keep=True), on_progress=broken
+        )
     assert device.live_caches == 0
     assert device.live_pipelines == 0
 
@@ -375,34 +385,41 @@ async def test_an_error_of_the_callback_is_raised_as_itself() -> None:
 @pytest.mark.parametrize("mode", list(CacheMode))
 async def test_an_empty_set_is_a_run_too(mode: CacheMode) -> None:
     device = SimulatedDevice()
-    report = await run_pipelines(device, device.prepare(simulated_image([])), workers=3, mode=mode)
+    report = await run_pipelines(
+        device, device.prepare(simulated_image([])), RunOptions(workers=3, mode=mode)
+    )
     check_sums(report)
     assert len(report) == 0
     assert report.calls == ()
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("mode", "flagged", "complaint"),
     [
-        ({"workers": 0}, "workers"),
-        ({"primary_data": b"x", "with_primary": False}, "exclude each other"),
-        ({"mode": CacheMode.NONE, "with_primary": False}, "no cache"),
-        ({"mode": CacheMode.SHARED, "with_primary": True}, "internally synchronized"),
+        (CacheMode.NONE, False, "no cache"),
+        (CacheMode.SHARED, True, "internally synchronized"),
+        (CacheMode.TWO_LEVEL, True, "internally synchronized"),
     ],
 )
-async def test_bad_arguments_are_refused(options: Mapping[str, object], complaint: str) -> None:
+async def test_a_primary_that_the_mode_cannot_use_is_refused(
+    mode: CacheMode, flagged: bool, complaint: str
+) -> None:
     device = SimulatedDevice()
-    chosen = dict(options)
-    if (flagged := chosen.pop("with_primary", None)) is not None:
-        chosen["primary"] = device.create_pipeline_cache(externally_synchronized=bool(flagged))
+    primary = device.create_pipeline_cache(externally_synchronized=flagged)
     with pytest.raises(ValueError, match=complaint):
-        await run_pipelines(device, prepared_set(device), **chosen)  # type: ignore[arg-type]
+        await run_pipelines(device, prepared_set(device), RunOptions(mode=mode), primary=primary)
+
+
+async def test_initial_data_without_a_cache_is_refused() -> None:
+    device = SimulatedDevice()
+    with pytest.raises(ValueError, match="no cache"):
+        await run_pipelines(device, prepared_set(device), RunOptions(mode=CacheMode.NONE), primary=b"data")
 
 
 async def test_real_time_is_accounted_for() -> None:
     # 40 pipelines of 1 ms of processor time; only relations that hold on any machine are asserted.
     device = SimulatedDevice(SimulatedOptions(cost=CostModel.constant(1_000_000), clock=CpuClock()))
-    report = await run_pipelines(device, prepared_set(device, 40), workers=2)
+    report = await run_pipelines(device, prepared_set(device, 40), RunOptions(workers=2))
     check_sums(report)
     assert report.timing.driver_ns >= 40_000_000
     assert report.timing.cpu_ns >= 40_000_000
@@ -435,7 +452,7 @@ async def test_time_on_the_run_queue_that_was_not_known_once_is_said_to_be_unkno
     monkeypatch.setattr(ThreadMeter, "has_run_delay", property(known))
     device = SimulatedDevice(SimulatedOptions(on_compile=hold))
     image = simulated_image(range(20), libraries={index: [0] for index in range(1, 20)})
-    report = await run_pipelines(device, device.prepare(image), workers=2)
+    report = await run_pipelines(device, device.prepare(image), RunOptions(workers=2))
     assert len(told) >= 3
     assert any("time on the run queue is not known" in note for note in report.notes) == said
 
@@ -453,7 +470,7 @@ async def test_two_runs_at_a_time_do_not_disturb_each_other() -> None:
     reports = []
 
     async def one() -> None:
-        reports.append(await run_pipelines(device, prepared_set(device), workers=2))
+        reports.append(await run_pipelines(device, prepared_set(device), RunOptions(workers=2)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(one)

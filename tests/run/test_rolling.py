@@ -20,7 +20,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, run_pipelines
+from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, RunOptions, run_pipelines
 from orchestrator.run.caches import MergedHook, PrimaryGuard
 from orchestrator.schedule import FifoScheduler
 from tests.run.support import check_sums, hits_of, prepared_set, without
@@ -56,9 +56,7 @@ async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: Cac
     report = await run_pipelines(
         device,
         prepared,
-        workers=workers,
-        mode=mode,
-        merge=EACH_BATCH,
+        RunOptions(workers=workers, mode=mode, merge=EACH_BATCH),
         primary=primary,
         scheduler=SMALL_BATCHES,
     )
@@ -68,7 +66,7 @@ async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: Cac
     assert device.live_caches == 1
     data = device.pipeline_cache_data(primary).data
     other = SimulatedDevice()
-    at_barrier = await run_pipelines(other, prepared_set(other), workers=workers)
+    at_barrier = await run_pipelines(other, prepared_set(other), RunOptions(workers=workers))
     assert at_barrier.cache_data is not None
     assert len(data) == len(at_barrier.cache_data)
     assert await hits_of(data) == 300
@@ -78,7 +76,7 @@ async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: Cac
     assert merge.pruned_bytes == 0
     assert (merge.primary_bytes_before, merge.primary_bytes_after) == (32, len(data))
     again = await run_pipelines(
-        device, prepared, workers=workers, mode=mode, merge=EACH_BATCH, primary=primary
+        device, prepared, RunOptions(workers=workers, mode=mode, merge=EACH_BATCH), primary=primary
     )
     assert again.cache_hits == 300
     assert again.merge is not None
@@ -100,9 +98,7 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     report = await run_pipelines(
         device,
         prepared,
-        workers=1,
-        mode=mode,
-        merge=EACH_BATCH,
+        RunOptions(workers=1, mode=mode, merge=EACH_BATCH),
         on_merged=on_merged,
         scheduler=SMALL_BATCHES,
     )
@@ -145,8 +141,7 @@ async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
     report = await run_pipelines(
         device,
         prepared_set(device),
-        workers=1,
-        merge=policy,
+        RunOptions(workers=1, merge=policy),
         on_merged=held.merged,
         scheduler=SMALL_BATCHES,
     )
@@ -162,7 +157,7 @@ async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
 async def test_thresholds_that_are_not_reached_leave_it_to_the_barrier() -> None:
     device = SimulatedDevice()
     policy = MergePolicy(rolling=True, batches=10**6, gained_bytes=10**12, age_ns=10**15)
-    report = await run_pipelines(device, prepared_set(device), workers=2, merge=policy)
+    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2, merge=policy))
     assert report.merge is not None
     assert report.merge.rolling is not None
     assert (report.merge.rolling.folds, report.merge.rolling.deferred) == (0, 0)
@@ -175,9 +170,9 @@ async def test_two_level_looks_up_and_compiles_misses_only() -> None:
     whole = prepared_set(device, 300)
     half = device.prepare(simulated_image(range(0, 300, 2)))
     primary = device.create_pipeline_cache()
-    await run_pipelines(device, half, workers=1, primary=primary)
+    await run_pipelines(device, half, RunOptions(workers=1), primary=primary)
     report = await run_pipelines(
-        device, whole, workers=2, mode=CacheMode.TWO_LEVEL, primary=primary, keep=True
+        device, whole, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL, keep=True), primary=primary
     )
     check_sums(report)
     assert (report.cache_hits, report.compiled) == (150, 150)
@@ -197,9 +192,11 @@ async def test_two_level_looks_up_and_compiles_misses_only() -> None:
 async def test_two_level_hits_need_no_cache_of_their_own() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, workers=2)).cache_data or b""
+    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data or b""
     before = len(device.calls())
-    report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary_data=data)
+    report = await run_pipelines(
+        device, prepared, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL), primary=data
+    )
     assert report.cache_hits == 300
     made = [call for call in device.calls()[before:] if call.operation == "create_pipelines"]
     assert {call.cache for call in made} == {"primary"}
@@ -215,15 +212,13 @@ async def test_two_level_keeps_folds_and_look_ups_apart(merge_in_driver: bool) -
     )
     seed_device = SimulatedDevice()
     first = seed_device.prepare(simulated_image(range(40)))
-    data = (await run_pipelines(seed_device, first, workers=1)).cache_data or b""
+    data = (await run_pipelines(seed_device, first, RunOptions(workers=1))).cache_data or b""
     for _ in range(5):
         report = await run_pipelines(
             device,
             prepared_set(device),
-            workers=4,
-            mode=CacheMode.TWO_LEVEL,
-            merge=EACH_BATCH,
-            primary_data=data,
+            RunOptions(workers=4, mode=CacheMode.TWO_LEVEL, merge=EACH_BATCH),
+            primary=data,
             scheduler=SMALL_BATCHES,
         )
         check_sums(report)
@@ -241,7 +236,9 @@ async def test_two_level_without_compile_required_is_per_worker_and_says_so() ->
     prepared = prepared_set(device)
     data = b""
     for expected in (0, 300):
-        report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary_data=data)
+        report = await run_pipelines(
+            device, prepared, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL), primary=data
+        )
         assert report.cache_hits == expected
         assert report.mode is CacheMode.TWO_LEVEL
         assert any("cannot forbid compiling" in note for note in report.notes)
@@ -254,9 +251,11 @@ async def test_two_level_failures_are_those_of_the_compile() -> None:
     )
     seeded = device.prepare(simulated_image(range(100, 120)))
     primary = device.create_pipeline_cache()
-    await run_pipelines(device, seeded, workers=1, primary=primary)
+    await run_pipelines(device, seeded, RunOptions(workers=1), primary=primary)
     prepared = device.prepare(simulated_image(range(30), libraries={20: [7], 21: [9], 22: [3]}))
-    report = await run_pipelines(device, prepared, workers=2, mode=CacheMode.TWO_LEVEL, primary=primary)
+    report = await run_pipelines(
+        device, prepared, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL), primary=primary
+    )
     check_sums(report)
     assert {each.index: each.reason for each in report.failed} == {
         7: "VK_ERROR_OUT_OF_HOST_MEMORY",
@@ -284,7 +283,7 @@ async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> Non
 
     device = NoMore(SimulatedOptions(on_compile=meet))
     report = await run_pipelines(
-        device, prepared_set(device), workers=2, merge=EACH_BATCH, scheduler=SMALL_BATCHES
+        device, prepared_set(device), RunOptions(workers=2, merge=EACH_BATCH), scheduler=SMALL_BATCHES
     )
     assert report.compiled == 300
     merge = report.merge
@@ -304,8 +303,7 @@ async def test_a_driver_that_does_not_merge_is_named_once() -> None:
     report = await run_pipelines(
         device,
         prepared_set(device),
-        workers=1,
-        merge=EACH_BATCH,
+        RunOptions(workers=1, merge=EACH_BATCH),
         on_merged=held.merged,
         scheduler=SMALL_BATCHES,
     )
@@ -329,7 +327,7 @@ async def _run_until_a_fold(device: SimulatedDevice, hook: MergedHook) -> None:
     for _ in range(1000):
         prepared = prepared_set(device)
         await run_pipelines(
-            device, prepared, workers=1, merge=EACH_BATCH, on_merged=hook, scheduler=SMALL_BATCHES
+            device, prepared, RunOptions(workers=1, merge=EACH_BATCH), on_merged=hook, scheduler=SMALL_BATCHES
         )
         prepared.close()
 
@@ -355,7 +353,9 @@ async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None
     assert entered.wait(60)
     try:
         with pytest.raises(ExternalSynchronizationError, match="primary"):
-            await run_pipelines(device, prepared_set(device), workers=2, merge=EACH_BATCH, primary=primary)
+            await run_pipelines(
+                device, prepared_set(device), RunOptions(workers=2, merge=EACH_BATCH), primary=primary
+            )
     finally:
         done.set()
         user.join()
@@ -366,20 +366,22 @@ async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None
 async def test_nothing_to_merge_on_the_way_is_a_mistake(mode: CacheMode) -> None:
     device = SimulatedDevice()
     with pytest.raises(ValueError, match="no worker caches"):
-        await run_pipelines(device, prepared_set(device), mode=mode, merge=ROLLING)
+        await run_pipelines(device, prepared_set(device), RunOptions(mode=mode, merge=ROLLING))
 
 
 async def test_two_level_needs_a_primary_for_all() -> None:
     device = SimulatedDevice()
     primary = device.create_pipeline_cache(externally_synchronized=True)
     with pytest.raises(ValueError, match="two-level"):
-        await run_pipelines(device, prepared_set(device), mode=CacheMode.TWO_LEVEL, primary=primary)
+        await run_pipelines(
+            device, prepared_set(device), RunOptions(mode=CacheMode.TWO_LEVEL), primary=primary
+        )
 
 
 async def test_two_level_may_leave_the_merge_to_the_barrier() -> None:
     device = SimulatedDevice()
     report = await run_pipelines(
-        device, prepared_set(device), workers=2, mode=CacheMode.TWO_LEVEL, merge=BARRIER
+        device, prepared_set(device), RunOptions(workers=2, mode=CacheMode.TWO_LEVEL, merge=BARRIER)
     )
     assert report.merge is not None
     assert report.merge.rolling is not None

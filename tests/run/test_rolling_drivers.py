@@ -12,7 +12,7 @@ import trio
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import BARRIER, Fold, MergePolicy, RunReport, run_pipelines
+from orchestrator.run import BARRIER, Fold, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.schedule import FifoScheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -42,11 +42,9 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
                 report: RunReport = await run_pipelines(
                     device,
                     prepared,
-                    workers=2,
-                    mode=CacheMode(mode),
-                    merge=OFTEN if rolling else BARRIER,
+                    RunOptions(workers=2, mode=CacheMode(mode), merge=OFTEN if rolling else BARRIER),
                     on_merged=on_merged,
-                    primary_data=data,
+                    primary=data,
                     scheduler=partial(FifoScheduler, limit=4),
                 )
                 prepared.close()

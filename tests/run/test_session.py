@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import OutcomeStatus, PipelineOutcome, PipelineSession, RunReport, open_session
+from orchestrator.run import (
+    OutcomeStatus,
+    PipelineOutcome,
+    PipelineSession,
+    RunOptions,
+    RunReport,
+    open_session,
+)
 from orchestrator.run.session import SteeredSchedule
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
@@ -52,7 +60,7 @@ def report_of(session: PipelineSession) -> RunReport:
 async def test_leaving_the_block_finishes_what_was_submitted(mode: CacheMode, workers: int) -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device, libraries={200: [3, 4], 201: [3], 210: [200]})
-    async with open_session(device, prepared, workers=workers, mode=mode) as session:
+    async with open_session(device, prepared, RunOptions(workers=workers, mode=mode)) as session:
         ticket = await session.submit(range(300))
         assert len(ticket) == 300
     report = report_of(session)
@@ -69,7 +77,7 @@ async def test_leaving_the_block_finishes_what_was_submitted(mode: CacheMode, wo
 async def test_only_what_is_submitted_is_created_with_the_libraries_it_links() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device, 100, libraries={50: [49], 49: [7], 60: [8]})
-    async with open_session(device, prepared, workers=2) as session:
+    async with open_session(device, prepared, RunOptions(workers=2)) as session:
         await session.submit(np.array([90, 50, 90]))
         await session.submit(3)
     assert sorted(device.compile_counts) == [3, 7, 49, 50, 90]
@@ -83,7 +91,7 @@ async def test_the_primary_stays_the_callers() -> None:
     prepared = prepared_set(device)
     primary = device.create_pipeline_cache()
     for _ in range(2):
-        async with open_session(device, prepared, workers=2, primary=primary) as session:
+        async with open_session(device, prepared, RunOptions(workers=2), primary=primary) as session:
             await session.submit(range(300))
     assert report_of(session).cache_hits == 300
     assert report_of(session).cache_data is None
@@ -93,7 +101,7 @@ async def test_the_primary_stays_the_callers() -> None:
 async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(40), libraries={39: [38]}))
-    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         late = await session.submit(range(5), priority=Priority.BACKGROUND)
         await session.submit(range(10, 15))
         await session.submit(range(20, 25), priority=Priority.NOW)
@@ -119,7 +127,7 @@ async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
 async def test_submitting_again_promotes_and_creates_nothing_twice() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(9)))
-    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         await session.submit(range(9), priority=Priority.BACKGROUND)
         ticket = await session.submit([7, 8], priority=Priority.NOW)
         session.budget(None)
@@ -135,7 +143,9 @@ async def test_submitting_again_promotes_and_creates_nothing_twice() -> None:
 async def test_what_is_required_passes_budget_and_full_queue(submitted: bool) -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(50), libraries={40: [4]}))
-    async with open_session(device, prepared, workers=2, options=ONE, capacity=10, budget_s=0) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=2, schedule=evolve(ONE, capacity=10), time_limit_s=0)
+    ) as session:
         await session.submit([40, 41] if submitted else [], priority=Priority.BACKGROUND)
         # The queue is full now: a library came along.
         await session.submit(range(10, 17 if submitted else 20), priority=Priority.BACKGROUND)
@@ -167,7 +177,7 @@ async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits(
         return answer
 
     monkeypatch.setattr(SteeredSchedule, "request", watched)
-    async with open_session(device, prepared, workers=1, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         await session.require(3)
         await session.submit([5], priority=Priority.NOW)
         with trio.fail_after(60):
@@ -188,7 +198,7 @@ async def test_the_end_of_one_wait_leaves_the_budget_passed_for_another() -> Non
 
     with trio.fail_after(60):
         async with (
-            open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session,
+            open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(ask, session)
@@ -210,7 +220,10 @@ async def test_what_is_in_flight_is_joined() -> None:
     async def ask(session: PipelineSession) -> None:
         found.append(await session.require(3))
 
-    async with open_session(device, prepared, workers=2) as session, trio.open_nursery() as nursery:
+    async with (
+        open_session(device, prepared, RunOptions(workers=2)) as session,
+        trio.open_nursery() as nursery,
+    ):
         await session.submit([3], priority=Priority.BACKGROUND)
         await recorder.entered.wait()
         nursery.start_soon(ask, session)
@@ -225,7 +238,7 @@ async def test_what_is_in_flight_is_joined() -> None:
 async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(30)))
-    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
         await session.submit(range(20), priority=Priority.BACKGROUND)
         left = await session.run_for(0)
         assert (left.queued, left.in_flight, left.done) == (20, 0, False)
@@ -245,7 +258,7 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
 async def test_a_batch_in_flight_does_not_hold_the_frame() -> None:
     recorder, device = recorded(hold=1)
     prepared = device.prepare(simulated_image(range(3)))
-    async with open_session(device, prepared, workers=1) as session:
+    async with open_session(device, prepared, RunOptions(workers=1)) as session:
         await session.submit(1)
         await recorder.entered.wait()
         left = await session.run_for(0)
@@ -258,7 +271,9 @@ async def test_a_full_queue_holds_producers_back() -> None:
     prepared = device.prepare(simulated_image(range(100)))
     seen: list[int] = []
     async with (
-        open_session(device, prepared, workers=2, options=ONE, capacity=4, budget_s=0) as session,
+        open_session(
+            device, prepared, RunOptions(workers=2, schedule=evolve(ONE, capacity=4), time_limit_s=0)
+        ) as session,
         trio.open_nursery() as nursery,
     ):
 
@@ -286,7 +301,9 @@ async def test_a_full_queue_holds_producers_back() -> None:
 async def test_libraries_come_along_into_a_full_queue() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(20), libraries={19: [1, 2, 3]}))
-    async with open_session(device, prepared, workers=1, capacity=1) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=1, schedule=ScheduleOptions(capacity=1))
+    ) as session:
         await session.submit([19, 18])
     assert sorted(recorder.order) == [1, 2, 3, 18, 19]
 
@@ -294,7 +311,9 @@ async def test_libraries_come_along_into_a_full_queue() -> None:
 async def test_a_submission_that_is_given_up_leaves_what_was_taken() -> None:
     _, device = recorded()
     prepared = device.prepare(simulated_image(range(20)))
-    async with open_session(device, prepared, workers=1, capacity=5, budget_s=0) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=1, schedule=ScheduleOptions(capacity=5), time_limit_s=0)
+    ) as session:
         with trio.move_on_after(0.01) as scope:
             await session.submit(range(20))
         assert scope.cancelled_caught
@@ -309,7 +328,9 @@ async def test_reasons_name_pipelines_by_their_index() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=bugs, unusable={2: "no module"}))
     image = simulated_image(range(60), libraries={40: [7], 41: [40], 42: [2], 43: [1], 44: [43]})
     prepared = device.prepare(image)
-    async with open_session(device, prepared, workers=2, skipped={1: "feature geometryShader"}) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=2, skipped={1: "feature geometryShader"})
+    ) as session:
         # The numbers of the jobs are not those of the pipelines.
         first = await session.submit([44, 42, 30])
         assert [each.reason for each in await first.wait()] == [
@@ -339,8 +360,7 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     async with open_session(
         device,
         prepared,
-        workers=2,
-        options=ScheduleOptions(followers=Followers.SHARE),
+        RunOptions(workers=2, schedule=ScheduleOptions(followers=Followers.SHARE)),
         pipeline_keys=[b"key %d" % (index % 10) for index in range(40)],
     ) as session:
         first = await session.submit(range(20))

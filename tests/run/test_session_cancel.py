@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run import OutcomeStatus, PipelineSession, open_session
-from orchestrator.schedule import Priority
+from orchestrator.run import OutcomeStatus, PipelineSession, RunOptions, open_session
+from orchestrator.schedule import Priority, ScheduleOptions
 from tests.run.support import MODES_WITH_CACHE
 from tests.run.test_session import ONE, recorded, report_of
 
@@ -19,7 +20,7 @@ from tests.run.test_session import ONE, recorded, report_of
 async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(20)))
-    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
         ticket = await session.submit(range(10))
         assert await session.cancel_jobs([3, 4, 15]) == 2
         outcomes = await session.wait([3, 4])
@@ -38,7 +39,7 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
     # 30 links 1, which only group 7 needs; 31 and 32 link 2, which group 8 needs too; 33 links 3, which is wanted itself.
     libraries = {30: [1], 31: [2], 32: [2], 33: [3]}
     prepared = device.prepare(simulated_image(range(40), libraries=libraries))
-    async with open_session(device, prepared, workers=2, options=ONE, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
         await session.submit([30, 31, 33, *range(10, 20)], group=7)
         await session.submit([32, 15, 3], group=8)
         assert await session.cancel_group(7) == 3 + 9 + 1
@@ -51,7 +52,7 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
 async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_itself() -> None:
     _, device = recorded()
     prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))
-    async with open_session(device, prepared, workers=1, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
         await session.submit([10, 11, 12])
         assert await session.cancel_jobs(10) == 1
         assert sorted(session.remaining().tolist()) == [0, 1, 2, 11, 12]
@@ -65,7 +66,9 @@ async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_it
 async def test_cancelling_all_leaves_a_session_that_goes_on() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(30), libraries={20: [1]}))
-    async with open_session(device, prepared, workers=2, options=ONE, capacity=8, budget_s=0) as session:
+    async with open_session(
+        device, prepared, RunOptions(workers=2, schedule=evolve(ONE, capacity=8), time_limit_s=0)
+    ) as session:
         await session.submit(range(20, 24))
         assert await session.cancel_all() == 5
         assert await session.cancel_all() == 0
@@ -88,7 +91,7 @@ async def test_it_returns_when_what_is_in_flight_has_returned(mode: CacheMode, w
     recorder, device = recorded(hold=5)
     prepared = device.prepare(simulated_image(range(20), libraries={12: [5]}))
     ended: list[bool] = []
-    async with open_session(device, prepared, workers=2, mode=mode, options=ONE) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, mode=mode, schedule=ONE)) as session:
         await session.submit(12 if what == "linker" else 5, group=1)
         await recorder.entered.wait()
 
@@ -111,7 +114,7 @@ async def test_it_returns_when_what_is_in_flight_has_returned(mode: CacheMode, w
 async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> None:
     recorder, device = recorded(hold=5)
     prepared = device.prepare(simulated_image(range(20)))
-    async with open_session(device, prepared, workers=1, options=ONE) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE)) as session:
         await session.submit(5)
         await recorder.entered.wait()
         await session.submit(range(6, 20))
@@ -126,7 +129,9 @@ async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(20)))
     async with (
-        open_session(device, prepared, workers=1, capacity=3, budget_s=0) as session,
+        open_session(
+            device, prepared, RunOptions(workers=1, schedule=ScheduleOptions(capacity=3), time_limit_s=0)
+        ) as session,
         trio.open_nursery() as nursery,
     ):
         await session.submit([0, 1, 2])

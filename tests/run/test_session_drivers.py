@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import OutcomeStatus, open_session, run_pipelines
+from orchestrator.run import OutcomeStatus, RunOptions, open_session, run_pipelines
 from orchestrator.schedule import Priority, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -28,7 +28,7 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
         linker = int(np.flatnonzero(np.diff(image.library_slot_start))[0])
         options = ScheduleOptions(expect_hits=0.0)
         async with open_session(
-            device, prepared, workers=2, mode=mode, keep=True, budget_s=0, options=options
+            device, prepared, RunOptions(workers=2, mode=mode, keep=True, time_limit_s=0, schedule=options)
         ) as session:
             await session.submit(everything, priority=Priority.BACKGROUND, group=LEVEL)
             queued = session.remainder.queued
@@ -67,7 +67,7 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
         created = np.concatenate([call.indices for call in report.calls])
         assert sorted(created.tolist()) == list(everything)
         device.destroy_pipelines(taken)
-        again = await run_pipelines(device, prepared, workers=2, primary_data=report.cache_data or b"")
+        again = await run_pipelines(device, prepared, RunOptions(workers=2), primary=report.cache_data or b"")
         assert again.cache_hits == len(image)
         prepared.close()
         device.close()

@@ -16,6 +16,7 @@ from orchestrator.run import (
     PipelineOutcome,
     PipelineSession,
     Progress,
+    RunOptions,
     open_session,
     run_pipelines,
 )
@@ -27,7 +28,7 @@ from tests.run.test_session import ONE, recorded, report_of
 async def test_kept_pipelines_are_reported_or_taken() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image(range(30)))
-    async with open_session(device, prepared, workers=2, keep=True) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, keep=True)) as session:
         ticket = await session.submit(range(20))
         outcomes = await ticket.wait()
         assert all(each.handle for each in outcomes)
@@ -47,7 +48,7 @@ async def test_kept_pipelines_are_reported_or_taken() -> None:
 async def test_what_is_in_flight_cannot_be_taken() -> None:
     recorder, device = recorded(hold=3)
     prepared = device.prepare(simulated_image(range(9)))
-    async with open_session(device, prepared, workers=1, keep=True) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, keep=True)) as session:
         await session.submit(3)
         await recorder.entered.wait()
         assert session.take_handles(3).tolist() == [0]
@@ -59,7 +60,7 @@ async def test_what_is_in_flight_cannot_be_taken() -> None:
 
 async def test_a_session_that_keeps_nothing_gives_nothing() -> None:
     device = SimulatedDevice()
-    async with open_session(device, prepared_set(device), workers=1) as session:
+    async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
         with pytest.raises(ValueError, match="keep=True"):
             session.take_handles(0)
 
@@ -68,7 +69,7 @@ async def test_closing_leaves_the_rest() -> None:
     recorder, device = recorded(hold=0)
     prepared = device.prepare(simulated_image(range(20)))
     waited: list[tuple[PipelineOutcome, ...]] = []
-    async with open_session(device, prepared, workers=1, options=ONE) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE)) as session:
         ticket = await session.submit(0, priority=Priority.NOW)
         rest = await session.submit(range(1, 20))
         await recorder.entered.wait()
@@ -104,7 +105,7 @@ async def test_closing_leaves_the_rest() -> None:
 async def test_finishing_waits_for_everything_whatever_the_budget() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=2, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=2, time_limit_s=0)) as session:
         await session.submit(range(300))
         report = await session.finish()
         assert session.closed
@@ -117,7 +118,7 @@ async def test_progress_is_reported_as_in_a_run() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
     async with open_session(
-        device, prepared, workers=1, on_progress=seen.append, skipped={4: "no"}
+        device, prepared, RunOptions(workers=1, skipped={4: "no"}), on_progress=seen.append
     ) as session:
         await session.submit(range(100))
     assert (seen[0].total, seen[0].skipped) == (300, 1)
@@ -132,7 +133,7 @@ async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
 
     async def fail() -> None:
         async with open_session(
-            device, prepared, workers=1, options=ONE, keep=True, primary=primary
+            device, prepared, RunOptions(workers=1, schedule=ONE, keep=True), primary=primary
         ) as session:
             sessions.append(session)
             await session.submit(range(20))
@@ -161,7 +162,7 @@ async def test_a_bug_in_a_worker_comes_out_as_itself() -> None:
     sessions = []
 
     async def wait() -> None:
-        async with open_session(device, prepared_set(device), workers=3) as session:
+        async with open_session(device, prepared_set(device), RunOptions(workers=3)) as session:
             sessions.append(session)
             await session.submit(range(300))
             await trio.sleep_forever()
@@ -178,7 +179,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
     recorder, device = recorded(hold=5)
     prepared = device.prepare(simulated_image(range(20)))
     with trio.CancelScope() as scope:
-        async with open_session(device, prepared, workers=2, keep=True) as session:
+        async with open_session(device, prepared, RunOptions(workers=2, keep=True)) as session:
             await session.submit(range(20))
             await recorder.entered.wait()
             recorder.open.set()
@@ -192,7 +193,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
 async def test_a_lost_device_ends_the_session_with_a_report() -> None:
     device = RefusingDevice({0: ERROR_DEVICE_LOST})
     prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=1) as session:
+    async with open_session(device, prepared, RunOptions(workers=1)) as session:
         ticket = await session.submit(range(300))
         outcomes = await ticket.wait()
         assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
@@ -207,7 +208,7 @@ async def test_a_lost_device_ends_the_session_with_a_report() -> None:
 async def test_a_wait_that_is_given_up_is_forgotten() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=1, budget_s=0) as session:
+    async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
         ticket = await session.submit(range(10))
         for _ in range(3):
             with trio.move_on_after(0) as scope:
@@ -232,23 +233,21 @@ async def test_a_wait_that_is_given_up_is_forgotten() -> None:
 )
 async def test_bad_arguments_are_refused(call: Callable[[PipelineSession], object], complaint: str) -> None:
     device = SimulatedDevice()
-    async with open_session(device, prepared_set(device), workers=1) as session:
+    async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
         with pytest.raises(ValueError, match=complaint):
             call(session)
 
 
-async def test_bad_settings_are_refused_and_leave_nothing() -> None:
+async def test_what_cannot_be_meant_is_refused_and_leaves_nothing() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    for settings, complaint in (
-        ({"workers": 0}, "workers"),
-        ({"capacity": 0}, "capacity"),
-        ({"costs_ns": np.zeros(2, np.int64)}, "2 elements"),
-        ({"options": ScheduleOptions(followers=Followers.SHARE), "keep": True}, "cannot be kept"),
-        ({"budget_s": -1}, "negative"),
+    sharing = RunOptions(schedule=ScheduleOptions(followers=Followers.SHARE), keep=True)
+    for options, costs, complaint in (
+        (RunOptions(), np.zeros(2, np.int64), "2 elements"),
+        (sharing, None, "cannot be kept"),
     ):
         with pytest.raises(ValueError, match=complaint):
-            async with open_session(device, prepared, **settings):
+            async with open_session(device, prepared, options, costs_ns=costs):
                 pytest.fail("it was opened")
     assert device.live_caches == 0
 
@@ -256,8 +255,8 @@ async def test_bad_settings_are_refused_and_leave_nothing() -> None:
 async def test_a_session_warms_the_next_run() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    async with open_session(device, prepared, workers=2) as session:
+    async with open_session(device, prepared, RunOptions(workers=2)) as session:
         await session.submit(range(150))
     data = report_of(session).cache_data or b""
-    report = await run_pipelines(device, prepared, workers=2, primary_data=data)
+    report = await run_pipelines(device, prepared, RunOptions(workers=2), primary=data)
     assert (report.cache_hits, report.compiled) == (150, 150)

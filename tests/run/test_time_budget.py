@@ -14,7 +14,7 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.run import OutcomeStatus, Progress, run_pipelines
+from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
 from orchestrator.run.exchange import Deadline, TimeLimited
 from orchestrator.schedule import (
     Assignment,
@@ -98,16 +98,16 @@ async def test_a_run_without_time_does_nothing_and_the_next_goes_on(by_cost: boo
     device = SimulatedDevice()
     prepared = prepared_set(device)
     scheduler: SchedulerFactory = cost_first(prepared.image) if by_cost else FifoScheduler
-    run = partial(run_pipelines, device, prepared, workers=2, scheduler=scheduler)
-    report = await run(time_budget_s=0)
+    run = partial(run_pipelines, device, prepared, scheduler=scheduler)
+    report = await run(RunOptions(workers=2, time_limit_s=0))
     check_sums(report)
     assert report.counts()[OutcomeStatus.NOT_RUN] == 300
     assert report.stopped
-    assert any("time budget" in note for note in report.notes)
-    again = await run(time_budget_s=3600)
+    assert any("time limit" in note for note in report.notes)
+    again = await run(RunOptions(workers=2, time_limit_s=3600))
     assert again.compiled == 300
     assert not again.stopped
-    assert not any("time budget" in note for note in again.notes)
+    assert not any("time limit" in note for note in again.notes)
     device.close()
 
 
@@ -115,13 +115,13 @@ async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
     device = SimulatedDevice(SimulatedOptions(on_compile=lambda _key: time.sleep(0.01)))
     prepared = prepared_set(device, 300)
     primary = device.create_pipeline_cache()
-    first = await run_pipelines(device, prepared, workers=2, primary=primary, time_budget_s=0.05)
+    first = await run_pipelines(device, prepared, RunOptions(workers=2, time_limit_s=0.05), primary=primary)
     check_sums(first)
     counts = first.counts()
     assert counts[OutcomeStatus.NOT_RUN] > 0
     assert counts[OutcomeStatus.NOT_RUN] + counts[OutcomeStatus.COMPILED] == 300
     # Running again is resuming: what was compiled hits, the rest is compiled.
-    second = await run_pipelines(device, prepared, workers=2, primary=primary)
+    second = await run_pipelines(device, prepared, RunOptions(workers=2), primary=primary)
     assert second.cache_hits == first.compiled
     assert second.compiled == counts[OutcomeStatus.NOT_RUN]
     assert set(device.compile_counts.values()) == {1}
@@ -130,8 +130,8 @@ async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
     device = SimulatedDevice()
-    with pytest.raises(ValueError, match="negative, or none"):
-        await run_pipelines(device, prepared_set(device), time_budget_s=seconds)
+    with pytest.raises(ValueError, match="0 or more is expected"):
+        await run_pipelines(device, prepared_set(device), RunOptions(time_limit_s=seconds))
 
 
 def sharing(count: int, same: int) -> tuple[SimulatedDevice, SchedulerFactory]:
@@ -150,9 +150,8 @@ async def test_followers_share_their_leaders_outcome() -> None:
     report = await run_pipelines(
         device,
         device.prepare(simulated_image(range(90))),
-        workers=3,
+        RunOptions(workers=3, count_duplicate_pipeline_keys=True),
         scheduler=scheduler,
-        count_duplicate_pipeline_keys=True,
         on_progress=seen.append,
     )
     check_sums(report)
@@ -177,5 +176,5 @@ async def test_what_shares_an_outcome_cannot_be_kept() -> None:
     device, scheduler = sharing(9, 3)
     prepared = device.prepare(simulated_image(range(9)))
     with pytest.raises(ValueError, match="cannot be kept"):
-        await run_pipelines(device, prepared, scheduler=scheduler, keep=True)
+        await run_pipelines(device, prepared, RunOptions(keep=True), scheduler=scheduler)
     assert device.live_caches == 0

@@ -14,7 +14,8 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
 from orchestrator.run.frames import FrameError, FrameReader, pack_frame
-from orchestrator.run.trial import TrialLimits, Trials, try_pipelines
+from orchestrator.run.options import TrialLimits
+from orchestrator.run.trial import Trials, try_pipelines
 from orchestrator.run.trial_messages import Answer, Request, Setup, Survived, Try
 from orchestrator.sets.jobs import PipelineJob
 from tests.run.small_sets import compute_keys, write_small_set

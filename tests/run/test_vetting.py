@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -15,10 +14,11 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run import vetting
 from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.trial import Trials
 from orchestrator.run.trial_messages import Setup
-from orchestrator.run.vetting import ModulePolicy, Vetter
+from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
@@ -199,8 +199,8 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
 def compiled_on_radv(name: str) -> CompileReport:
     async def main() -> CompileReport:
         with PipelineSet.open(corpora_folder() / name) as source:
-            options: dict[str, Any] = {"selector": "radv:navi21", "workers": 2}
-            return await compile_set(source, spirv_val=ModulePolicy.ISOLATE, **options)
+            options = CompileOptions(selector="radv:navi21", workers=2, spirv_val=ModulePolicy.ISOLATE)
+            return await compile_set(source, options)
 
     return trio.run(main)
 
