@@ -32,8 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.devices import list_devices
-from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, environment_for
+from orchestrator.devices import environment_of, list_devices, own_process
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.saving import save_cache_file
 
@@ -45,7 +44,7 @@ _FORBID = ("--fail-on-pipeline-compile-required", "--skip-pipelines-on-compile-r
 
 def replay(program: str, selector: str, archive: Path, cache: Path, *, forbid: bool) -> tuple[int, int]:
     """Replay a set with a cache of the driver's own bytes, which the replayer writes back; its hits and misses."""
-    environment = environment_for(selector) | DRIVER_CACHES_OFF
+    environment = {**os.environ, **environment_of(selector)}
     command = [program, "--num-threads", "2", "--on-disk-pipeline-cache", str(cache)]
     done = subprocess.run(
         [*command, *(_FORBID if forbid else ()), str(archive)],
@@ -75,6 +74,7 @@ def compile_set(selector: str, archive: Path, folder: Path) -> dict[str, Any]:
 
 def check(program: str, selector: str, archive: Path, folder: Path) -> dict[str, Any]:
     """One set, both ways."""
+    own_process(selector)
     (identity,) = list_devices(selector)[:1]
     ours = folder / "ours"
     compiled = compile_set(selector, archive, ours)

@@ -24,6 +24,7 @@ from typing import Any
 
 from orchestrator.bench.contention import ratio_text
 from orchestrator.bench.statistics import Difference, by_round, estimate, noise_of, paired_ratio
+from orchestrator.devices import own_process
 
 Job = dict[str, Any]
 Figures = dict[str, float]
@@ -43,7 +44,10 @@ def answer_if_asked(options: argparse.Namespace, measure: Callable[[Job], Figure
     """Be the process of one sample, where this process is one."""
     if options.measure is None:
         return False
-    print(json.dumps(measure(json.loads(options.measure))))
+    job: Job = json.loads(options.measure)
+    if "device" in job:
+        own_process(job["device"])
+    print(json.dumps(measure(job)))
     return True
 
 

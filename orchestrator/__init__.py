@@ -16,8 +16,10 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.devices import environment_of as environment_of
     from orchestrator.devices import list_devices as list_devices
     from orchestrator.devices import open_device as open_device
+    from orchestrator.devices import own_process as own_process
     from orchestrator.devices.device import CacheMode as CacheMode
     from orchestrator.devices.device import CreationBatch as CreationBatch
     from orchestrator.devices.device import Device as Device
@@ -84,8 +86,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "orchestrator.devices": (
+        "environment_of",
         "list_devices",
         "open_device",
+        "own_process",
     ),
     "orchestrator.devices.device": (
         "CacheMode",

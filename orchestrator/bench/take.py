@@ -54,7 +54,7 @@ from orchestrator.bench.jobs import WARM, Filled, FillJob, Probed, ProbeJob, Pro
 from orchestrator.bench.plan import leg_of
 from orchestrator.bench.samples import Environment, Latencies, Sample
 from orchestrator.bench.trace import Span, encode_trace, run_spans
-from orchestrator.devices import open_device
+from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
@@ -143,7 +143,7 @@ def identity_text(identity: DeviceIdentity) -> str:
 
 def opened_on(source: PipelineSet, selector: str) -> Iterator[OpenedGroup]:
     """Each group of a set on the device of a selector; see `opened_groups`."""
-    return opened_groups(source, lambda request: open_device(selector, request=request))
+    return opened_groups(source, lambda request: open_for_child("", selector, request))
 
 
 def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, int]:

@@ -147,6 +147,7 @@ def compile_verb(
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.set_names import open_set
+    from orchestrator.devices import own_process
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
     from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, ModulePolicy, PipelineKeyUse
@@ -185,6 +186,7 @@ def compile_verb(
             )
 
         _require_writable(trace, pipeline_stats)
+        own_process(device, driver_caches=driver_caches)
         report = trio.run(_until_signal, job, view)
         _write_extras(opened, report, trace=trace, pipeline_stats=pipeline_stats)
     output.document(compile_document(report))

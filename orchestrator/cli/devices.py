@@ -59,9 +59,10 @@ def devices_verb(
 
 
 def _open(selector: str) -> Found:
-    from orchestrator.devices import open_device
+    from orchestrator.devices import open_device, own_process
     from orchestrator.devices.request import DeviceRequest, OtherFeatures
 
+    own_process(selector)
     # What it could offer: a compile enables of it what the application had.
     device = open_device(
         selector, request=DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)

@@ -218,7 +218,7 @@ def _program() -> list[_Finding]:
 
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> list[_Finding]:
-    from orchestrator.devices import list_devices, open_device
+    from orchestrator.devices import list_devices, open_device, own_process
     from orchestrator.errors import DeviceError
 
     if selector is None:
@@ -233,6 +233,7 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
     findings: list[_Finding] = []
     for each in selectors:
         try:
+            own_process(each)
             device = open_device(each)
         except DeviceError as error:
             findings.append(

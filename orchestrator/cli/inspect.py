@@ -76,8 +76,9 @@ def _head(file: Path) -> bytes:
 
 
 def _identity(selector: str) -> DeviceIdentity:
-    from orchestrator.devices import open_device
+    from orchestrator.devices import open_device, own_process
 
+    own_process(selector)
     opened = open_device(selector)
     try:
         return opened.identity

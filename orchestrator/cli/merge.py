@@ -55,13 +55,14 @@ def merge_verb(
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
     """
     from orchestrator.cli.output import Output, device_document, path_text
-    from orchestrator.devices import open_device
+    from orchestrator.devices import open_device, own_process
     from orchestrator.stores.profile_file import add_feature_groups, read_feature_groups
     from orchestrator.stores.saving import save_cache_file
 
     out = Output(json=json)
     if output.is_dir():
         raise UsageError(f"{path_text(output)}: a directory", "name a file")
+    own_process(device)
     opened = open_device(device)
     try:
         merged, data = _merge(opened, files, out)

@@ -1,15 +1,134 @@
-# Purpose: the one place that opens a device by what a user calls it. Nothing else above devices/vulkan imports it;
-# the binding is imported only when a Vulkan device is asked for, so that the package works without libvulkan.
-"""Opens devices by selector."""
+"""Opens devices by what a user calls them, and gives the environment that a driver reads its target from.
+
+A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's null
+hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore one target.
+Opening a device changes nothing in the environment. A program that owns its process calls `own_process` first; any
+other is told by NoDeviceError what to set.
+
+Nothing else above devices/vulkan imports the binding, and it is imported when a Vulkan device is asked for.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
 
 from orchestrator.devices.device import Device, DeviceIdentity
-from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
+from orchestrator.errors import NoDeviceError
 
 SIMULATED = "simulated"
+
+# Where loaders look for driver manifests on Unix (loader interface documentation, "ICD discovery").
+_MANIFEST_FOLDERS: Final = (
+    "/etc/vulkan/icd.d",
+    "/usr/local/etc/vulkan/icd.d",
+    "/usr/local/share/vulkan/icd.d",
+    "/usr/share/vulkan/icd.d",
+)
+# What each named driver's library is called in its manifest.
+_LIBRARIES: Final = {
+    "radv": "libvulkan_radeon",
+    "lavapipe": "libvulkan_lvp",
+    "nvidia": "nvidia",
+}
+_PACKAGES: Final = {
+    "radv": "mesa-vulkan-drivers (24.3 or later; on Debian 12 from bookworm-backports)",
+    "lavapipe": "mesa-vulkan-drivers",
+    "nvidia": "the NVIDIA driver with its Vulkan library",
+}
+_owned_by: Selector | None = None
+
+
+@frozen
+class Selector:
+    """What a user calls a device, taken apart.
+
+    Attributes:
+        text: As the user wrote it.
+        driver: "radv", "lavapipe", "nvidia", or "" for whatever the loader finds.
+        family: For RADV: the family of its null hardware, or "".
+        index: Position among the devices, or None.
+        name: Part of a name to look for, or "".
+    """
+
+    text: str
+    driver: str = ""
+    family: str = ""
+    index: int | None = None
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """Parse what a user wrote. Anything is valid; a name that nothing answers to fails when it is opened."""
+        driver, _, family = text.partition(":")
+        if driver.lower() in _LIBRARIES and (not family or driver.lower() == "radv"):
+            return cls(text, driver=driver.lower(), family=family.lower())
+        if text.isdigit():
+            return cls(text, index=int(text))
+        return cls(text, name=text)
+
+
+def environment_of(
+    selector: str, *, driver_caches: bool = False, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a process with a given environment must set before it opens a device.
+
+    Manifests of the driver that `base` names in VK_DRIVER_FILES stay in force.
+
+    Args:
+        selector: As `open_device` takes it.
+        driver_caches: Leave the driver's own caches on.
+        base: The process's environment; this process's where not given.
+
+    Returns:
+        Variables to set; none where `base` has them all.
+
+    Raises:
+        NoDeviceError: No manifest of the driver is installed.
+    """
+    if selector == SIMULATED:
+        return {}
+    given = os.environ if base is None else base
+    chosen = Selector.parse(selector)
+    needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
+    if chosen.driver and not _restricts_to(given, chosen.driver):
+        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = str(_manifest(chosen.driver))
+    if chosen.family:
+        needed["RADV_FORCE_FAMILY"] = chosen.family
+    return {name: value for name, value in needed.items() if given.get(name) != value}
+
+
+def own_process(selector: str, *, driver_caches: bool = False) -> None:
+    """Set the environment of this process for a device; for programs that own their process.
+
+    Call it in the main thread, before the first device is opened: drivers read their target once. A library, or a
+    program that shows pictures with Vulkan itself, leaves its environment alone and does not call this.
+
+    Args:
+        selector: As `open_device` takes it.
+        driver_caches: Leave the driver's own caches on.
+
+    Raises:
+        NoDeviceError: The driver is not installed, or this process runs another target already.
+    """
+    global _owned_by
+    chosen = Selector.parse(selector)
+    if selector == SIMULATED:
+        return
+    if _owned_by is not None and (_owned_by.driver, _owned_by.family) != (chosen.driver, chosen.family):
+        raise NoDeviceError(
+            f"this process runs {_owned_by.text!r} already and drivers read their target once: "
+            f"open {selector!r} in a process of its own"
+        )
+    os.environ.update(environment_of(selector, driver_caches=driver_caches))
+    _owned_by = chosen
 
 
 def open_device(
@@ -19,15 +138,16 @@ def open_device(
     driver_caches: bool = False,
     count_host_memory: bool = False,
 ) -> Device:
-    """Open a device.
+    """Open a device. Leaves the process's environment as it is. Blocks for as long as the driver needs.
 
     Args:
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
             index that `list_devices` shows, a part of a device's or driver's name, ``simulated``, or "" for
-            the first device.
+            the first device. A selector that names a driver needs the environment that `environment_of` gives.
         request: The application whose instance and device it is opened as. A set's groups have theirs
             (`PipelineSet.groups`). None: no application's; what captures record is off, the rest on.
-        driver_caches: Leave the driver's own caches on.
+        driver_caches: Leave the driver's own caches on. Otherwise they are off where the device can turn them off
+            (VkDevicePipelineBinaryInternalCacheControlKHR) or the environment does; `DeviceFeatures` says which.
         count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
             costs a call into Python per allocation.
 
@@ -35,7 +155,8 @@ def open_device(
         The device; the caller closes it.
 
     Raises:
-        NoDeviceError: Nothing answers to the selector; the message says what does, or what to install.
+        NoDeviceError: Nothing answers to the selector, or this process's environment is another target's; the
+            message says what there is, what to set, or what to install.
         DriverError: The driver refused.
     """
     if selector == SIMULATED:
@@ -43,20 +164,25 @@ def open_device(
 
         # It burns processor time, so that progress, workers and the reports behave as with a driver.
         return SimulatedDevice(SimulatedOptions(clock=CpuClock(), request=request))
+    chosen = _in_this_process(selector)
+    from orchestrator.devices.vulkan.context import DeviceContext
     from orchestrator.devices.vulkan.device import VulkanDevice
 
-    return VulkanDevice.open(
-        selector,
-        request=request,
-        driver_caches=driver_caches,
-        count_host_memory=count_host_memory,
+    return VulkanDevice(
+        DeviceContext.open(
+            chosen.index,
+            chosen.name,
+            request=request,
+            driver_caches=driver_caches,
+            count_host_memory=count_host_memory,
+        )
     )
 
 
 def open_for_child(
     opener: str, selector: str, request: DeviceRequest, *, driver_caches: bool = False
 ) -> Device:
-    """Open a device in a process that works for another one, which may have an opener of its own.
+    """Open a device in a child process that works for another one and owns its environment.
 
     Args:
         opener: "package.module:function" to open the device with, called with the request; "" for `open_device`.
@@ -71,14 +197,19 @@ def open_for_child(
         module, _, name = opener.partition(":")
         device: Device = getattr(importlib.import_module(module), name)(request)
         return device
+    own_process(selector, driver_caches=driver_caches)
     return open_device(selector, request=request, driver_caches=driver_caches)
 
 
 def list_layers(selector: str = "") -> tuple[str, ...]:
-    """Names of the layers that the Vulkan loader finds, sorted; none where there is no loader.
+    """Names of the layers that the Vulkan loader finds, sorted.
 
     Args:
         selector: As `open_device` takes it; the simulated device has no layers.
+
+    Raises:
+        NoDeviceError: There is no Vulkan loader.
+        DriverError: The loader refused.
     """
     if selector == SIMULATED:
         return ()
@@ -88,16 +219,56 @@ def list_layers(selector: str = "") -> tuple[str, ...]:
 
 
 def list_devices(selector: str = "") -> list[DeviceIdentity]:
-    """Identities of the Vulkan devices that the loader finds, in its order, their index is the selector.
+    """Identities of the Vulkan devices that the loader finds, in its order; their index is the selector.
 
     Args:
         selector: A target that decides which drivers are asked (``radv:navi21``, ``lavapipe``), or "" for all.
 
     Raises:
-        NoDeviceError: There is no Vulkan loader.
+        NoDeviceError: There is no Vulkan loader, or this process's environment is another target's.
+        DriverError: The loader or a driver refused.
     """
+    _in_this_process(selector)
     from orchestrator.devices.vulkan.instance import VulkanInstance
-    from orchestrator.devices.vulkan.selection import Selection
 
-    with VulkanInstance(Selection.parse(selector)) as instance:
+    with VulkanInstance.create() as instance:
         return [each.identity for each in instance.physical_devices]
+
+
+def _in_this_process(selector: str) -> Selector:
+    """A selector whose target this process's environment has."""
+    lacking = environment_of(selector, driver_caches=True)
+    if lacking:
+        shown = " ".join(f"{name}={value}" for name, value in lacking.items() if name != "VK_ICD_FILENAMES")
+        raise NoDeviceError(
+            f"the environment of this process is not that of {selector!r}, and opening a device does not change it: "
+            f"start the process with {shown}, or, in a program that owns its process, call "
+            f"orchestrator.own_process({selector!r}) before the first device is opened"
+        )
+    return Selector.parse(selector)
+
+
+def _restricts_to(environment: Mapping[str, str], driver: str) -> bool:
+    """Whether an environment names manifests of the driver, and no others."""
+    given = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES") or ""
+    paths = [Path(each) for each in given.split(os.pathsep) if each]
+    return bool(paths) and all(_is_driver(each, driver) for each in paths)
+
+
+def _manifest(driver: str) -> Path:
+    for folder in _MANIFEST_FOLDERS:
+        for path in sorted(Path(folder).glob("*.json")):
+            if _is_driver(path, driver):
+                return path
+    raise NoDeviceError(
+        f"no Vulkan driver manifest of {driver} found in {', '.join(_MANIFEST_FOLDERS)}: "
+        f"install {_PACKAGES[driver]}, or name the manifest in VK_DRIVER_FILES"
+    )
+
+
+def _is_driver(manifest: Path, driver: str) -> bool:
+    try:
+        library = json.loads(manifest.read_text())["ICD"]["library_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # not a manifest: the loader passes over it too
+    return _LIBRARIES[driver] in Path(str(library)).name.lower()

@@ -62,6 +62,12 @@ ORCHESTRATOR_FEATURES: Final = frozenset(
     }
 )
 
+#: Environment variables that turn off the disk caches that drivers keep of their own: Mesa's, and NVIDIA's.
+DRIVER_CACHES_OFF: Final = {
+    "MESA_SHADER_CACHE_DISABLE": "true",
+    "__GL_SHADER_DISK_CACHE": "0",
+}
+
 
 @frozen
 class ApplicationInfo:

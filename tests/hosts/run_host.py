@@ -524,9 +524,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.statuses:
         _print_statuses(chosen.device, chosen.statuses)
         return 0
-    from orchestrator.devices.vulkan.selection import environment_for
+    from orchestrator.devices import environment_of
 
-    environment = quiet_environment(environment_for(chosen.device))
+    environment = {**os.environ, **environment_of(chosen.device)}
     if chosen.host is None and shutil.which("gcc") is None:
         print("no gcc here: build host.c elsewhere and name the program with --host", file=sys.stderr)
         return 2

@@ -445,8 +445,8 @@ _WITH_A_DEVICE: Final = """
 import threading
 import numpy as np
 from orchestrator.devices.vulkan import context as module
+from orchestrator.devices import open_device
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.context import HostMemory
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.image.builder import build_image
@@ -467,7 +467,7 @@ class InterruptedMemory(HostMemory):
 module.HostMemory = InterruptedMemory
 maintenance8 = "VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"
 request = DeviceRequest(features=frozenset({maintenance8}))
-device = VulkanDevice.open("radv:navi21", request=request, count_host_memory=True)
+device = open_device("radv:navi21", request=request, count_host_memory=True)
 with PipelineSet.open(sample_path()) as source:
     image = build_image(source, source.pipelines[:1], device.capabilities).image
 prepared = device.prepare(image)

@@ -1,26 +1,16 @@
-"""Accounting of a driver's host memory.
+"""An open VkDevice: the handles that every call needs, what it offers, and who destroys it.
 
-Counts the host memory that a driver takes through VkAllocationCallbacks (specification, chapter "Memory
-Allocation", section "Host Memory").
+What works on a device (`VulkanDevice` and its parts) is given a `DeviceContext` and creates nothing of it. Whether
+instance and device are destroyed by `close` is a field of the context, so that a device may also be its maker's.
 
-Guarantees: alignment as asked; a reallocation keeps the bytes; counters are exact and thread-safe. The
-callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never
-for benchmarks.
-
-Assumptions: a libc with posix_memalign (Unix). What a driver takes from the C library by itself is not
-seen.
-
-An open VkDevice: the handles that every call needs, and what it offers.
-
-What works on a device (caches, prepared pipelines, creation) is given this and owns none of it, so whoever
-opened the device decides how long it lives.
-
-Guarantees: immutable once made; thread-safe. `close` destroys the device and its instance, after the last
-use of either.
+`HostMemory` counts what a driver takes through VkAllocationCallbacks (specification, "Host Memory"). Its callbacks take
+the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never for benchmarks. It needs a
+libc with posix_memalign, and does not see what a driver takes from the C library by itself.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, Final, Self
 
@@ -30,7 +20,7 @@ from attrs import frozen
 from cffi import FFI
 
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
-from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.instance import (
@@ -42,7 +32,6 @@ from orchestrator.devices.vulkan.instance import (
     check,
     keys_withheld,
 )
-from orchestrator.devices.vulkan.selection import DRIVER_CACHES_OFF, Selection
 from orchestrator.registry import registry
 
 _libc_ffi: Final = FFI()
@@ -114,11 +103,12 @@ class HostMemory:
 
 
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
+_NVIDIA_PROPRIETARY: Final = 4  # VkDriverId
 
 
 @frozen(eq=False)
 class DeviceContext:
-    """A VkDevice with its commands.
+    """A VkDevice with its commands. Immutable and thread-safe.
 
     Attributes:
         instance: The instance that it was made from.
@@ -129,6 +119,7 @@ class DeviceContext:
         identity: What caches of this device are valid for.
         capabilities: What is enabled of what captured pipelines may need.
         features: What it offers to an orchestrator.
+        owned: Whether `close` destroys device and instance; False where they are somebody else's.
     """
 
     instance: VulkanInstance
@@ -139,27 +130,44 @@ class DeviceContext:
     identity: DeviceIdentity
     capabilities: Capabilities
     features: DeviceFeatures
+    owned: bool = True
 
     @classmethod
     def open(
-        cls, selector: str, request: DeviceRequest | None, *, driver_caches: bool, count_host_memory: bool
+        cls,
+        index: int | None = None,
+        name: str = "",
+        *,
+        request: DeviceRequest | None = None,
+        driver_caches: bool = False,
+        count_host_memory: bool = False,
     ) -> Self:
-        """Open a device; see `orchestrator.devices.open_device` for the arguments.
+        """Create an instance and a device of it; see `orchestrator.devices.open_device` for the rest.
+
+        Args:
+            index: Its position among the devices, or None.
+            name: A part of its name or its driver's; "" for the first device.
+            request: What it is opened as.
+            driver_caches: Leave the driver's own caches on.
+            count_host_memory: Count the host memory that the driver takes.
 
         Raises:
-            NoDeviceError: Nothing answers to the selector.
+            NoDeviceError: Nothing answers to index or name.
             DriverError: The driver refused.
         """
-        selection = Selection.parse(selector)
         wanted = request or DeviceRequest()
-        known = wanted.application if request is not None else None
-        instance = VulkanInstance(selection, application=known, driver_caches=driver_caches)
+        instance = VulkanInstance.create(wanted.application if request is not None else None)
         try:
-            physical = instance.find(selection)
+            physical = instance.find(index, name)
             capabilities = Capabilities(instance, physical, wanted)
             memory = HostMemory() if count_host_memory else None
             allocator = ffi.NULL if memory is None else memory.callbacks
-            handle, how = _create(instance, physical, capabilities, allocator, driver_caches=driver_caches)
+            cache_control = not driver_caches and bool(
+                capabilities.property_value(
+                    "VkPhysicalDevicePipelineBinaryPropertiesKHR", "pipelineBinaryInternalCacheControl"
+                )
+            )
+            handle = _create(instance, physical, capabilities, allocator, cache_control=cache_control)
             layers = active_layers(instance.commands, physical.handle)
             return cls(
                 instance,
@@ -169,7 +177,7 @@ class DeviceContext:
                 memory,
                 physical.identity,
                 capabilities,
-                _offered(capabilities, "enabled" if driver_caches else f"disabled: {how}", layers),
+                _offered(capabilities, _driver_caches(physical.identity, cache_control), layers),
             )
         except BaseException:
             instance.close()
@@ -182,9 +190,10 @@ class DeviceContext:
             destroy(device, handle, allocator)
 
     def close(self) -> None:
-        """Destroy the device and its instance; once."""
-        self.commands.vkDestroyDevice(self.handle, self.allocator)
-        self.instance.close()
+        """Destroy device and instance if they are owned; once, after the last use of either."""
+        if self.owned:
+            self.commands.vkDestroyDevice(self.handle, self.allocator)
+            self.instance.close()
 
 
 def _create(
@@ -193,9 +202,9 @@ def _create(
     capabilities: Capabilities,
     allocator: Any,
     *,
-    driver_caches: bool,
-) -> tuple[Any, str]:
-    """Create a VkDevice; it, and how the driver's own caches were turned off."""
+    cache_control: bool,
+) -> Any:
+    """Create a VkDevice, without the driver's internal caches where the device lets that be said."""
     tables = registry()
     priority = ffi.new("float *", 1.0)
     queue = ffi.new("VkDeviceQueueCreateInfo *")
@@ -211,20 +220,26 @@ def _create(
     info.enabledExtensionCount = len(names)
     info.ppEnabledExtensionNames = extensions
     info.pNext = capabilities.features.pointer("void *")
-    how = "environment " + ", ".join(f"{name}={value}" for name, value in DRIVER_CACHES_OFF.items())
     control = ffi.new(f"{_INTERNAL_CACHE_CONTROL} *")
-    if not driver_caches and capabilities.property_value(
-        "VkPhysicalDevicePipelineBinaryPropertiesKHR", "pipelineBinaryInternalCacheControl"
-    ):
+    if cache_control:
         control.sType = tables.struct(_INTERNAL_CACHE_CONTROL).s_type
         control.disableInternalCache = 1
         control.pNext = info.pNext
         info.pNext = control
-        how = f"{_INTERNAL_CACHE_CONTROL}, {how}"
     handle = ffi.new("VkDevice *")
     create = instance.commands.vkCreateDevice
     check("vkCreateDevice", create(physical.handle, info, allocator, handle))
-    return handle[0], how
+    return handle[0]
+
+
+def _driver_caches(identity: DeviceIdentity, cache_control: bool) -> str:
+    """How the driver's own caches are turned off, for `DeviceFeatures.driver_caches`."""
+    mesa, nvidia = DRIVER_CACHES_OFF.items()
+    name, off = nvidia if identity.driver_id == _NVIDIA_PROPRIETARY else mesa
+    ways = [_INTERNAL_CACHE_CONTROL] if cache_control else []
+    if os.environ.get(name) == off:
+        ways.append(f"environment {name}={off}")
+    return f"disabled: {', '.join(ways)}" if ways else "enabled"
 
 
 def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:

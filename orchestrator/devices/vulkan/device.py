@@ -24,7 +24,6 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
@@ -43,7 +42,7 @@ _RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
 
 
 class VulkanDevice:
-    """The Device seam over an open VkDevice. Made by `open`; closed by its opener."""
+    """The Device seam over an open VkDevice. Made by `open_device`; closed by its opener."""
 
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
         """Work on a device.
@@ -59,30 +58,6 @@ class VulkanDevice:
         self._closed = False
         self._caches = VulkanCaches(context)
         self._creation = PipelineCreation(context)
-
-    @classmethod
-    def open(
-        cls,
-        selector: str,
-        *,
-        request: DeviceRequest | None = None,
-        driver_caches: bool = False,
-        count_host_memory: bool = False,
-        module_limit: int = DEFAULT_LIMIT,
-    ) -> VulkanDevice:
-        """Open a device; see `orchestrator.devices.open_device` for the arguments.
-
-        Args:
-            selector: Which.
-            request: What to open it as.
-            driver_caches: Leave the driver's own caches on.
-            count_host_memory: Count host memory.
-            module_limit: Bytes of SPIR-V to keep alive as shader modules.
-        """
-        context = DeviceContext.open(
-            selector, request, driver_caches=driver_caches, count_host_memory=count_host_memory
-        )
-        return cls(context, module_limit=module_limit)
 
     @property
     def context(self) -> DeviceContext:

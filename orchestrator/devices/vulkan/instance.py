@@ -1,30 +1,12 @@
-"""The Vulkan loader library and its commands.
+"""The Vulkan loader, its commands, layers, instances and physical devices.
 
-Opens the Vulkan loader library when it is first needed and finds its commands.
+Importing this opens nothing, so it works without Vulkan; `library` opens the loader. Commands are cffi function
+pointers, attributes of tables that are filled once: a call costs one attribute look-up, and cffi releases the GIL for
+as long as the driver runs. A command that is not there raises DeviceError where it is asked for, and names what
+provides it.
 
-Guarantees: - importing this module opens nothing, so it works on a machine without Vulkan; `library` opens
-it. - commands are plain cffi function pointers, attributes of a table that is filled once: a call costs one
-attribute look-up and no wrapper. cffi releases the GIL for as long as the driver runs. - a command that is
-not there raises DeviceError at the place that asks for it, and says what provides it. Thread-safety:
-everything here may be used from any thread; the tables are immutable once made. Ownership: the tables do
-not own their instance or device, and must not be used after it is destroyed. The library stays open for the
-life of the process (drivers leave threads and exit handlers behind).
-
-Assumptions: pointers have 64 bits (the structure tables are made for that); others are refused.
-
-The layers that there are or that are active between the program and a driver, and what must not be asked
-for through them.
-
-A layer may give out handles of its own in place of the driver's and translate them on the way; validation
-layers do. It can translate them only in commands that it knows. One that is older than a command passes its
-own handles on to the driver, which takes them for addresses and ends the process.
-
-Instances and physical devices.
-
-An instance and the physical devices that it shows, with the identity of each.
-
-Guarantees: opening fails with NoDeviceError and a next step where there is no loader or no driver; close()
-destroys the instance once nothing made from it is left (the caller's duty, as in Vulkan).
+Tables are immutable and thread-safe; they own neither instance nor device. The library stays open for the life of the
+process, because drivers leave threads and exit handlers behind.
 """
 
 from __future__ import annotations
@@ -33,7 +15,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Final, Self
 
 from attrs import frozen
@@ -41,7 +22,6 @@ from attrs import frozen
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
-from orchestrator.devices.vulkan.selection import Selection, enter
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
 from orchestrator.registry.tables import registry
 
@@ -318,46 +298,45 @@ class PhysicalDevice:
     extensions: frozenset[str]
 
 
+@frozen(eq=False)
 class VulkanInstance:
-    """A VkInstance for one target. Not shared between threads while it opens or closes.
+    """A VkInstance. Not shared between threads while it opens or closes.
 
     Attributes:
-        handle: VkInstance, None once closed.
+        handle: VkInstance.
         commands: Instance-level commands.
         extensions: Enabled instance extensions.
         api_version: VkApplicationInfo::apiVersion that it was created with.
         physical_devices: What the loader found, in its order.
     """
 
-    def __init__(
-        self,
-        selection: Selection,
-        *,
-        application: ApplicationInfo | None = None,
-        driver_caches: bool = False,
-    ) -> None:
-        """Create an instance.
+    handle: Any
+    commands: InstanceCommands
+    extensions: frozenset[str]
+    api_version: int
+    physical_devices: tuple[PhysicalDevice, ...]
+
+    @classmethod
+    def create(cls, application: ApplicationInfo | None = None) -> Self:
+        """Create an instance; the caller closes it.
 
         Args:
-            selection: The target.
             application: What the driver is told about the application; None: our own name, and the newest version.
-            driver_caches: Leave the driver's own caches on.
 
         Raises:
-            NoDeviceError: There is no loader, no driver of the selection, or no device.
+            NoDeviceError: There is no loader, no driver, or no device.
             DriverError: The loader or a driver refused.
         """
-        enter(selection, driver_caches=driver_caches)
         opened = library()
         commands = GlobalCommands(opened)
-        self.extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
+        extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
         told = application or ApplicationInfo("orchestrator")
-        self.api_version = told.api_version or _newest_version(commands)
-        info, texts = _application_info(told, self.api_version)
+        api_version = told.api_version or _newest_version(commands)
+        info, texts = _application_info(told, api_version)
         create_info = ffi.new("VkInstanceCreateInfo *")
         create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
         create_info.pApplicationInfo = info
-        names = [ffi.new("char[]", each.encode()) for each in sorted(self.extensions)]
+        names = [ffi.new("char[]", each.encode()) for each in sorted(extensions)]
         listed = ffi.new("char *[]", names)
         create_info.enabledExtensionCount = len(names)
         create_info.ppEnabledExtensionNames = listed
@@ -367,51 +346,43 @@ class VulkanInstance:
         if result == _ERROR_INCOMPATIBLE_DRIVER:
             raise NoDeviceError(_NOT_FOUND)
         check("vkCreateInstance", result)
-        self.handle = handle[0]
-        self.commands = InstanceCommands(opened, self.handle)
+        of_instance = InstanceCommands(opened, handle[0])
         try:
-            self.physical_devices = tuple(_enumerate(self.commands, self.handle))
+            devices = tuple(_enumerate(of_instance, handle[0]))
         except BaseException:
-            self.close()
+            of_instance.vkDestroyInstance(handle[0], ffi.NULL)
             raise
+        return cls(handle[0], of_instance, extensions, api_version, devices)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def find(self, selection: Selection) -> PhysicalDevice:
-        """The physical device that a selection means.
+    def find(self, index: int | None = None, name: str = "") -> PhysicalDevice:
+        """A physical device by its position, or by a part of its name or its driver's; the first without either.
 
         Raises:
-            NoDeviceError: None does; the message lists those there are.
+            NoDeviceError: There is none; the message lists those there are.
         """
         devices = self.physical_devices
         if not devices:
             raise NoDeviceError(_NOT_FOUND)
-        if selection.index is not None:
-            if selection.index < len(devices):
-                return devices[selection.index]
-        elif not selection.name:
-            return devices[0]
-        for each in devices:
-            names = f"{each.identity.device_name} {each.identity.driver_name}".lower()
-            if selection.name and selection.name in names:
-                return each
-        found = "; ".join(f"{index}: {each.identity.device_name}" for index, each in enumerate(devices))
-        raise NoDeviceError(f"no device answers to {selection.text!r}; the loader found {found}")
+        if index is not None:
+            if index < len(devices):
+                return devices[index]
+        else:
+            for each in devices:
+                if name.lower() in f"{each.identity.device_name} {each.identity.driver_name}".lower():
+                    return each
+        found = "; ".join(f"{number}: {each.identity.device_name}" for number, each in enumerate(devices))
+        asked = name if index is None else str(index)
+        raise NoDeviceError(f"no device answers to {asked!r}; the loader found {found}")
 
     def close(self) -> None:
-        """Destroy the instance. Idempotent."""
-        if self.handle is not None:
-            handle, self.handle = self.handle, None
-            self.commands.vkDestroyInstance(handle, ffi.NULL)
+        """Destroy the instance, once; nothing made from it may be left."""
+        self.commands.vkDestroyInstance(self.handle, ffi.NULL)
 
 
 def _newest_version(commands: GlobalCommands) -> int:

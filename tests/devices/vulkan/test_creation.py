@@ -94,7 +94,7 @@ def opened() -> Iterator[Open]:
 
     def open_device(driver: str, kind: type[VulkanDevice] = VulkanDevice) -> VulkanDevice:
         driver_manifest(driver)
-        devices.append(kind.open(driver))
+        devices.append(kind(DeviceContext.open()))
         return devices[-1]
 
     yield open_device

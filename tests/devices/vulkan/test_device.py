@@ -9,9 +9,11 @@ import threading
 import numpy as np
 import pytest
 
+from orchestrator.devices import open_device
 from orchestrator.devices.device import ERROR_UNKNOWN, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
 from orchestrator.sets.image.builder import build_image
@@ -41,16 +43,23 @@ RECORDED = (
 )
 
 
+def opened(selector: str, request: DeviceRequest | None = None, **options: bool) -> VulkanDevice:
+    """A device of the process's own driver."""
+    device = open_device(selector, request=request, **options)
+    assert isinstance(device, VulkanDevice)
+    return device
+
+
 @each_driver
 def test_robustness_follows_the_archive(driver: str) -> None:
-    plain = VulkanDevice.open(driver)
+    plain = opened(driver)
     assert not plain.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
     assert not plain.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
     assert plain.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
     plain.close()
     base = "VkPhysicalDeviceFeatures", "robustBufferAccess"
     request = DeviceRequest(features=frozenset({base, (ROBUSTNESS_2, "robustBufferAccess2")}))
-    robust = VulkanDevice.open(driver, request=request)
+    robust = opened(driver, request=request)
     assert robust.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
     assert robust.capabilities.has_feature(ROBUSTNESS_2, "robustBufferAccess2")
     assert not robust.capabilities.has_feature(ROBUSTNESS_2, "nullDescriptor")
@@ -63,12 +72,12 @@ def test_what_captures_record_is_on_only_where_it_is_asked_for(
     struct: str, member: str, extension: str
 ) -> None:
     """The extension goes with the feature: drivers are known to take its name alone for a difference."""
-    plain = VulkanDevice.open(NAVI21)
+    plain = opened(NAVI21)
     assert not plain.capabilities.has_feature(struct, member)
     assert not plain.capabilities.has_extension(extension)
     assert plain.supported.has_feature(struct, member)
     plain.close()
-    asked = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({(struct, member)})))
+    asked = opened(NAVI21, request=DeviceRequest(features=frozenset({(struct, member)})))
     assert asked.capabilities.has_feature(struct, member)
     assert asked.capabilities.has_extension(extension)
     asked.close()
@@ -80,7 +89,7 @@ def test_nothing_but_what_is_asked_for() -> None:
     request = DeviceRequest(
         features=frozenset({geometry}), others=OtherFeatures.NONE, orchestrator_features=False
     )
-    device = VulkanDevice.open(NAVI21, request=request)
+    device = opened(NAVI21, request=request)
     assert device.capabilities.has_feature(*geometry)
     chain = device.capabilities.features
     assert [each.name for each in chain.structs] == ["VkPhysicalDeviceFeatures2"]
@@ -97,7 +106,7 @@ def test_a_feature_that_a_version_left_to_its_extension_can_be_asked_for() -> No
     request = DeviceRequest(
         features=frozenset({feature}), others=OtherFeatures.NONE, orchestrator_features=False
     )
-    device = VulkanDevice.open(NAVI21, request=request)
+    device = opened(NAVI21, request=request)
     assert device.capabilities.api_version >= 1 << 22 | 3 << 12  # which took VK_EXT_4444_formats over
     assert device.capabilities.has_feature(*feature)
     assert device.capabilities.extensions == ("VK_EXT_4444_formats",)
@@ -107,13 +116,13 @@ def test_a_feature_that_a_version_left_to_its_extension_can_be_asked_for() -> No
 @pytest.mark.driver(NAVI21)
 def test_the_version_is_the_applications() -> None:
     told = ApplicationInfo("game", 3, "engine", 4, 1 << 22 | 2 << 12 | 7)
-    device = VulkanDevice.open(NAVI21, request=DeviceRequest(told))
+    device = opened(NAVI21, request=DeviceRequest(told))
     assert device.capabilities.api_version == told.api_version
     assert not any("Vulkan13" in each.name for each in device.capabilities.features.structs)
     # What Vulkan 1.3 has is there as an extension.
     assert device.capabilities.has_feature("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
     device.close()
-    oldest = VulkanDevice.open(NAVI21, request=DeviceRequest(ApplicationInfo(api_version=1 << 22)))
+    oldest = opened(NAVI21, request=DeviceRequest(ApplicationInfo(api_version=1 << 22)))
     assert oldest.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
     assert not any("Vulkan1" in each.name for each in oldest.capabilities.features.structs)
     oldest.close()
@@ -123,15 +132,15 @@ def test_the_version_is_the_applications() -> None:
 def test_what_excludes_each_other_is_not_enabled_together() -> None:
     """VUID-VkDeviceCreateInfo-None-08095, -shadingRateImage-04478, and what is built on another feature."""
     buffer = "VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer"
-    device = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({buffer})))
+    device = opened(NAVI21, request=DeviceRequest(features=frozenset({buffer})))
     assert device.capabilities.has_feature(*buffer)
     assert not device.capabilities.has_extension("VK_AMD_shader_fragment_mask")
     device.close()
-    plain = VulkanDevice.open(NAVI21)
+    plain = opened(NAVI21)
     assert plain.capabilities.has_extension("VK_AMD_shader_fragment_mask")
     plain.close()
     robust = ROBUSTNESS_2, "robustBufferAccess2"
-    device = VulkanDevice.open(NAVI21, request=DeviceRequest(features=frozenset({robust})))
+    device = opened(NAVI21, request=DeviceRequest(features=frozenset({robust})))
     assert device.capabilities.has_feature(*robust)
     assert device.capabilities.has_feature("VkPhysicalDeviceFeatures", "robustBufferAccess")
     device.close()
@@ -139,7 +148,7 @@ def test_what_excludes_each_other_is_not_enabled_together() -> None:
 
 @each_driver
 def test_a_feature_answers_by_every_name_it_has(driver: str) -> None:
-    device = VulkanDevice.open(driver)
+    device = opened(driver)
     has = device.capabilities.has_feature
     assert has("VkPhysicalDeviceVulkan13Features", "dynamicRendering")
     assert has("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
@@ -153,7 +162,7 @@ def test_a_feature_answers_by_every_name_it_has(driver: str) -> None:
 
 @pytest.mark.driver(NAVI21)
 def test_host_memory_is_counted_and_given_back() -> None:
-    device = VulkanDevice.open(NAVI21, count_host_memory=True)
+    device = opened(NAVI21, count_host_memory=True)
     memory = device.host_memory
     assert memory is not None
     before = memory.live_bytes
@@ -176,7 +185,7 @@ def test_host_memory_is_counted_and_given_back() -> None:
 @pytest.mark.driver(NAVI21)
 def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
     def outcome(limit: int) -> CreationBatch:
-        device = VulkanDevice.open(NAVI21, module_limit=limit)
+        device = VulkanDevice(DeviceContext.open(), module_limit=limit)
         with PipelineSet.open(sample_path()) as source:
             image = build_image(source, source.pipelines, device.capabilities, module_bytes=limit).image
             with_libraries = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))
@@ -192,7 +201,7 @@ def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
 
 @pytest.mark.driver(NAVI21)
 def test_a_pipeline_before_its_libraries_fails_alone() -> None:
-    device = VulkanDevice.open(NAVI21)
+    device = opened(NAVI21)
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines, device.capabilities).image
         linking = [index for index in range(len(image)) if image.libraries_of(index)]
@@ -214,7 +223,7 @@ def test_a_pipeline_before_its_libraries_fails_alone() -> None:
 
 @pytest.mark.driver(NAVI21)
 def test_workers_with_caches_of_their_own_and_one_merge() -> None:
-    device = VulkanDevice.open(NAVI21)
+    device = opened(NAVI21)
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines, device.capabilities).image
         prepared = device.prepare(image)
@@ -243,7 +252,7 @@ def test_workers_with_caches_of_their_own_and_one_merge() -> None:
 
 @pytest.mark.driver("lavapipe")
 def test_a_device_without_an_extension_says_so() -> None:
-    device = VulkanDevice.open("lavapipe")
+    device = opened("lavapipe")
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines[:1], device.capabilities).image
         prepared = device.prepare(image)
@@ -254,7 +263,7 @@ def test_a_device_without_an_extension_says_so() -> None:
 
 @pytest.mark.driver(NAVI21)
 def test_use_after_close_is_an_error() -> None:
-    device = VulkanDevice.open(NAVI21)
+    device = opened(NAVI21)
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines[:1], device.capabilities).image
         device.close()

@@ -22,7 +22,7 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.devices import open_device
+from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.sets.archive.combined import MemoryRecords
@@ -208,7 +208,9 @@ def run(options: Options) -> Report:
 
 def main() -> None:
     """Run what the argument says."""
-    print(json.dumps(attrs.asdict(run(Options(**json.loads(sys.argv[1]))))))
+    options = Options(**json.loads(sys.argv[1]))
+    own_process(options.selector)
+    print(json.dumps(attrs.asdict(run(options))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""Device selectors, and the environment of a process, which is its program's to set."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.devices.opening import Selector, environment_of
+from orchestrator.errors import NoDeviceError
+from tests.drivers import driver_manifest, run_on_device
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("radv:navi21", Selector("radv:navi21", driver="radv", family="navi21")),
+        ("RADV:NAVI31", Selector("RADV:NAVI31", driver="radv", family="navi31")),
+        ("radv", Selector("radv", driver="radv")),
+        ("lavapipe", Selector("lavapipe", driver="lavapipe")),
+        ("0", Selector("0", index=0)),
+        ("", Selector("")),
+        ("GeForce", Selector("GeForce", name="GeForce")),
+        ("lavapipe:navi21", Selector("lavapipe:navi21", name="lavapipe:navi21")),
+    ],
+)
+def test_selectors(text: str, expected: Selector) -> None:
+    assert Selector.parse(text) == expected
+
+
+def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.devices.opening._MANIFEST_FOLDERS", ())
+    with pytest.raises(NoDeviceError, match="mesa-vulkan-drivers"):
+        environment_of("radv:navi21", base={})
+
+
+def test_a_process_sets_what_its_environment_lacks() -> None:
+    radv, lavapipe = str(driver_manifest("radv:navi21")), str(driver_manifest("lavapipe"))
+    needed = environment_of("radv:navi21", base={})
+    assert needed.pop("VK_ICD_FILENAMES") == needed["VK_DRIVER_FILES"]
+    assert needed.pop("VK_DRIVER_FILES") == radv
+    off = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
+    assert needed == {"RADV_FORCE_FAMILY": "navi21", **off}
+    # What the user chose stays, as long as it is this driver and no other.
+    theirs = {"VK_DRIVER_FILES": radv, "RADV_FORCE_FAMILY": "navi31"}
+    assert environment_of("radv:navi21", base=theirs, driver_caches=True) == {"RADV_FORCE_FAMILY": "navi21"}
+    assert environment_of("radv", base=theirs, driver_caches=True) == {}
+    mixed = {"VK_DRIVER_FILES": f"{radv}:{lavapipe}"}
+    assert environment_of("radv", base=mixed, driver_caches=True)["VK_DRIVER_FILES"] == radv
+    assert environment_of("0", base={}) == off
+    assert environment_of("simulated", base={}) == {}
+
+
+_UNSET = {
+    "VK_DRIVER_FILES": "",
+    "VK_ICD_FILENAMES": "",
+    "RADV_FORCE_FAMILY": "",
+    "MESA_SHADER_CACHE_DISABLE": "",
+}
+_SNAPSHOT = """
+import os
+from orchestrator import NoDeviceError, list_devices, open_device
+def main(selectors):
+    answers = []
+    for selector in selectors:
+        before = dict(os.environ)
+        try:
+            device = open_device(selector)
+            answers.append([device.identity.device_name, device.features.driver_caches])
+            device.close()
+            list_devices(selector)
+        except NoDeviceError as error:
+            answers.append(str(error))
+        assert dict(os.environ) == before
+        assert os.environb == {os.fsencode(name): os.fsencode(value) for name, value in before.items()}
+    return answers
+"""
+
+
+@pytest.mark.driver("radv:navi21")
+def test_opening_a_device_changes_nothing_in_the_environment() -> None:
+    (name, caches), refused = run_on_device("radv:navi21", _SNAPSHOT, ["radv:navi21", "lavapipe"])
+    assert "NAVI21" in name
+    assert "environment MESA_SHADER_CACHE_DISABLE=true" in caches
+    assert "'lavapipe'" in refused
+    assert f"VK_DRIVER_FILES={driver_manifest('lavapipe')}" in refused
+
+
+def test_a_process_without_the_environment_is_told_what_to_set() -> None:
+    (refused,) = run_on_device(None, _SNAPSHOT, ["radv:navi31"], environment=_UNSET)
+    assert "VK_DRIVER_FILES=" in refused
+    assert "RADV_FORCE_FAMILY=navi31" in refused
+    assert "orchestrator.own_process('radv:navi31')" in refused
+
+
+@pytest.mark.driver("lavapipe")
+def test_driver_caches_that_nothing_turns_off_are_said_to_be_on() -> None:
+    (opened,) = run_on_device(
+        "lavapipe", _SNAPSHOT, ["lavapipe"], environment={"MESA_SHADER_CACHE_DISABLE": ""}
+    )
+    assert opened[1] == "enabled"
+
+
+_OWNER = """
+from orchestrator import NoDeviceError, open_device, own_process
+def main():
+    own_process("radv:navi21")
+    own_process("radv:navi21")
+    device = open_device("radv:navi21")
+    answers = [device.identity.device_name, device.features.driver_caches]
+    device.close()
+    try:
+        own_process("radv:navi31")
+    except NoDeviceError as error:
+        return [*answers, str(error)]
+"""
+
+
+def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
+    driver_manifest("radv:navi21")
+    name, caches, message = run_on_device(None, _OWNER, environment=_UNSET)
+    assert "NAVI21" in name
+    assert caches.startswith("disabled: ")
+    assert "'radv:navi21'" in message
+    assert "process of its own" in message
+
+
+_UNKNOWN = """
+from orchestrator.devices import open_device
+from orchestrator.errors import NoDeviceError
+def main():
+    try:
+        open_device("no such device")
+    except NoDeviceError as error:
+        return str(error)
+"""
+
+
+@pytest.mark.driver("radv:navi21")
+def test_a_name_that_nothing_answers_to_lists_what_there_is() -> None:
+    message = run_on_device("radv:navi21", _UNKNOWN)
+    assert "no such device" in message
+    assert "0: Null hardware (RADV NAVI21)" in message
