@@ -180,12 +180,12 @@ def main() -> None:
         options,
         figure="avoidable_median_ms",
     )
-    legs = {"required": (True, True), "in its turn": (True, False), "required, nothing beside": (False, True)}
+    arms = {"required": (True, True), "in its turn": (True, False), "required, nothing beside": (False, True)}
     compare(
         __file__,
         {
             name: {**common, "question": "required", "beside": beside, "promote": promote, "seed": 1}
-            for name, (beside, promote) in legs.items()
+            for name, (beside, promote) in arms.items()
         },
         options,
         figure="latency_median_ms",

@@ -72,8 +72,8 @@ def compare(
         The rows.
     """
     baseline = next(iter(jobs))
-    legs = {**jobs, baseline + CONTROL: jobs[baseline]}
-    order = list(legs)
+    arms = {**jobs, baseline + CONTROL: jobs[baseline]}
+    order = list(arms)
     rows: list[dict[str, Any]] = []
     stream = options.output.open("a", encoding="utf-8") if options.output else sys.stdout
     try:
@@ -84,8 +84,8 @@ def compare(
                     "benchmark": Path(script).stem,
                     "contender": name,
                     "round": number,
-                    **{key: _without_folder(value) for key, value in legs[name].items()},
-                    **_in_process(script, legs[name]),
+                    **{key: _without_folder(value) for key, value in arms[name].items()},
+                    **_in_process(script, arms[name]),
                     **machine(),
                 }
                 rows.append(row)

@@ -2,7 +2,7 @@
 
 From the samples of a calibration to answers in words, and to what to do.
 
-samples ─> contenders (temperature, mode, workers, batch) ─> pairs by round ─> ratio against the baseline,
+samples ─> contenders (start, mode, workers, batch) ─> pairs by round ─> ratio against the baseline,
 and the baseline's own A/A control ─> finding ─> choice
 
 Guarantees: pure. A difference that the control could show as well is no difference; with fewer than
@@ -52,16 +52,13 @@ from typing import NamedTuple
 from attrs import define, field, frozen
 
 from orchestrator.bench.jobs import Answer, Job, Probed, ProbeJob, ProbeStep, Refused, SampleJob
+from orchestrator.bench.rows import FailedSample, Sample, Start
 from orchestrator.bench.runner import WARM_PIPELINES_MOST, BenchError, run_in_process
-from orchestrator.bench.samples import FailedSample, Sample
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, by_round, estimate, noise_of, paired_ratio
-from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import NoDeviceError
 from orchestrator.run import available_workers
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
-
-SHARED, PER_WORKER, INTERNAL, TWO_LEVEL = "shared", "per-worker", "per-worker-internal", "two-level"
-COLD, WARM = "cold", "warm"
 
 SAME_WITHIN = 1.1
 """Two things are the same where the whole interval of their ratio lies within this factor."""
@@ -70,15 +67,15 @@ SAME_WITHIN = 1.1
 class Contender(NamedTuple):
     """What a sample of a calibration is a sample of."""
 
-    temperature: str
-    mode: str
+    start: Start
+    mode: CacheMode
     workers: int
     batch: int
 
 
 def contender_of(sample: Sample) -> Contender:
     """Which."""
-    return Contender(sample.temperature, sample.mode, sample.workers, sample.batch)
+    return Contender(sample.start, sample.mode, sample.workers, sample.batch)
 
 
 def seconds_of(sample: Sample) -> float:
@@ -114,7 +111,7 @@ class Samples:
         if not above:
             return None
         for controlled in (baseline, contender, *self.contenders):
-            if controlled.temperature != baseline.temperature:
+            if controlled.start != baseline.start:
                 continue
             first, second = by_round(self.of(controlled), self.of(controlled, control=True), seconds_of)
             if first:
@@ -130,7 +127,7 @@ class Samples:
             once = samples[0].created / max(1, samples[0].passes)
             figures.append(
                 Figure(
-                    temperature=contender.temperature,
+                    start=contender.start,
                     mode=contender.mode,
                     workers=contender.workers,
                     batch=contender.batch,
@@ -212,29 +209,29 @@ def is_same(found: Difference) -> bool:
     return found_enough(found) and tight and not found.beyond_noise
 
 
-def topology_findings(samples: Samples, temperature: str, workers: int, batch: int) -> tuple[Finding, ...]:
+def topology_findings(samples: Samples, start: Start, workers: int, batch: int) -> tuple[Finding, ...]:
     """What the lock costs, what the worker caches cost or bring, and whether workers help."""
 
-    def contender(mode: str, count: int = workers) -> Contender:
-        return Contender(temperature, mode, count, batch)
+    def contender(mode: CacheMode, count: int = workers) -> Contender:
+        return Contender(start, mode, count, batch)
 
     findings = []
     if workers > 1:
         findings = [
             compare(
                 samples,
-                f"shared cache, {temperature}",
-                contender(SHARED),
-                contender(PER_WORKER),
+                f"shared cache, {start}",
+                contender(CacheMode.SHARED),
+                contender(CacheMode.PER_WORKER),
                 slower=f"with {workers} workers one shared cache is slower than a cache for each, merged at the end",
                 faster=f"with {workers} workers one shared cache is faster than a cache for each, merged at the end",
                 same=f"with {workers} workers one shared cache and a cache for each take the same time within noise",
             ),
             compare(
                 samples,
-                f"locking, {temperature}",
-                contender(INTERNAL),
-                contender(PER_WORKER),
+                f"locking, {start}",
+                contender(CacheMode.PER_WORKER_INTERNAL),
+                contender(CacheMode.PER_WORKER),
                 slower="locks that nobody else wants cost time, so the externally synchronized flag is worth it",
                 faster="worker caches are faster without the externally synchronized flag",
                 same="the lock of a cache costs nothing that can be measured while nobody else wants it",
@@ -243,22 +240,22 @@ def topology_findings(samples: Samples, temperature: str, workers: int, batch: i
         findings += [
             compare(
                 samples,
-                f"more workers, {temperature}, {mode}",
+                f"more workers, {start}, {mode}",
                 contender(mode),
                 contender(mode, 1),
                 slower=f"{workers} workers are slower than one",
                 faster=f"{workers} workers are faster than one",
                 same=f"{workers} workers and one take the same time within noise",
             )
-            for mode in (SHARED, PER_WORKER)
+            for mode in (CacheMode.SHARED, CacheMode.PER_WORKER)
         ]
-    if samples.of(contender(TWO_LEVEL)):
+    if samples.of(contender(CacheMode.TWO_LEVEL)):
         findings.append(
             compare(
                 samples,
-                f"two levels, {temperature}",
-                contender(TWO_LEVEL),
-                contender(SHARED),
+                f"two levels, {start}",
+                contender(CacheMode.TWO_LEVEL),
+                contender(CacheMode.SHARED),
                 slower="looking up in the primary and compiling elsewhere is slower than one shared cache",
                 faster="looking up in the primary and compiling elsewhere is faster than one shared cache",
                 same="looking up in the primary and compiling elsewhere takes the time of one shared cache within noise",
@@ -268,26 +265,26 @@ def topology_findings(samples: Samples, temperature: str, workers: int, batch: i
 
 
 def choose(
-    samples: Samples, temperature: str, worker_counts: Sequence[int], batch: int, *, merge_works: bool | None
+    samples: Samples, start: Start, worker_counts: Sequence[int], batch: int, *, merge_works: bool | None
 ) -> Choice | None:
-    """What to do at a temperature; None where it was not measured.
+    """What to do at a start; None where it was not measured.
 
     Args:
         samples: The samples.
-        temperature: Which.
+        start: Which.
         worker_counts: The numbers of workers that were tried.
         batch: Largest number of pipelines in a call.
         merge_works: A driver that does not merge leaves the shared cache only; None where it is not known.
     """
     most = max(worker_counts)
-    shared = Contender(temperature, SHARED, most, batch)
-    rivals = [] if merge_works is False else [PER_WORKER, TWO_LEVEL]
+    shared = Contender(start, CacheMode.SHARED, most, batch)
+    rivals = [] if merge_works is False else [CacheMode.PER_WORKER, CacheMode.TWO_LEVEL]
     tried = [shared._replace(mode=mode) for mode in rivals if samples.of(shared._replace(mode=mode))]
     compared = {each: found for each in tried if (found := samples.difference(each, shared)) is not None}
     enough = [found for found in compared.values() if found_enough(found)]
     if not samples.of(shared) or (tried and not enough):
         return None
-    mode, why = SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
+    mode, why = CacheMode.SHARED, "one shared cache: a cache for each worker is not faster, and needs a merge"
     if merge_works is False:
         why = "one shared cache: this driver does not merge caches"
     elif better := {each: found for each, found in compared.items() if found.lower}:
@@ -295,11 +292,14 @@ def choose(
         mode = best.mode
         why = f"{mode}: x{better[best].ratio.median:.3f} the time of one shared cache"
     elif undecided := [each.mode for each, found in compared.items() if not (found.higher or is_same(found))]:
-        if PER_WORKER in undecided or shared._replace(mode=PER_WORKER) not in compared:
-            mode, why = PER_WORKER, "undecided, so a cache for each worker, as without a calibration"
+        if CacheMode.PER_WORKER in undecided or shared._replace(mode=CacheMode.PER_WORKER) not in compared:
+            mode, why = (
+                CacheMode.PER_WORKER,
+                "undecided, so a cache for each worker, as without a calibration",
+            )
         else:
             why = f"{why}; whether {', '.join(undecided)} would be faster is undecided"
-    count, workers_why = _fewest(samples, Contender(temperature, mode, most, batch), worker_counts)
+    count, workers_why = _fewest(samples, Contender(start, mode, most, batch), worker_counts)
     return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
 
 
@@ -473,7 +473,7 @@ ROUNDS = 7
 """Rounds where the time allows: two more than the least from which a difference can be told."""
 
 BATCHES = (1, 64, 256, 1024)
-BATCH = {COLD: 64, WARM: 1024}
+BATCH = {Start.COLD: 64, Start.WARM: 1024}
 """Largest batch. A hit takes a microsecond: in small calls it would be the interpreter that is compared."""
 _WARM_SECONDS = 0.5
 _WARM_SECONDS_MOST = 2.0
@@ -573,26 +573,30 @@ class _Calibration:
 
     def run(self) -> Calibrated:
         """All of it."""
-        self.total = _PROBES + self.rounds * (len(self._contenders(COLD)) + len(self._contenders(WARM)) + 2)
+        self.total = _PROBES + self.rounds * (
+            len(self._contenders(Start.COLD)) + len(self._contenders(Start.WARM)) + 2
+        )
         found, probe = self._probe()
-        temperatures = [COLD, WARM] if probe.cache_keeps else [COLD]
-        self.total = self.done + self.rounds * sum(len(self._contenders(each)) + 1 for each in temperatures)
-        if WARM in temperatures:
+        starts = [Start.COLD, Start.WARM] if probe.cache_keeps else [Start.COLD]
+        self.total = self.done + self.rounds * sum(len(self._contenders(each)) + 1 for each in starts)
+        if Start.WARM in starts:
             self.total += self.rounds * (len(BATCHES) + 1) + 1
             self._keep_runs_short()
-        self._rounds(temperatures)
+        self._rounds(starts)
         samples = Samples(self.rows)
         findings = list(probe_findings(probe))
-        for temperature in temperatures:
-            findings += topology_findings(samples, temperature, self.most, BATCH[temperature])
+        for start in starts:
+            findings += topology_findings(samples, start, self.most, BATCH[start])
         cold, warm = (
             choose(samples, each, self._worker_counts, BATCH[each], merge_works=probe.merge_works)
-            for each in (COLD, WARM)
+            for each in (Start.COLD, Start.WARM)
         )
         batch = None
-        if WARM in temperatures:
-            mode, workers = (warm.mode, warm.workers) if warm is not None else (SHARED, self.most)
-            batch, finding = self._batches(Contender(WARM, mode, workers, BATCH[WARM]))
+        if Start.WARM in starts:
+            mode, workers = (
+                (CacheMode(warm.mode), warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
+            )
+            batch, finding = self._batches(Contender(Start.WARM, mode, workers, BATCH[Start.WARM]))
             findings.append(finding)
         return self._profile(found, findings, cold, warm, batch, probe)
 
@@ -600,26 +604,29 @@ class _Calibration:
     def _worker_counts(self) -> tuple[int, ...]:
         return tuple(sorted({1, self.most, *([self.most // 2] if self.most >= 4 else [])}))
 
-    def _contenders(self, temperature: str) -> list[Contender]:
+    def _contenders(self, start: Start) -> list[Contender]:
         """The baseline first."""
         most = self.most
         made = [
-            Contender(temperature, SHARED, most, BATCH[temperature]),
-            Contender(temperature, PER_WORKER, most, BATCH[temperature]),
+            Contender(start, CacheMode.SHARED, most, BATCH[start]),
+            Contender(start, CacheMode.PER_WORKER, most, BATCH[start]),
         ]
         if most > 1:
-            made.append(Contender(temperature, INTERNAL, most, BATCH[temperature]))
-        if temperature == WARM:
-            made.append(Contender(temperature, TWO_LEVEL, most, BATCH[temperature]))
+            made.append(Contender(start, CacheMode.PER_WORKER_INTERNAL, most, BATCH[start]))
+        if start == Start.WARM:
+            made.append(Contender(start, CacheMode.TWO_LEVEL, most, BATCH[start]))
         for count in self._worker_counts[:-1]:
-            made += [Contender(temperature, mode, count, BATCH[temperature]) for mode in (SHARED, PER_WORKER)]
+            made += [
+                Contender(start, mode, count, BATCH[start])
+                for mode in (CacheMode.SHARED, CacheMode.PER_WORKER)
+            ]
         return made
 
     # --- single questions
 
     def _probe(self) -> tuple[Probed, ProbeResult]:
         shared, merged = str(self.directory / "shared"), str(self.directory / "merged")
-        first = self._ask("compiling with one shared cache", ProbeStep.COMPILE, shared, SHARED)
+        first = self._ask("compiling with one shared cache", ProbeStep.COMPILE, shared, CacheMode.SHARED)
         if isinstance(first, Refused):
             if first.kind == NoDeviceError.__name__:
                 raise NoDeviceError(first.reason)
@@ -635,7 +642,7 @@ class _Calibration:
         keeps = looked_up.hits > first.hits
         if keeps:
             compiled = self._ask(
-                "compiling with a cache for each worker", ProbeStep.COMPILE, merged, PER_WORKER
+                "compiling with a cache for each worker", ProbeStep.COMPILE, merged, CacheMode.PER_WORKER
             )
             again = self._ask("looking up what was merged", ProbeStep.LOOK_UP, merged)
             if isinstance(compiled, Probed) and isinstance(again, Probed):
@@ -654,7 +661,9 @@ class _Calibration:
             problem="; ".join(problems),
         )
 
-    def _ask(self, what: str, step: ProbeStep, directory: str, mode: str = SHARED) -> Probed | Refused:
+    def _ask(
+        self, what: str, step: ProbeStep, directory: str, mode: CacheMode = CacheMode.SHARED
+    ) -> Probed | Refused:
         self._tell(what)
         # Merging takes two caches, also where there is one processor.
         answer = self.run_job(
@@ -678,20 +687,20 @@ class _Calibration:
         """On some drivers many workers take hits a hundred times slower than one, by whose rate runs were made to last."""
         passes, self.passes = self.passes, min(self.passes, _TRIAL_PASSES)
         tried: list[Sample] = []
-        self._take(self._contenders(WARM)[0], control=False, number=-1, rows=tried)
+        self._take(self._contenders(Start.WARM)[0], control=False, number=-1, rows=tried)
         self.passes = passes
         for each in tried:
             a_pass_s = each.wall_ns / 1e9 / each.passes
             self.passes = max(1, min(passes, round(_WARM_SECONDS_MOST / max(a_pass_s, 1e-9))))
 
-    def _rounds(self, temperatures: Sequence[str]) -> None:
+    def _rounds(self, starts: Sequence[Start]) -> None:
         for number in range(self.rounds):
-            for temperature in temperatures:
-                legs = self._legs(self._contenders(temperature))
-                if not self._round(legs, number, self.rows):
+            for start in starts:
+                arms = self._arms(self._contenders(start))
+                if not self._round(arms, number, self.rows):
                     return
 
-    def _legs(self, contenders: list[Contender]) -> list[tuple[Contender, bool]]:
+    def _arms(self, contenders: list[Contender]) -> list[tuple[Contender, bool]]:
         """All contenders, and the first one again."""
         return [*((each, False) for each in contenders), (contenders[0], True)]
 
@@ -701,14 +710,14 @@ class _Calibration:
             *(contender._replace(batch=batch) for batch in BATCHES if batch != contender.batch),
         ]
         for number in range(self.rounds):
-            if not self._round(self._legs(contenders), number, self.batch_rows):
+            if not self._round(self._arms(contenders), number, self.batch_rows):
                 break
         return choose_batch(Samples(self.batch_rows), contender, BATCHES)
 
-    def _round(self, legs: Sequence[tuple[Contender, bool]], number: int, rows: list[Sample]) -> bool:
+    def _round(self, arms: Sequence[tuple[Contender, bool]], number: int, rows: list[Sample]) -> bool:
         """One sample of each, in turned order; whether there is time for more."""
-        turn = number % len(legs)
-        for contender, control in (*legs[turn:], *legs[:turn]):
+        turn = number % len(arms)
+        for contender, control in (*arms[turn:], *arms[:turn]):
             if contender in self.left_out:
                 self.done += 1
                 continue
@@ -721,19 +730,19 @@ class _Calibration:
         return True
 
     def _take(self, contender: Contender, *, control: bool, number: int, rows: list[Sample]) -> None:
-        temperature, mode, workers, batch = contender
+        start, mode, workers, batch = contender
         count = f"{workers} worker" if workers == 1 else f"{workers} workers"
         self._tell(
-            f"{'trial' if number < 0 else f'round {number + 1} of {self.rounds}'}: {temperature}, {mode}, {count}"
+            f"{'trial' if number < 0 else f'round {number + 1} of {self.rounds}'}: {start}, {mode}, {count}"
             + (f", calls of {batch}" if rows is self.batch_rows else "")
             + (" (control)" if control else "")
         )
-        warm = temperature == WARM
+        warm = start == Start.WARM
         answer = self.run_job(
             SampleJob(
                 set_paths=self.set_paths,
                 device=self.device,
-                temperature=temperature,
+                start=start,
                 duplicates=0.0,
                 workers=workers,
                 mode=mode,
@@ -750,7 +759,7 @@ class _Calibration:
             return
         reason = answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
         self.left_out[contender] = reason
-        self.notes.append(f"{temperature}, {mode}, {count}: left out, because a sample failed: {reason}")
+        self.notes.append(f"{start}, {mode}, {count}: left out, because a sample failed: {reason}")
 
     def _tell(self, what: str) -> None:
         self.on_progress(CalibrationProgress(self.done, self.total, what))
@@ -795,7 +804,9 @@ class _Calibration:
                 pipelines=found.pipelines,
                 orchestrator=environment.orchestrator if environment is not None else "",
                 python=platform.python_version(),
-                rounds=min((len(Samples(self.rows).of(each)) for each in self._contenders(COLD)), default=0),
+                rounds=min(
+                    (len(Samples(self.rows).of(each)) for each in self._contenders(Start.COLD)), default=0
+                ),
                 figures=(*Samples(self.rows).figures(), *Samples(self.batch_rows).figures()),
                 findings=tuple(findings),
                 cold=cold,

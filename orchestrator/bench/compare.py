@@ -1,17 +1,13 @@
-"""`compare_samples`: what changed between two benchmarks.
+"""What changed between two benchmarks beyond noise, and whether a gate should close.
 
-Two files of samples against each other: two drivers, two versions, two machines, two builds of a game. What
-changed beyond noise, and whether a gate should close.
+Cells are matched by start, duplicates, workers and mode, and by device unless each file has just one. What is
+compared is the time of one pass over the set, so that files whose warm runs repeat the set differently still
+match. Samples of two files are no
+pairs: the interval is that of a ratio of medians, and the noise the larger of both files' A/A controls, for
+each figure by itself. From fewer than 5 samples of a cell nothing is told.
 
-How: cells are matched by temperature, duplicates, workers and mode (and by the device's selector, unless
-each file has just one device: then the two are compared whatever they are called). What is compared is the
-time of one pass over the set, so that files whose warm runs repeat the set differently still match. Samples
-of two files are no pairs, so the interval is that of a ratio of medians; the noise is the larger of both
-files' own A/A controls, for each figure by itself: memory is steadier than time. From fewer than 5 samples
-of a cell nothing is told, and that is said.
-
-What that cannot see: drift between the two runs, such as a machine that was cooler. An A/A control is
-within a run.
+An A/A control is within a run, so drift between the two runs cannot be seen, such as a machine that was
+cooler.
 """
 
 from __future__ import annotations
@@ -20,14 +16,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from orchestrator.bench.samples import Cell, Group, Sample, cells_of
+from orchestrator.bench.rows import Cell, Sample, Start, cells_of, control_of
 from orchestrator.bench.statistics import (
     LEAST_PAIRS,
     Difference,
     Noise,
-    by_round,
     estimate,
-    noise_of,
+    noise_by_round,
     unpaired_ratio,
 )
 
@@ -61,7 +56,7 @@ class CellChange:
 
 
 @frozen
-class ComparisonReport:
+class ChangeReport:
     """What changed from one file to another.
 
     Attributes:
@@ -69,7 +64,8 @@ class ComparisonReport:
         only_before: Cells of the first file that the second lacks.
         only_after: Cells of the second that the first lacks.
         differences: What else is different, such as the driver's version: one sentence each.
-        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets are several.
+        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets are
+    several.
     """
 
     changes: tuple[CellChange, ...]
@@ -96,15 +92,13 @@ class ComparisonReport:
         return tuple(each for each in self.changes if not each.time.enough)
 
     def summary(self, threshold: float = 0.0) -> str:
-        """The gate's sentence, such as: adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise."""
+        """The gate's sentence: adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise."""
         parts = []
         if self.pipelines_added:
             verb = "adds" if self.pipelines_added > 0 else "removes"
             parts.append(f"{verb} {abs(self.pipelines_added):,} pipelines")
         cold = [
-            each
-            for each in self.slower(threshold) + self.faster(threshold)
-            if each.after.temperature == "cold"
+            each for each in self.slower(threshold) + self.faster(threshold) if each.after.start == Start.COLD
         ]
         if cold:
             most = max(cold, key=lambda each: abs(each.added_s))
@@ -124,7 +118,7 @@ class ComparisonReport:
         return "; ".join([", ".join(parts), told] if parts else [told])
 
 
-def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> ComparisonReport:
+def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> ChangeReport:
     """Compare two benchmarks.
 
     Raises:
@@ -135,29 +129,25 @@ def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> Compar
     rename = _renaming(first_cells, second_cells)
     matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
     if not matched:
-        raise ValueError("the two have no cell in common: no same temperature, duplicates, workers and mode")
+        raise ValueError("the two have no cell in common: no same start, duplicates, workers and mode")
     changes = tuple(
         _change(
             cell,
             matched[cell],
             first_cells[cell],
             second_cells[matched[cell]],
-            (_pairs_of_control(first, cell), _pairs_of_control(second, matched[cell])),
+            (control_of(first, cell.conditions), control_of(second, matched[cell].conditions)),
         )
         for cell in sorted(matched)
     )
     taken = set(matched.values())
-    return ComparisonReport(
+    return ChangeReport(
         changes=changes,
         only_before=tuple(sorted(set(first_cells) - set(matched))),
         only_after=tuple(sorted(set(second_cells) - taken)),
         differences=tuple(_differences(first, second)),
         pipelines_added=_pipelines_added(first, second),
     )
-
-
-def _group(cell: Cell) -> Group:
-    return Group(*cell[:4])
 
 
 def _renaming(first: Mapping[Cell, object], second: Mapping[Cell, object]) -> Callable[[Cell], Cell]:
@@ -170,19 +160,6 @@ def _renaming(first: Mapping[Cell, object], second: Mapping[Cell, object]) -> Ca
 
 
 _Pairs = tuple[dict[int, Sample], dict[int, Sample]]
-
-
-def _pairs_of_control(samples: Sequence[Sample], cell: Cell) -> _Pairs:
-    """Both legs of the A/A control of a cell's group, by round."""
-    group = [each for each in samples if each.group == _group(cell)]
-    controls = {each.round: each for each in group if each.control}
-    baselines = {each.mode for each in controls.values()}
-    return {each.round: each for each in group if not each.control and each.mode in baselines}, controls
-
-
-def _noise(pairs: _Pairs, value: Callable[[Sample], float]) -> Noise | None:
-    first, second = by_round(*pairs, value)
-    return noise_of(first, second) if first else None
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
@@ -204,7 +181,7 @@ def _change(
 
     def difference(value: Callable[[Sample], float]) -> Difference:
         above, below = [value(each) for each in second], [value(each) for each in first]
-        noise = _larger(_noise(controls[0], value), _noise(controls[1], value))
+        noise = _larger(*(noise_by_round(*each, value) for each in controls))
         return Difference(unpaired_ratio(above, below), noise)
 
     return CellChange(

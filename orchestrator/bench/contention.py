@@ -1,19 +1,17 @@
-"""`ContentionReport`: what shared and private caches cost.
+"""What a cache topology costs: figures of cells, modes against the baseline, and a verdict in a sentence.
 
-From samples to what a cache topology costs: figures of each cell of the matrix, each mode against the
-baseline pair by pair, and a verdict in one sentence.
+Of the calls of a run, summed up over all workers:
 
-Definitions, from the calls of a run (sums over all workers): blocked      driver - cpu - run delay
-asleep inside the driver: a lock inflation    CPU per pipeline / the same with one worker      spinning,
-cache misses, memory bandwidth overhead     wall of the calls - driver      building create infos,
-destroying pipelines, waiting for the interpreter efficiency   throughput / (workers x throughput with one
-worker) topology     throughput of per-worker / throughput of shared, the merge included locking      per-
-worker-internal / per-worker     what a lock costs that nobody else wants contention   per-worker-internal /
-shared         what is left when nobody else wants it
+    blocked      driver - cpu - run delay: asleep inside the driver, at a lock
+    inflation    CPU per pipeline / the same with one worker: spinning, cache misses, memory bandwidth
+    overhead     wall of the calls - driver: building create infos, waiting for the interpreter
+    efficiency   throughput / (workers x throughput with one worker)
+    topology     per-worker / shared, the merge included
+    locking      per-worker-internal / per-worker: what a lock costs that nobody else wants
+    contention   per-worker-internal / shared: what is left when nobody else wants it
 
-Guarantees: pure. Ratios are of samples of the same round; a mode differs only where the whole interval of
-its ratio is beyond the A/A control of its own group (see statistics.py). Waiting for a processor is never
-called blocked.
+Guarantees: pure. Ratios are of samples of the same round; a mode differs only beyond the A/A control under
+its own conditions (see statistics.py). Waiting for a processor is never called blocked.
 """
 
 from __future__ import annotations
@@ -22,19 +20,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import field, frozen
 
-from orchestrator.bench.samples import Cell, FailedSample, Group, Row, Sample, cells_of, failed_legs
+from orchestrator.bench.rows import (
+    Cell,
+    Conditions,
+    FailedSample,
+    Row,
+    Sample,
+    Start,
+    cells_of,
+    control_of,
+    failed_arms,
+)
 from orchestrator.bench.statistics import (
     LEAST_PAIRS,
     Difference,
     Estimate,
     Noise,
-    by_round,
     estimate,
-    noise_of,
-    paired_ratio,
+    noise_by_round,
+    ratio_by_round,
 )
+from orchestrator.devices.device import CacheMode
 
-SHARED, PER_WORKER, INTERNAL = "shared", "per-worker", "per-worker-internal"
 NOISY_SHARE = 0.1
 """Noise of the A/A control from which on a report warns about what it hides."""
 BUSY_SHARE = 0.1
@@ -75,11 +82,11 @@ class CellReport:
 
 
 @frozen
-class GroupReport:
-    """The modes of one group against its baseline.
+class Comparison:
+    """The modes under the same conditions against their baseline.
 
     Attributes:
-        group: Which.
+        conditions: Which.
         baseline: The mode that the others are compared with: shared where it was measured.
         noise: The A/A control; None where there was none.
         throughput: Each other mode's throughput over the baseline's, the merge included.
@@ -87,17 +94,17 @@ class GroupReport:
         locking: per-worker-internal over per-worker; None where one was not measured.
     """
 
-    group: Group
-    baseline: str
+    conditions: Conditions
+    baseline: CacheMode
     noise: Noise | None
-    throughput: Mapping[str, Difference]
-    creation_rate: Mapping[str, Difference]
+    throughput: Mapping[CacheMode, Difference]
+    creation_rate: Mapping[CacheMode, Difference]
     locking: Difference | None
 
     @property
     def topology(self) -> Difference | None:
         """per-worker over shared, the merge included; None where one was not measured."""
-        return self.throughput.get(PER_WORKER) if self.baseline == SHARED else None
+        return self.throughput.get(CacheMode.PER_WORKER) if self.baseline == CacheMode.SHARED else None
 
 
 @frozen
@@ -106,14 +113,14 @@ class ContentionReport:
 
     Attributes:
         cells: Every cell, in the order of its key.
-        groups: Every group, in the order of its key.
+        comparisons: Every comparison, in the order of its conditions.
         verdicts: One sentence for each device and share of duplicates.
         warnings: What weakens the figures.
         failed: Legs that could not be measured: the last attempt of each.
     """
 
     cells: tuple[CellReport, ...]
-    groups: tuple[GroupReport, ...]
+    comparisons: tuple[Comparison, ...]
     verdicts: tuple[str, ...]
     warnings: tuple[str, ...]
     failed: tuple[FailedSample, ...] = ()
@@ -131,9 +138,14 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
         raise ValueError("there are no samples to report on")
     cells = cells_of(counted)
     reports = tuple(_cell_report(cell, cells) for cell in sorted(cells))
-    groups = tuple(_group_report(group, cells, counted) for group in sorted({cell[:4] for cell in cells}))
+    conditions = sorted({cell.conditions for cell in cells})
+    comparisons = tuple(_comparison(each, cells, counted) for each in conditions)
     return ContentionReport(
-        reports, groups, tuple(verdicts(groups)), tuple(_warnings(reports, groups)), failed_legs(rows)
+        reports,
+        comparisons,
+        tuple(verdicts(comparisons)),
+        tuple(_warnings(reports, comparisons)),
+        failed_arms(rows),
     )
 
 
@@ -158,40 +170,37 @@ def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellRepo
     )
 
 
-def _rounds(samples: Sequence[Sample]) -> dict[int, Sample]:
-    return {each.round: each for each in samples}
-
-
 def _against(
     baseline: Sequence[Sample] | None, samples: Sequence[Sample] | None, value: Callable[[Sample], float]
 ) -> Estimate | None:
     """Ratio of samples over a baseline, pair by pair."""
-    if not baseline or not samples:
-        return None
-    below, above = by_round(_rounds(baseline), _rounds(samples), value)
-    return paired_ratio(above, below) if below else None
+    above, below = ({each.round: each for each in series or ()} for series in (samples, baseline))
+    return ratio_by_round(above, below, value)
 
 
-def _group_report(
-    key: tuple[str, str, float, int], cells: Mapping[Cell, Sequence[Sample]], counted: Sequence[Sample]
-) -> GroupReport:
-    group = Group(*key)
-    modes = {cell.mode: samples for cell, samples in cells.items() if cell[:4] == group}
-    controls = [each for each in counted if each.control and each.group == group]
-    baseline = SHARED if SHARED in modes else controls[0].mode if controls else min(modes)
-    base = modes.get(baseline, ())
+def _comparison(
+    conditions: Conditions, cells: Mapping[Cell, Sequence[Sample]], counted: Sequence[Sample]
+) -> Comparison:
+    modes = {cell.mode: samples for cell, samples in cells.items() if cell.conditions == conditions}
+    first, control = control_of(counted, conditions)
+    controlled = [each.mode for each in control.values()]
+    baseline = CacheMode.SHARED if CacheMode.SHARED in modes else controlled[0] if controlled else min(modes)
     noise = None
-    first, second = by_round(_rounds(base), _rounds(controls), lambda each: each.creation_rate)
-    if first and all(each.mode == baseline for each in controls):
-        noise = noise_of(first, second)
+    if set(controlled) == {baseline}:
+        noise = noise_by_round(first, control, lambda each: each.creation_rate)
 
-    def differences(value: Callable[[Sample], float]) -> dict[str, Difference]:
-        ratios = {mode: _against(base, of, value) for mode, of in sorted(modes.items()) if mode != baseline}
+    def differences(value: Callable[[Sample], float]) -> dict[CacheMode, Difference]:
+        ratios = {
+            mode: _against(modes.get(baseline), of, value)
+            for mode, of in sorted(modes.items())
+            if mode != baseline
+        }
         return {mode: Difference(ratio, noise) for mode, ratio in ratios.items() if ratio is not None}
 
-    locking = _against(modes.get(PER_WORKER), modes.get(INTERNAL), lambda each: each.creation_rate)
-    return GroupReport(
-        group=group,
+    own, internal = modes.get(CacheMode.PER_WORKER), modes.get(CacheMode.PER_WORKER_INTERNAL)
+    locking = _against(own, internal, lambda each: each.creation_rate)
+    return Comparison(
+        conditions=conditions,
         baseline=baseline,
         noise=noise,
         throughput=differences(lambda each: each.throughput),
@@ -220,7 +229,7 @@ def _short(value: float, digits: int = 2) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """A number of so many significant digits; whole where it has more before the point, never a power of ten."""
+    """A number of so many significant digits; whole where it has more before the point."""
     # What rounds up to one digit more would be written as 1e+02.
     whole = float(f"{value:.{digits}g}") >= 10**digits
     return f"{value:.0f}" if whole else f"{value:.{digits}g}"
@@ -245,56 +254,58 @@ def verdict_words(difference: Difference | None) -> str:
     return "no difference beyond noise"
 
 
-def verdicts(groups: Sequence[GroupReport]) -> list[str]:
+def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
     """One sentence for each device and share of duplicates, about its largest number of workers.
 
-    Such as: on radv:navi21, warm, 16 workers: private caches 2.2× [2.1, 2.3] faster; cold: no difference beyond noise.
+    Such as: on radv:navi21, warm, 16 workers: private caches 2.2× [2.1, 2.3] faster; cold: no difference
+    beyond noise.
     """
+    by_place: dict[tuple[str, float], list[Comparison]] = {}
+    for each in comparisons:
+        by_place.setdefault((each.conditions.device, each.conditions.duplicates), []).append(each)
     sentences = []
-    for device, duplicates in sorted({(each.group.device, each.group.duplicates) for each in groups}):
-        of = [each for each in groups if (each.group.device, each.group.duplicates) == (device, duplicates)]
-        workers = max(each.group.workers for each in of)
-        at_most = sorted(
-            (each for each in of if each.group.workers == workers),
-            key=lambda each: each.group.temperature,
-            reverse=True,  # warm before cold
-        )
+    for (device, duplicates), found in sorted(by_place.items()):
+        workers = max(each.conditions.workers for each in found)
+        at_most = [each for each in found if each.conditions.workers == workers]
+        at_most.sort(key=lambda each: each.conditions.start == Start.COLD)
         parts = []
         for number, each in enumerate(at_most):
-            where = f"{each.group.temperature}, {workers} workers" if number == 0 else each.group.temperature
             words = verdict_words(each.topology)
-            alone = each.creation_rate.get(PER_WORKER) if each.baseline == SHARED else None
+            alone = (
+                each.creation_rate.get(CacheMode.PER_WORKER) if each.baseline == CacheMode.SHARED else None
+            )
             if alone is not None and alone.beyond_noise and verdict_words(alone) != words:
                 words += f" (before the merge: {verdict_words(alone)})"
-            parts.append(f"{where}: {words}")
+            count = f", {workers} workers" if number == 0 else ""
+            parts.append(f"{each.conditions.start}{count}: {words}")
         copies = f", {duplicates:.0%} duplicates" if duplicates else ""
         sentences.append(f"on {device}{copies}, " + "; ".join(parts))
     return sentences
 
 
-def _warnings(cells: Sequence[CellReport], groups: Sequence[GroupReport]) -> list[str]:
+def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) -> list[str]:
     found = []
     few = [each for each in cells if len(each.samples) < LEAST_PAIRS]
     if few:
-        least = min(len(each.samples) for each in few)
         found.append(
-            f"{len(few)} of {len(cells)} cells have fewer than {LEAST_PAIRS} samples, the least {least}: of these no verdict is given"
+            f"{len(few)} of {len(cells)} cells have fewer than {LEAST_PAIRS} samples, the least "
+            f"{min(len(each.samples) for each in few)}: of these no verdict is given"
         )
-    if any(each.noise is None for each in groups):
+    factors = [each.noise.factor for each in comparisons if each.noise is not None]
+    if len(factors) < len(comparisons):
         found.append("some groups have no A/A control, so nothing is known about noise there")
-    noisy = [each for each in groups if each.noise is not None and each.noise.factor > 1 + NOISY_SHARE]
+    noisy = [each for each in factors if each > 1 + NOISY_SHARE]
     if noisy:
-        worst_noise = max(each.noise.factor for each in noisy if each.noise is not None) - 1
         found.append(
-            f"in {len(noisy)} of {len(groups)} groups the same thing measured twice differs by more than {NOISY_SHARE:.0%} (at most "
-            f"{worst_noise:.0%}): what is smaller than that cannot be seen there"
+            f"in {len(noisy)} of {len(comparisons)} groups the same thing measured twice differs by more "
+            f"than {NOISY_SHARE:.0%} (at most {max(noisy) - 1:.0%}): what is smaller cannot be seen there"
         )
     busy = [each for each in cells if each.run_delay_share.median > BUSY_SHARE]
     if busy:
         worst = max(busy, key=lambda each: each.run_delay_share.median)
         found.append(
-            f"in {len(busy)} of {len(cells)} cells threads waited more than {BUSY_SHARE:.0%} of their time for a processor "
-            f"(at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers on "
+            f"in {len(busy)} of {len(cells)} cells threads waited more than {BUSY_SHARE:.0%} of their "
+            f"time for a processor (at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers on "
             f"{worst.samples[0].environment.cores} cores): that is the machine, not the cache"
         )
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})

@@ -10,7 +10,7 @@ and its figures are in the table.
 The HTML report of a benchmark.
 
 What a benchmark found as one HTML file that opens offline, and that a person understands in a minute: the
-verdict first, then what weakens it, then a table and plots for each device and temperature, then method,
+verdict first, then what weakens it, then a table and plots for each device and start, then method,
 limits and where.
 
 Guarantees: one file, with the plotting library inside, compressed; it loads nothing from anywhere, and its
@@ -32,9 +32,10 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bench.contention import CellReport, ContentionReport, GroupReport, rate_text, ratio_text
-from orchestrator.bench.samples import QUANTILES, Cell, FailedSample, Latencies, Sample
+from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, rate_text, ratio_text
+from orchestrator.bench.rows import QUANTILES, Cell, FailedSample, Latencies, Sample
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate, estimate
+from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
 
 # Okabe and Ito's colours, which most people who see colours differently can tell apart.
@@ -58,7 +59,7 @@ class Plot(msgspec.Struct, frozen=True):
 
 
 def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) -> list[Plot]:
-    """The plots of one device, temperature and share of duplicates.
+    """The plots of one device, start and share of duplicates.
 
     Args:
         cells: Its cells.
@@ -103,7 +104,7 @@ def _of(cell: CellReport, value: Callable[[Sample], float]) -> Estimate:
 
 
 def _modes(cells: Sequence[CellReport]) -> list[str]:
-    return sorted({each.cell.mode for each in cells}, key=lambda mode: (mode != "shared", mode))
+    return sorted({each.cell.mode for each in cells}, key=lambda mode: (mode != CacheMode.SHARED, mode))
 
 
 def _plot(
@@ -334,7 +335,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     figures: dict[str, Plot] = {}
     sections = []
-    for number, key in enumerate(sorted({each.group[:3] for each in report.groups})):
+    for number, key in enumerate(sorted({each.conditions[:3] for each in report.comparisons})):
         sections += _section(number, key, report, timelines or {}, figures)
     # In a script nothing but its end is markup; as JSON the sign that begins it can be written otherwise.
     drawn = msgspec.json.encode(figures).decode().replace("<", "\\u003c")
@@ -365,7 +366,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
 
 
 def _failure_text(failed: FailedSample) -> str:
-    return f"{failed.leg.words}: {failed.reason}"
+    return f"{failed.arm.words}: {failed.reason}"
 
 
 def _places(report: ContentionReport) -> list[str]:
@@ -411,14 +412,14 @@ def _section(
     timelines: Mapping[Cell, bytes],
     figures: dict[str, Plot],
 ) -> list[str]:
-    """A device, temperature and share of duplicates; its plots are added to the figures by the name of their place."""
-    device, temperature, duplicates = key
+    """A device, start and share of duplicates; its plots are added to the figures by the name of their place."""
+    device, start, duplicates = key
     cells = [each for each in report.cells if each.cell[:3] == key]
-    groups = [each for each in report.groups if each.group[:3] == key]
+    comparisons = [each for each in report.comparisons if each.conditions[:3] == key]
     copies = f", {duplicates:.0%} duplicates" if duplicates else ""
     parts = [
-        f"<h2>{html.escape(f'{device}, {temperature}{copies}')}</h2>",
-        _figure_table(cells, groups, [each for each in report.failed if each.cell[:3] == key]),
+        f"<h2>{html.escape(f'{device}, {start}{copies}')}</h2>",
+        _figure_table(cells, comparisons, [each for each in report.failed if each.cell[:3] == key]),
         _LEGEND.format(least=LEAST_PAIRS) if number == 0 else "",
         '<div class="plots">',
     ]
@@ -437,18 +438,18 @@ _WORDS = ("mode", "verdict")
 
 
 def _figure_table(
-    cells: Sequence[CellReport], groups: Sequence[GroupReport], failed: Sequence[FailedSample]
+    cells: Sequence[CellReport], comparisons: Sequence[Comparison], failed: Sequence[FailedSample]
 ) -> str:
     rows = []
-    for group in groups:
-        for cell in (each for each in cells if each.cell[:4] == group.group):
-            rows.append((cell.cell, _row(cell, group), len(cell.samples) < LEAST_PAIRS))
+    for comparison in comparisons:
+        for cell in (each for each in cells if each.cell.conditions == comparison.conditions):
+            rows.append((cell.cell, _row(cell, comparison), len(cell.samples) < LEAST_PAIRS))
     measured = {each.cell for each in cells}
     for lost in failed:
         if lost.cell not in measured and not lost.control:
             row = {"workers": str(lost.workers), "mode": lost.mode, "n": "0", "verdict": "failed"}
             rows.append((lost.cell, row, True))
-    baselines = {group.baseline for group in groups}
+    baselines = {each.baseline for each in comparisons}
     rows.sort(key=lambda row: (row[0].workers, row[0].mode not in baselines, row[0].mode))
     lines = ["<tr>" + "".join(_cell("th", name, name) for name in _COLUMNS) + "</tr>"]
     before = None
@@ -465,11 +466,13 @@ def _cell(tag: str, name: str, text: str) -> str:
     return f"<{tag}{kind}>{html.escape(text)}</{tag}>"
 
 
-def _row(cell: CellReport, group: GroupReport) -> dict[str, str]:
-    difference = group.throughput.get(cell.cell.mode)
+def _row(cell: CellReport, comparison: Comparison) -> dict[str, str]:
+    difference = comparison.throughput.get(cell.cell.mode)
     ratio = "" if difference is None else ratio_text(difference.ratio)
-    if cell.cell.mode == group.baseline:
-        noise = "no A/A control" if group.noise is None else f"A/A within {group.noise.factor - 1:.1%}"
+    if cell.cell.mode == comparison.baseline:
+        noise = (
+            "no A/A control" if comparison.noise is None else f"A/A within {comparison.noise.factor - 1:.1%}"
+        )
         ratio, verdict = "1", f"baseline, {noise}"
     else:
         verdict = "" if difference is None else _verdict_text(difference)

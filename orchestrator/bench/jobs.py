@@ -8,24 +8,15 @@ import enum
 
 import msgspec
 
-from orchestrator.bench.samples import FailedSample, Sample
-from orchestrator.devices.device import DeviceIdentity
-
-COLD, WARM = "cold", "warm"
+from orchestrator.bench.rows import FailedSample, Sample, Turn
+from orchestrator.devices.device import CacheMode, DeviceIdentity
 
 
-class SampleJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="sample"):
+class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     """Take one sample.
 
     Attributes:
         set_paths: The archives, or one manifest.
-        device: The selector.
-        temperature: `COLD` or `WARM`.
-        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
-        workers: Number of workers.
-        mode: The cache topology.
-        control: Whether this is the second leg of an A/A control.
-        round: The pair that it belongs to; -1 for a warm-up.
         batch: Largest number of pipelines in a call.
         passes: How often the whole set is in the run.
         cache_directory: Where `FillJob` put the cache file that a warm run starts with.
@@ -33,13 +24,6 @@ class SampleJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag=
     """
 
     set_paths: tuple[str, ...]
-    device: str
-    temperature: str
-    duplicates: float
-    workers: int
-    mode: str
-    control: bool = False
-    round: int = 0
     batch: int = 64
     passes: int = 1
     cache_directory: str = ""
@@ -116,7 +100,7 @@ class ProbeJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="
     device: str
     cache_directory: str
     workers: int = 1
-    mode: str = "shared"
+    mode: CacheMode = CacheMode.SHARED
     rounds: int = 6
 
 

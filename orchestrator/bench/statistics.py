@@ -1,17 +1,12 @@
-"""Medians, bootstrap intervals, ratios of pairs, and the test against an A/A control.
+"""What may be said about a handful of noisy samples: medians, ratios of pairs, and what is more than noise.
 
-What may be said about a handful of noisy samples: a median with an interval, a ratio taken pair by pair,
-and whether a difference is more than noise.
+The baseline is measured twice in every round (A ... A'). The interval of the ratio A'/A shows what the
+machine does to two things that are the same; its farther end is the *noise*. A contender differs when the
+whole interval of its ratio lies outside of that, on one side. Without a control nothing differs. With 5 pairs
+the interval spans all of them, so that one pair that disagrees is enough for "no difference".
 
-Guarantees: pure and repeatable: bootstrap draws come from a generator with a fixed seed. The number of
-samples is small (5 to 50), so nothing here assumes a distribution: medians, percentile intervals, and a
-control.
-
-How a difference is told from noise: the baseline is measured twice in every round (A ... A'). The interval
-of the ratio A'/A shows what the machine does to two things that are the same; its farther end is the
-*noise*. A contender differs when the whole interval of its ratio lies outside of that, on one side. Without
-a control nothing differs: it is not known what noise looks like. With 5 pairs the interval spans all of
-them, so that one pair that disagrees is enough for "no difference".
+Guarantees: pure and repeatable; bootstrap draws come from a generator with a fixed seed. Samples are few (5
+to 50), so nothing assumes a distribution.
 """
 
 from __future__ import annotations
@@ -122,20 +117,18 @@ class Noise:
 
     Attributes:
         control: The ratio A'/A.
-        factor: The farther end of its interval as a factor, at least 1: 1.03 where the same thing came out up to 3 %
-            slower or faster.
     """
 
     control: Estimate
 
     @property
     def factor(self) -> float:
-        """The farther end of the control's interval, as a factor of at least 1."""
+        """The farther end of the control's interval, at least 1: 1.03 where it is 3 % off."""
         return max(1.0, self.control.high, 1 / self.control.low)
 
 
 def noise_of(first: Sequence[float], second: Sequence[float]) -> Noise:
-    """Noise from an A/A control: both legs of each pair."""
+    """Noise from an A/A control: both arms of each pair."""
     return Noise(paired_ratio(second, first))
 
 
@@ -163,7 +156,7 @@ class Difference:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the difference is more than noise; see the top of the module."""
+        """Whether the difference is more than noise; as the module says."""
         return self.higher or self.lower
 
     @property
@@ -180,7 +173,23 @@ class Difference:
 def by_round(
     first: Mapping[int, _T], second: Mapping[int, _T], value: Callable[[_T], float]
 ) -> tuple[list[float], list[float]]:
-    """Values of the rounds that both have, pair by pair; pairs with a value that is not above 0 are left out."""
+    """Values of the rounds that both have, pair by pair; a pair with a value of 0 or less is left out."""
     pairs = [(value(first[each]), value(second[each])) for each in sorted(first.keys() & second.keys())]
     good = [pair for pair in pairs if pair[0] > 0 and pair[1] > 0]
     return [each for each, _ in good], [each for _, each in good]
+
+
+def ratio_by_round(
+    above: Mapping[int, _T], below: Mapping[int, _T], value: Callable[[_T], float]
+) -> Estimate | None:
+    """The ratio of two series, pair by pair as `by_round` takes them; None without a pair."""
+    numerators, denominators = by_round(above, below, value)
+    return paired_ratio(numerators, denominators) if numerators else None
+
+
+def noise_by_round(
+    first: Mapping[int, _T], second: Mapping[int, _T], value: Callable[[_T], float]
+) -> Noise | None:
+    """Noise from both arms of an A/A control, by round; None without a pair."""
+    ratio = ratio_by_round(second, first, value)
+    return None if ratio is None else Noise(ratio)

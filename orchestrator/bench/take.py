@@ -50,9 +50,8 @@ import numpy.typing as npt
 import trio
 from attrs import define, field
 
-from orchestrator.bench.jobs import WARM, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
-from orchestrator.bench.plan import leg_of
-from orchestrator.bench.samples import Environment, Latencies, Sample
+from orchestrator.bench.jobs import Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.rows import Environment, Latencies, Sample, Start
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PreparedPipelines
@@ -152,7 +151,7 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
     order = run_order(image, passes=job.passes, duplicates=job.duplicates)
     if len(order) != len(image) or job.duplicates:
         image = repeat_pipelines(image, order)
-    primary_data = _warm_data(job, device) if job.temperature == WARM else b""
+    primary_data = _warm_data(job, device) if job.start == Start.WARM else b""
     prepared = device.prepare(image)
     try:
 
@@ -266,12 +265,12 @@ class _Totals:
         if self.identity is None or not self.sums:
             raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
         if job.trace:
-            Path(job.trace).write_bytes(encode_trace(self.spans, process=leg_of(job).words))
+            Path(job.trace).write_bytes(encode_trace(self.spans, process=job.arm.words))
         sums = dict(self.sums)
         sums["skipped"] += self.skipped
         return Sample(
             device=job.device,
-            temperature=job.temperature,
+            start=job.start,
             duplicates=job.duplicates,
             workers=job.workers,
             mode=job.mode,

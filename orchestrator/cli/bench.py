@@ -20,7 +20,7 @@ from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames, time_limit
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import ContentionReport
-    from orchestrator.bench.plan import BenchPlan
+    from orchestrator.bench.matrix import Matrix
     from orchestrator.bench.runner import BenchOutcome
 
 _T = TypeVar("_T")
@@ -54,10 +54,10 @@ def bench_verb(
             show_default=lambda _: "1, and one a processor",
         ),
     ] = "",
-    temperature: Annotated[
+    start: Annotated[
         str,
         Parameter(
-            name="--temperature",
+            name=["--start", "--temperature"],
             help="`cold`: caches start empty. `warm`: they hold everything, and the set is handed over often enough for a "
             "run to last.",
         ),
@@ -118,7 +118,7 @@ def bench_verb(
         devices=device or [""],
         modes=modes,
         workers=workers,
-        temperature=temperature,
+        start=start,
         duplicates=duplicates,
         samples=samples,
         batch=batch,
@@ -177,13 +177,14 @@ def _plan(
     devices: list[str],
     modes: str,
     workers: str,
-    temperature: str,
+    start: str,
     duplicates: str,
     samples: int,
     batch: int,
     warm_batch: int,
-) -> BenchPlan:
-    from orchestrator.bench.plan import COLD, WARM, BenchPlan
+) -> Matrix:
+    from orchestrator.bench.matrix import Matrix
+    from orchestrator.bench.rows import Start
     from orchestrator.cli.set_names import open_set, set_paths
     from orchestrator.devices.device import CacheMode
     from orchestrator.run import available_workers
@@ -208,19 +209,14 @@ def _plan(
             raise ValueError
         return number
 
-    def known(text: str) -> str:
-        if text not in (COLD, WARM):
-            raise ValueError
-        return text
-
     here = available_workers()
     every_mode = ", ".join(CacheMode)
-    return BenchPlan(
+    return Matrix(
         set_paths=set_paths(sets),
         devices=tuple(dict.fromkeys(devices)),
-        modes=_several("--modes", modes, lambda text: CacheMode(text).value, every_mode),
+        modes=_several("--modes", modes, CacheMode, every_mode),
         workers=_several("--workers", workers or ",".join(map(str, sorted({1, here}))), whole, "1 to 4096"),
-        temperatures=_several("--temperature", temperature, known, "cold, warm"),
+        starts=_several("--start", start, Start, "cold, warm"),
         duplicates=_several("--duplicates", duplicates, share, "shares from 0 to 1"),
         samples=samples,
         batch=batch,

@@ -23,14 +23,14 @@ from rich.table import Table
 
 from orchestrator.bench.contention import (
     CellReport,
+    Comparison,
     ContentionReport,
-    GroupReport,
     contention_report,
     rate_text,
     ratio_text,
 )
+from orchestrator.bench.rows import Arm, FailedSample, Sample
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.bench.samples import FailedSample, Leg, Sample
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference
 from orchestrator.cli.output import (
     BAD,
@@ -76,7 +76,7 @@ def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> di
         "stopped": outcome.stopped or None,
         "failed": [_failed_document(each) for each in outcome.failed],
         "cells": [] if report is None else [_cell_document(each) for each in report.cells],
-        "groups": [] if report is None else [_group_document(each) for each in report.groups],
+        "groups": [] if report is None else [_group_document(each) for each in report.comparisons],
         "verdicts": [] if report is None else list(report.verdicts),
         "warnings": [] if report is None else list(report.warnings),
     }
@@ -118,9 +118,9 @@ def _cell_document(cell: CellReport) -> dict[str, Any]:
     return {**cell.cell._asdict(), "samples": len(cell.samples), **figures, **medians}
 
 
-def _group_document(group: GroupReport) -> dict[str, Any]:
+def _group_document(group: Comparison) -> dict[str, Any]:
     return {
-        **group.group._asdict(),
+        **group.conditions._asdict(),
         "baseline": group.baseline,
         "noise": None if group.noise is None else group.noise.factor,
         "throughput_ratios": {mode: _difference_document(each) for mode, each in group.throughput.items()},
@@ -143,7 +143,7 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
     )
     if report is not None:
         _show_environment(output, report)
-        for group in report.groups:
+        for group in report.comparisons:
             _show_group(output, report, group)
         output.line("")
         output.line(styled(_LEGEND, DIM))
@@ -152,7 +152,7 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
         for warning in report.warnings:
             output.line(styled("note: ", WARN), warning)
     for each in outcome.failed:
-        output.line(styled("† failed: ", BAD), f"{each.leg.words}: {each.reason}")
+        output.line(styled("† failed: ", BAD), f"{each.arm.words}: {each.reason}")
     if outcome.stopped:
         output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
 
@@ -169,17 +169,17 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
             output.line(styled(f"device opened as: {each}", DIM))
 
 
-def _show_group(output: Output, report: ContentionReport, group: GroupReport) -> None:
-    key = group.group
-    cells = [each for each in report.cells if each.cell[:4] == key]
-    failed = {each.leg for each in report.failed if each.cell[:4] == key}
+def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
+    key = group.conditions
+    cells = [each for each in report.cells if each.cell.conditions == key]
+    failed = {each.arm for each in report.failed if each.cell.conditions == key}
     first = cells[0].samples[0]
     copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
     passes = f", the set {first.passes} times" if first.passes > 1 else ""
     output.line("")
     output.line(
         styled(
-            f"{key.device}, {key.temperature}, {plural(key.workers, 'worker')}{copies}: "
+            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: "
             f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
             HEAD,
         )
@@ -199,7 +199,7 @@ def _show_group(output: Output, report: ContentionReport, group: GroupReport) ->
         output.show(_group_table(figures, rows))
 
 
-def _noise_text(group: GroupReport, failed: Collection[Leg]) -> str:
+def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
     if group.noise is None:
         return "no A/A control" + (": it failed" if any(each.control for each in failed) else "")
     count = group.noise.control.count
@@ -217,7 +217,7 @@ def _group_table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> T
     return made
 
 
-def _row(cell: CellReport, group: GroupReport, *, failed: bool) -> dict[str, str]:
+def _row(cell: CellReport, group: Comparison, *, failed: bool) -> dict[str, str]:
     """The texts of a cell, by column."""
     return {
         "mode": cell.cell.mode,

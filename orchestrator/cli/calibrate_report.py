@@ -63,13 +63,11 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
         output.line("next: orchestrator compile SET --mode auto --workers auto (the default) follows it")
 
 
-def _show_choice(output: Output, temperature: str, choice: Choice | None) -> None:
+def _show_choice(output: Output, start: str, choice: Choice | None) -> None:
     if choice is None:
-        output.line(styled(temperature, HEAD), "  not decided")
+        output.line(styled(start, HEAD), "  not decided")
         return
-    output.line(
-        styled(temperature, HEAD), f"  --mode {choice.mode} --workers {choice.workers}  ({choice.words})"
-    )
+    output.line(styled(start, HEAD), f"  --mode {choice.mode} --workers {choice.workers}  ({choice.words})")
 
 
 def _show_figures(output: Output, profile: CalibrationProfile) -> None:
@@ -78,7 +76,7 @@ def _show_figures(output: Output, profile: CalibrationProfile) -> None:
     )
     for each in profile.figures:
         made.add_row(
-            each.temperature,
+            each.start,
             each.mode + (" (control)" if each.control else ""),
             str(each.workers),
             str(each.batch),

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from orchestrator.bench.compare import CellChange, ComparisonReport
-    from orchestrator.bench.samples import Group
+    from orchestrator.bench.compare import CellChange, ChangeReport
+    from orchestrator.bench.rows import Conditions
     from orchestrator.bench.statistics import Difference
     from orchestrator.cli.output import Output
 
@@ -43,7 +43,8 @@ def compare_verb(
 ) -> int:
     """Say what changed between two benchmarks beyond noise; exit code 1 where something is slower.
 
-    Two drivers, two versions, two machines, two builds of a game. Cells are matched by temperature, workers, duplicates and mode.
+    Two drivers, two versions, two machines, two builds of a game. Cells are matched by start (cold or
+    warm), workers, duplicates and mode.
 
     **EXAMPLES**
 
@@ -51,7 +52,7 @@ def compare_verb(
         orchestrator compare main/ branch/ --threshold 0.05
     """
     from orchestrator.bench.compare import compare_samples
-    from orchestrator.bench.samples import read_samples
+    from orchestrator.bench.rows import read_samples
     from orchestrator.cli.output import Output
 
     if threshold < 0:
@@ -80,7 +81,7 @@ def _results(path: Path) -> Path:
     return path / RESULTS if path.is_dir() else path
 
 
-def _document(report: ComparisonReport, threshold: float) -> dict[str, Any]:
+def _document(report: ChangeReport, threshold: float) -> dict[str, Any]:
     return {
         "summary": report.summary(threshold),
         "pipelines_added": report.pipelines_added,
@@ -112,16 +113,16 @@ def _change_document(change: CellChange) -> dict[str, Any]:
     }
 
 
-def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
-    from orchestrator.bench.samples import Group, Leg
+def _show(output: Output, report: ChangeReport, threshold: float) -> None:
+    from orchestrator.bench.rows import Arm
     from orchestrator.bench.statistics import LEAST_PAIRS
     from orchestrator.cli.output import DIM, HEAD, styled
 
     for each in report.differences:
         output.line(each)
-    groups: dict[Group, list[CellChange]] = {}
+    groups: dict[Conditions, list[CellChange]] = {}
     for change in report.changes:
-        groups.setdefault(Group(*change.after[:4]), []).append(change)
+        groups.setdefault(change.after.conditions, []).append(change)
     for group, changes in groups.items():
         output.line("")
         output.line(styled(_heading(group, changes), HEAD))
@@ -136,11 +137,11 @@ def _show(output: Output, report: ComparisonReport, threshold: float) -> None:
     )
     for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
         for cell in cells:
-            output.line(f"{words}: {Leg(cell, False).words}")
+            output.line(f"{words}: {Arm(cell, False).words}")
     output.line(styled(report.summary(threshold), HEAD))
 
 
-def _heading(group: Group, changes: Sequence[CellChange]) -> str:
+def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
     from orchestrator.cli.output import plural
 
     before = changes[0].before.device
@@ -148,10 +149,10 @@ def _heading(group: Group, changes: Sequence[CellChange]) -> str:
     copies = f", {group.duplicates:.0%} duplicates" if group.duplicates else ""
     noise = changes[0].time.noise
     control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
-    return f"{device}, {group.temperature}, {plural(group.workers, 'worker')}{copies}; {control}"
+    return f"{device}, {group.start}, {plural(group.workers, 'worker')}{copies}; {control}"
 
 
-def _table(report: ComparisonReport, changes: Sequence[CellChange], threshold: float) -> Table:
+def _table(report: ChangeReport, changes: Sequence[CellChange], threshold: float) -> Table:
     from orchestrator.bench.contention import ratio_text
     from orchestrator.cli.output import BAD, DIM, GOOD, seconds_text, styled, table
 

@@ -228,7 +228,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """What one contender took: making the caches, one pass over the set, and the merge.
 
     Attributes:
-        temperature: "cold" or "warm".
+        start: What the caches held: "cold" or "warm". The file calls it a temperature.
         mode: The cache topology.
         workers: Number of workers.
         batch: Largest number of pipelines in a call.
@@ -240,7 +240,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         pipelines_per_s: Pipelines of one pass over the median.
     """
 
-    temperature: str
+    start: str = msgspec.field(name="temperature")
     mode: str
     workers: int
     batch: int

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bench.samples import Environment, Latencies, Sample
+from orchestrator.bench.rows import Environment, Latencies, Sample, Start
+from orchestrator.devices.device import CacheMode
 
 ENVIRONMENT = Environment(
     driver_name="test driver",
@@ -28,10 +29,10 @@ ENVIRONMENT = Environment(
 
 _DEFAULTS = Sample(
     device="test",
-    temperature="cold",
+    start=Start.COLD,
     duplicates=0.0,
     workers=1,
-    mode="shared",
+    mode=CacheMode.SHARED,
     control=False,
     round=0,
     batch=64,

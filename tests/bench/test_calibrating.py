@@ -38,10 +38,10 @@ class Machine:
         assert not isinstance(job, FillJob)
         if isinstance(job, ProbeJob):
             return self._probe(job)
-        seconds = {"shared": 2.0}.get(job.mode, 1.0) if job.temperature == "cold" else 1.0 * job.workers
+        seconds = {"shared": 2.0}.get(job.mode, 1.0) if job.start == "cold" else 1.0 * job.workers
         seconds *= {1: 9.0, 64: 1.0, 256: 1.0, 1024: 1.0}[job.batch]
         return sample(
-            temperature=job.temperature,
+            start=job.start,
             mode=job.mode,
             workers=job.workers,
             control=job.control,
@@ -96,16 +96,16 @@ def test_contenders_take_turns_with_a_control_in_every_round() -> None:
     calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine)
     samples = [job for job in machine.jobs if isinstance(job, SampleJob)]
     (trial,) = (job for job in samples if job.round < 0)
-    assert (trial.temperature, trial.mode, trial.workers, trial.passes) == ("warm", "shared", 2, 8)
+    assert (trial.start, trial.mode, trial.workers, trial.passes) == ("warm", "shared", 2, 8)
     samples.remove(trial)
     first_of_round = {}
     for number in range(5):
-        cold = [job for job in samples if job.round == number and job.temperature == "cold"]
+        cold = [job for job in samples if job.round == number and job.start == "cold"]
         assert sum(job.control for job in cold) == 1
         assert {(job.mode, job.workers) for job in cold if job.control} == {("shared", 2)}
         first_of_round[number] = (cold[0].mode, cold[0].workers, cold[0].control)
     assert len(set(first_of_round.values())) == 5
-    warm = [job for job in samples if job.temperature == "warm"]
+    warm = [job for job in samples if job.start == "warm"]
     assert {job.passes for job in warm} == {1}, "a pass of two workers takes 2 s"
     assert {job.mode for job in warm} >= {"shared", "per-worker", "per-worker-internal", "two-level"}
 
@@ -117,7 +117,7 @@ def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
     assert profile.warm is None
     assert profile.batch is None
     assert profile.cold is not None
-    assert {job.temperature for job in machine.jobs if isinstance(job, SampleJob)} == {"cold"}
+    assert {job.start for job in machine.jobs if isinstance(job, SampleJob)} == {"cold"}
     assert any("keeps nothing" in each.words for each in profile.findings)
 
 
@@ -130,7 +130,7 @@ def test_a_driver_that_does_not_merge() -> None:
 
 def test_a_contender_that_fails_is_left_out_and_noted() -> None:
     def fail(job: Job) -> Answer | None:
-        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.temperature == "cold":
+        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.start == "cold":
             return Refused(kind="crash", reason="signal 11")
         return None
 
@@ -140,7 +140,7 @@ def test_a_contender_that_fails_is_left_out_and_noted() -> None:
     failed = [
         job
         for job in machine.jobs
-        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.temperature == "cold"
+        if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.start == "cold"
     ]
     assert len(failed) == 1
     assert profile.cold is not None

@@ -7,12 +7,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from orchestrator.bench.calibration import (
-    COLD,
-    INTERNAL,
-    PER_WORKER,
-    SHARED,
-    TWO_LEVEL,
-    WARM,
     Contender,
     ProbeResult,
     Samples,
@@ -22,28 +16,29 @@ from orchestrator.bench.calibration import (
     seconds_of,
     topology_findings,
 )
-from orchestrator.bench.samples import Sample
+from orchestrator.bench.rows import Sample, Start
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import sample
 
 QUIET = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.002)
 NOISY = (1.0, 1.6, 0.7, 1.3, 0.6, 1.5, 0.9)
-A, B, ONE = (SHARED, 2), (PER_WORKER, 2), (SHARED, 1)
+A, B, ONE = (CacheMode.SHARED, 2), (CacheMode.PER_WORKER, 2), (CacheMode.SHARED, 1)
 
-Times = Mapping[tuple[str, int], float]
+Times = Mapping[tuple[CacheMode, int], float]
 
 
 def rows(
-    times: Times, noise: Sequence[float] = QUIET, temperature: str = COLD, batch: int = 64
+    times: Times, noise: Sequence[float] = QUIET, start: Start = Start.COLD, batch: int = 64
 ) -> list[Sample]:
     """Samples of contenders by (mode, workers), each round shaken by the noise, and the control of the first."""
     made = []
-    legs = [*((each, False) for each in times), (next(iter(times)), True)]
+    arms = [*((each, False) for each in times), (next(iter(times)), True)]
     for number in range(len(noise)):
-        for place, ((mode, workers), control) in enumerate(legs):
+        for place, ((mode, workers), control) in enumerate(arms):
             seconds = times[mode, workers] * noise[(number * 3 + place * 2) % len(noise)]
             made.append(
                 sample(
-                    temperature=temperature,
+                    start=start,
                     mode=mode,
                     workers=workers,
                     control=control,
@@ -55,9 +50,9 @@ def rows(
     return made
 
 
-def answers(found: Samples, temperature: str = COLD, workers: int = 2) -> dict[str, str]:
+def answers(found: Samples, start: Start = Start.COLD, workers: int = 2) -> dict[str, str]:
     """Answers by question."""
-    return {each.question: each.answer for each in topology_findings(found, temperature, workers, 64)}
+    return {each.question: each.answer for each in topology_findings(found, start, workers, 64)}
 
 
 def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
@@ -66,14 +61,24 @@ def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
 
 
 def test_differences_beyond_noise_are_named_with_their_direction() -> None:
-    found = Samples(rows({A: 2.0, B: 1.0, (INTERNAL, 2): 1.5, ONE: 2.0, (PER_WORKER, 1): 2.0}))
+    found = Samples(
+        rows(
+            {
+                A: 2.0,
+                B: 1.0,
+                (CacheMode.PER_WORKER_INTERNAL, 2): 1.5,
+                ONE: 2.0,
+                (CacheMode.PER_WORKER, 1): 2.0,
+            }
+        )
+    )
     assert answers(found) == {
         "shared cache, cold": "slower",
         "locking, cold": "slower",
         "more workers, cold, shared": "no difference",
         "more workers, cold, per-worker": "faster",
     }
-    (first, *_) = topology_findings(found, COLD, 2, 64)
+    (first, *_) = topology_findings(found, Start.COLD, 2, 64)
     assert first.ratio == pytest.approx(2.0, rel=0.03)
     assert first.noise is not None
     assert 1.0 <= first.noise < 1.03
@@ -83,28 +88,32 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
 
 
 def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
-    assert set(answers(Samples(rows({A: 1.2, B: 1.0, (INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))).values()) <= {
+    assert set(
+        answers(
+            Samples(rows({A: 1.2, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))
+        ).values()
+    ) <= {
         "undecided",
         "not measured",
     }
-    tight = answers(Samples(rows({A: 1.0, B: 1.0, (INTERNAL, 2): 1.0, ONE: 1.0})))
+    tight = answers(Samples(rows({A: 1.0, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0})))
     assert tight["shared cache, cold"] == tight["locking, cold"] == "no difference"
 
 
 def test_too_few_rounds_or_no_control_tell_nothing() -> None:
     few = [each for each in rows({A: 2.0, B: 1.0}) if each.round < 4]
     assert answers(Samples(few))["shared cache, cold"] == "not measured"
-    assert choose(Samples(few), COLD, (1, 2), 64, merge_works=True) is None
+    assert choose(Samples(few), Start.COLD, (1, 2), 64, merge_works=True) is None
     without = [each for each in rows({A: 2.0, B: 1.0}) if not each.control]
     assert answers(Samples(without))["shared cache, cold"] == "not measured"
 
 
 def test_warm_ups_and_other_temperatures_do_not_count() -> None:
-    mixed = rows({A: 1.0, B: 1.0}) + rows({A: 5.0, B: 1.0}, temperature=WARM)
-    mixed += [sample(temperature=COLD, mode=SHARED, workers=2, round=-1, wall_ns=10**12)]
+    mixed = rows({A: 1.0, B: 1.0}) + rows({A: 5.0, B: 1.0}, start=Start.WARM)
+    mixed += [sample(start=Start.COLD, mode=CacheMode.SHARED, workers=2, round=-1, wall_ns=10**12)]
     found = Samples(mixed)
     assert answers(found)["shared cache, cold"] == "no difference"
-    assert answers(found, WARM)["shared cache, warm"] == "slower"
+    assert answers(found, Start.WARM)["shared cache, warm"] == "slower"
     assert max(each.seconds for each in found.figures()) < 6
 
 
@@ -112,49 +121,60 @@ def test_warm_ups_and_other_temperatures_do_not_count() -> None:
     ("times", "noise", "mode", "workers"),
     [
         # A lock that costs: each its own, all processors.
-        ({A: 2.0, B: 1.0, ONE: 3.0, (PER_WORKER, 1): 2.0}, QUIET, PER_WORKER, 2),
+        ({A: 2.0, B: 1.0, ONE: 3.0, (CacheMode.PER_WORKER, 1): 2.0}, QUIET, CacheMode.PER_WORKER, 2),
         # Nothing differs: the simplest, with the fewest.
-        ({A: 1.0, B: 1.0, ONE: 1.0, (PER_WORKER, 1): 1.0}, QUIET, SHARED, 1),
+        ({A: 1.0, B: 1.0, ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0}, QUIET, CacheMode.SHARED, 1),
         # Worker caches are slower, and one thread is fastest.
-        ({A: 1.5, B: 2.0, ONE: 1.0, (PER_WORKER, 1): 1.0}, QUIET, SHARED, 1),
+        ({A: 1.5, B: 2.0, ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0}, QUIET, CacheMode.SHARED, 1),
         # Nothing can be told: as without a calibration.
-        ({A: 1.1, B: 1.0, ONE: 1.2, (PER_WORKER, 1): 1.1}, NOISY, PER_WORKER, 2),
+        ({A: 1.1, B: 1.0, ONE: 1.2, (CacheMode.PER_WORKER, 1): 1.1}, NOISY, CacheMode.PER_WORKER, 2),
         # Two levels are the best of three.
-        ({A: 2.0, B: 1.5, (TWO_LEVEL, 2): 1.0, ONE: 3.0}, QUIET, TWO_LEVEL, 2),
+        ({A: 2.0, B: 1.5, (CacheMode.TWO_LEVEL, 2): 1.0, ONE: 3.0}, QUIET, CacheMode.TWO_LEVEL, 2),
     ],
 )
-def test_choices(times: Times, noise: Sequence[float], mode: str, workers: int) -> None:
-    choice = choose(Samples(rows(times, noise)), COLD, (1, 2), 64, merge_works=True)
+def test_choices(times: Times, noise: Sequence[float], mode: CacheMode, workers: int) -> None:
+    choice = choose(Samples(rows(times, noise)), Start.COLD, (1, 2), 64, merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (mode, workers), choice.words
 
 
 def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() -> None:
-    quiet = rows({A: 1.0, B: 2.0, ONE: 1.0, (PER_WORKER, 1): 1.0})
-    shaken = [each for each in rows({A: 1.0, (TWO_LEVEL, 2): 1.05}, NOISY) if each.mode == TWO_LEVEL]
-    choice = choose(Samples([*quiet, *shaken]), COLD, (1, 2), 64, merge_works=True)
+    quiet = rows({A: 1.0, B: 2.0, ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})
+    shaken = [
+        each
+        for each in rows({A: 1.0, (CacheMode.TWO_LEVEL, 2): 1.05}, NOISY)
+        if each.mode == CacheMode.TWO_LEVEL
+    ]
+    choice = choose(Samples([*quiet, *shaken]), Start.COLD, (1, 2), 64, merge_works=True)
     assert choice is not None
-    assert (choice.mode, choice.workers) == (SHARED, 1)
+    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 1)
     assert "whether two-level would be faster is undecided" in choice.words
 
 
 def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
-    found = Samples(rows({A: 2.0, B: 1.0, ONE: 4.0, (PER_WORKER, 1): 4.0}))
-    choice = choose(found, COLD, (1, 2), 64, merge_works=False)
+    found = Samples(rows({A: 2.0, B: 1.0, ONE: 4.0, (CacheMode.PER_WORKER, 1): 4.0}))
+    choice = choose(found, Start.COLD, (1, 2), 64, merge_works=False)
     assert choice is not None
-    assert (choice.mode, choice.workers) == (SHARED, 2)
+    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 2)
     assert "does not merge" in choice.words
 
 
 def test_the_fewest_workers_that_are_as_fast() -> None:
-    times = {(SHARED, 16): 1.0, (PER_WORKER, 16): 1.0, (SHARED, 8): 1.0, (SHARED, 1): 9.0}
-    choice = choose(Samples(rows(times)), COLD, (1, 8, 16), 64, merge_works=True)
+    times = {
+        (CacheMode.SHARED, 16): 1.0,
+        (CacheMode.PER_WORKER, 16): 1.0,
+        (CacheMode.SHARED, 8): 1.0,
+        (CacheMode.SHARED, 1): 9.0,
+    }
+    choice = choose(Samples(rows(times)), Start.COLD, (1, 8, 16), 64, merge_works=True)
     assert choice is not None
-    assert (choice.mode, choice.workers) == (SHARED, 8)
+    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
 
 
 def test_one_processor_leaves_no_choice_of_workers() -> None:
-    choice = choose(Samples(rows({ONE: 1.0, (PER_WORKER, 1): 1.0})), COLD, (1,), 64, merge_works=True)
+    choice = choose(
+        Samples(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), 64, merge_works=True
+    )
     assert choice is not None
     assert choice.workers == 1
     assert "no more than that" in choice.words
@@ -164,7 +184,7 @@ def batches(times: Mapping[int, float]) -> Samples:
     """Warm samples by batch, the usual one first with its control."""
     made: list[Sample] = []
     for batch, seconds in times.items():
-        of_batch = rows({ONE: seconds}, temperature=WARM, batch=batch)
+        of_batch = rows({ONE: seconds}, start=Start.WARM, batch=batch)
         made += [each for each in of_batch if batch == 64 or not each.control]
     return Samples(made)
 
@@ -178,14 +198,16 @@ def batches(times: Mapping[int, float]) -> Samples:
     ],
 )
 def test_batches(times: Mapping[int, float], chosen: int) -> None:
-    batch, finding = choose_batch(batches(times), Contender(WARM, SHARED, 1, 64), (1, 8, 64, 256))
+    batch, finding = choose_batch(
+        batches(times), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 8, 64, 256)
+    )
     assert batch == chosen
     assert finding.answer == str(chosen)
     assert f"up to {chosen} pipelines" in finding.words
 
 
 def test_batches_that_were_not_measured() -> None:
-    batch, finding = choose_batch(Samples([]), Contender(WARM, SHARED, 1, 64), (1, 64))
+    batch, finding = choose_batch(Samples([]), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 64))
     assert batch is None
     assert finding.answer == "not measured"
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from orchestrator.bench.compare import compare_samples
-from orchestrator.bench.samples import Sample
+from orchestrator.bench.rows import Sample
 from tests.bench.support import ENVIRONMENT, series
 
 WALLS = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
@@ -34,8 +34,8 @@ def test_from_few_samples_nothing_is_told_and_that_is_said() -> None:
     assert report.summary() == (
         "nothing can be told; 1 of 1 cells have fewer than 5 samples or pairs of a control"
     )
-    more = [*results(), *results(temperature="warm")]
-    report = compare_samples(more, [*few, *results(temperature="warm")])
+    more = [*results(), *results(start="warm")]
+    report = compare_samples(more, [*few, *results(start="warm")])
     assert report.summary().startswith("no difference beyond noise in 1 cells; 1 of 2 cells have fewer")
 
 

@@ -6,18 +6,19 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
-from orchestrator.bench.samples import FailedSample, Row, Sample
+from orchestrator.bench.rows import FailedSample, Row, Sample, Start
 from orchestrator.bench.statistics import Estimate
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import sample, series
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]
 OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
 
 
-def matrix(factors: dict[str, float], temperature: str = "cold", workers: int = 16) -> list[Sample]:
+def matrix(factors: dict[str, float], start: str = "cold", workers: int = 16) -> list[Sample]:
     """Modes whose time is that of shared divided by a factor, and a control."""
-    where = {"temperature": temperature, "workers": workers}
-    samples = series(OTHER, mode="shared", control=True, **where)
+    where = {"start": start, "workers": workers}
+    samples = series(OTHER, mode=CacheMode.SHARED, control=True, **where)
     for mode, factor in factors.items():
         samples += series([wall / factor for wall in STEADY], mode=mode, **where)
     return samples
@@ -32,19 +33,21 @@ def test_a_verdict_is_one_sentence() -> None:
         "on test, warm, 16 workers: private caches 2.2× [2.2, 2.2] faster; cold: no difference beyond noise",
     )
     assert report.warnings == ()
-    group = next(each for each in report.groups if each.group.temperature == "warm")
+    group = next(each for each in report.comparisons if each.conditions.start == "warm")
     assert group.baseline == "shared"
-    assert group.topology is group.throughput["per-worker"]
+    assert group.topology is group.throughput[CacheMode.PER_WORKER]
     assert group.locking is not None
     assert group.locking.ratio.median == pytest.approx(2.0 / 2.2)
-    assert group.throughput["per-worker-internal"].higher
+    assert group.throughput[CacheMode.PER_WORKER_INTERNAL].higher
 
 
 def test_private_caches_can_be_slower_and_the_merge_counts() -> None:
     (verdict,) = contention_report(matrix({"shared": 1.0, "per-worker": 0.5})).verdicts
     assert verdict == "on test, cold, 16 workers: private caches 2.0× [2.0, 2.0] slower"
     samples = matrix({"shared": 1.0})
-    samples += series([wall / 2 for wall in STEADY], mode="per-worker", workers=16, merge_ns=1_500_000_000)
+    samples += series(
+        [wall / 2 for wall in STEADY], mode=CacheMode.PER_WORKER, workers=16, merge_ns=1_500_000_000
+    )
     (verdict,) = contention_report(samples).verdicts
     assert "slower (before the merge: private caches 2.0× [2.0, 2.0] faster)" in verdict
 
@@ -52,7 +55,9 @@ def test_private_caches_can_be_slower_and_the_merge_counts() -> None:
 def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:
     (verdict,) = contention_report(matrix({"shared": 1.0, "none": 1.0})).verdicts
     assert "not measured with both" in verdict
-    report = contention_report(series(STEADY, mode="shared") + series(STEADY, mode="per-worker"))
+    report = contention_report(
+        series(STEADY, mode=CacheMode.SHARED) + series(STEADY, mode=CacheMode.PER_WORKER)
+    )
     assert "no verdict without an A/A control" in report.verdicts[0]
     assert any("no A/A control" in each for each in report.warnings)
 
@@ -108,11 +113,17 @@ def test_few_samples_are_told() -> None:
 
 def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
     failed = FailedSample(
-        device="test", temperature="cold", duplicates=0.0, workers=16, mode="none", round=2, reason="broke"
+        device="test",
+        start=Start.COLD,
+        duplicates=0.0,
+        workers=16,
+        mode=CacheMode.NONE,
+        round=2,
+        reason="broke",
     )
     rows: list[Row] = [*matrix({"shared": 1.0}), failed]
     assert contention_report(rows).failed == (failed,)
-    assert contention_report([*rows, sample(workers=16, mode="none")]).failed == ()
+    assert contention_report([*rows, sample(workers=16, mode=CacheMode.NONE)]).failed == ()
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ import msgspec
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import html_report
-from orchestrator.bench.samples import FailedSample, Latencies, Row, Sample
+from orchestrator.bench.rows import FailedSample, Latencies, Row, Sample, Start
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import ENVIRONMENT, series
 from tests.drivers import require_tool
 
@@ -110,7 +111,13 @@ def test_few_samples_and_failures_are_marked() -> None:
     rows: list[Row] = [*few]
     rows += [
         FailedSample(
-            device="test", temperature="cold", duplicates=0.0, workers=4, mode="none", round=1, reason=EVIL
+            device="test",
+            start=Start.COLD,
+            duplicates=0.0,
+            workers=4,
+            mode=CacheMode.NONE,
+            round=1,
+            reason=EVIL,
         )
     ]
     text = html_report(contention_report(rows))

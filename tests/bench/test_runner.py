@@ -14,7 +14,8 @@ import pytest
 from attrs import evolve
 
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
-from orchestrator.bench.plan import BenchPlan, key_of
+from orchestrator.bench.matrix import Matrix
+from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, read_rows
 from orchestrator.bench.runner import (
     RESULTS,
     WARM_PIPELINES_MOST,
@@ -25,18 +26,18 @@ from orchestrator.bench.runner import (
     run_in_process,
     timelines_of,
 )
-from orchestrator.bench.samples import FailedSample, Leg, Sample, read_rows
 from orchestrator.bench.statistics import LEAST_PAIRS
+from orchestrator.devices.device import CacheMode
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from tests.bench.support import ENVIRONMENT, sample
 
-PLAN = BenchPlan(
+PLAN = Matrix(
     set_paths=(str(sample_path()),),
     devices=("test",),
-    modes=("shared", "per-worker"),
+    modes=(CacheMode.SHARED, CacheMode.PER_WORKER),
     workers=(1, 2),
-    temperatures=("cold", "warm"),
+    starts=(Start.COLD, Start.WARM),
     duplicates=(0.0,),
     samples=3,
     batch=64,
@@ -80,7 +81,7 @@ class Answers:
 def answer(job: SampleJob) -> Sample:
     return sample(
         device=job.device,
-        temperature=job.temperature,
+        start=job.start,
         workers=job.workers,
         mode=job.mode,
         control=job.control,
@@ -104,7 +105,7 @@ def test_all_samples_are_taken_and_kept(tmp_path: Path) -> None:
     assert [each.done for each in seen] == list(range(TOTAL))
     assert seen[0].eta.unknown > 0
     assert seen[-1].eta.seconds == 2.0
-    assert {job.passes for job in answers.jobs if job.temperature == "warm"} == {100}
+    assert {job.passes for job in answers.jobs if job.start == "warm"} == {100}
 
 
 @pytest.mark.parametrize("at", [1, 2, 17, TOTAL])
@@ -116,7 +117,7 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path: Path, at: int) 
     second = Answers()
     outcome = run_bench(PLAN, tmp_path, run_job=second)
     assert (outcome.done, outcome.resumed, outcome.stopped) == (TOTAL, at - 1, "")
-    taken = Counter(key_of(job) for job in [*first.jobs[:-1], *second.jobs])
+    taken = Counter(job.key for job in [*first.jobs[:-1], *second.jobs])
     assert set(taken.values()) == {1}
     assert len(taken) == TOTAL
     assert run_bench(PLAN, tmp_path, run_job=Answers(instead=interrupt)).stopped == ""  # nothing is left
@@ -130,7 +131,7 @@ def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> N
     outcome = run_bench(PLAN, tmp_path, run_job=first)
     (failed,) = outcome.failed
     assert failed.reason == "signal 11"
-    assert (failed.leg, failed.round) == key_of(first.jobs[4])
+    assert (failed.arm, failed.round) == first.jobs[4].key
     rows = read_rows(tmp_path / RESULTS)
     assert sum(isinstance(row, FailedSample) for row in rows) == 1
     assert TOTAL - 8 <= outcome.done < TOTAL
@@ -143,7 +144,7 @@ def test_a_failed_control_is_told_from_its_baseline(tmp_path: Path) -> None:
         return Refused(kind="crash", reason="signal 11") if job.control else answer(job)
 
     outcome = run_bench(PLAN, tmp_path, run_job=Answers(instead=crash_of_controls))
-    assert {each.leg for each in outcome.failed} == {Leg(each.cell, True) for each in outcome.failed}
+    assert {each.arm for each in outcome.failed} == {Arm(each.cell, True) for each in outcome.failed}
     assert {each.mode for each in outcome.failed} == {"shared"}
     assert outcome.done == TOTAL * 2 // 3  # the baselines themselves are measured
     assert len(outcome.rows) == outcome.done + 4  # and each control was tried once
@@ -188,7 +189,7 @@ def test_limited_calls_add_up_and_each_gives_a_group_its_pairs(tmp_path: Path) -
         assert answers.now <= limit
         assert outcome.done > done, call
         done = outcome.done
-        pairs = Counter(row.group for row in outcome.rows if isinstance(row, Sample) and row.control)
+        pairs = Counter(row.conditions for row in outcome.rows if isinstance(row, Sample) and row.control)
         if call == 0:
             assert max(pairs.values()) >= 1 + LEAST_PAIRS, pairs  # a warm-up, and what a verdict needs
             assert max(pairs, key=lambda each: pairs[each]).workers == max(plan.workers)
@@ -197,7 +198,7 @@ def test_limited_calls_add_up_and_each_gives_a_group_its_pairs(tmp_path: Path) -
         if not outcome.stopped:
             break
     assert (done, outcome.stopped) == (total, "")
-    keys = Counter(key_of(row) for row in outcome.rows if isinstance(row, Sample))
+    keys = Counter(row.key for row in outcome.rows if isinstance(row, Sample))
     assert len(keys) == total
     assert set(keys.values()) == {1}
 
@@ -215,9 +216,7 @@ def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
     run_bench(evolve(PLAN, samples=1), tmp_path, run_job=do)
     outcome = run_bench(PLAN, tmp_path, run_job=do)
     assert fills == [False, True]
-    assert {row.passes for row in outcome.rows if isinstance(row, Sample) and row.temperature == "warm"} == {
-        100
-    }
+    assert {row.passes for row in outcome.rows if isinstance(row, Sample) and row.start == "warm"} == {100}
 
 
 def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path) -> None:
@@ -296,7 +295,7 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
         assert row.created == row.pipelines > 0
         assert row.environment.driver_caches
         assert row.peak_memory_bytes > row.environment.cores
-        if row.temperature == "warm":
+        if row.start == "warm":
             assert row.hits == row.created
             assert row.passes == 2
             assert row.hit_latency.count == row.hits
@@ -308,7 +307,7 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
         events = json.loads(timeline)["traceEvents"]
         assert {"call", "run"} <= {event.get("cat") for event in events}
         names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-        assert names == [Leg(cell, False).words]  # cells stand beside each other in one file
+        assert names == [Arm(cell, False).words]  # cells stand beside each other in one file
 
 
 def test_a_process_that_dies_is_told() -> None:
@@ -325,7 +324,7 @@ def evolve_job(**changes: str) -> SampleJob:
     values = {"device": "simulated", "mode": "shared", **changes}
     return SampleJob(
         set_paths=PLAN.set_paths,
-        temperature="cold",
+        start=Start.COLD,
         duplicates=0.0,
         workers=1,
         **values,  # type: ignore[arg-type]

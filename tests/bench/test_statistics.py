@@ -121,7 +121,7 @@ def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
     found = 0
     last = len(walls) - 3 * count
     for begin in np.linspace(0, last, 100).astype(int).tolist():
-        base, other, control = (walls[begin + leg : begin + 3 * count : 3] for leg in range(3))
+        base, other, control = (walls[begin + arm : begin + 3 * count : 3] for arm in range(3))
         found += Difference(paired_ratio(other, base), noise_of(base, control)).beyond_noise
     assert found <= 5
 

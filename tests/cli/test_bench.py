@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from orchestrator.bench.rows import FailedSample, Row, RowWriter, Sample, Start, failed_arms
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.bench.samples import FailedSample, Row, RowWriter, Sample, failed_legs
 from orchestrator.cli.bench_report import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.options import time_limit_seconds
 from orchestrator.cli.output import Output
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import series
 from tests.cli.conftest import Call
 
@@ -45,7 +46,7 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
         "2",
         "-n",
         "1",
-        "--temperature",
+        "--start",
         "cold",
     ]
     done = call(*arguments, "--modes", "shared,per-worker", "--json")
@@ -74,16 +75,16 @@ def made_up(path: Path) -> BenchOutcome:
     """What a benchmark left whose control failed, and one mode wholly and one in its third round."""
     rows: list[Row] = [
         *series([1.0, 1.1, 0.9], workers=16),
-        *series([0.5, 0.6], workers=16, mode="per-worker"),
+        *series([0.5, 0.6], workers=16, mode=CacheMode.PER_WORKER),
     ]
     rows += [
         FailedSample(
-            device="test", temperature="cold", duplicates=0.0, workers=16, mode=mode, round=2, reason="it broke",
+            device="test", start=Start.COLD, duplicates=0.0, workers=16, mode=CacheMode(mode), round=2, reason="it broke",
             control=control,
         )
         for mode, control in (("shared", True), ("per-worker", False), ("none", False))
     ]  # fmt: skip
-    return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_legs(rows), path)
+    return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_arms(rows), path)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -103,8 +104,8 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
     table = [each for each in lines if each.startswith(("mode", "shared", "per-worker", "none"))]
     assert max(map(len, table)) <= width
     assert len(table) == (8 if width == 80 else 4)  # two tables below each other, or one
-    for leg in ("shared (control)", "per-worker", "none"):
-        assert f"† failed: test, cold, 16 workers, {leg}: it broke" in lines
+    for arm in ("shared (control)", "per-worker", "none"):
+        assert f"† failed: test, cold, 16 workers, {arm}: it broke" in lines
     document = bench_document(outcome, report_of(outcome))
     assert [(each["mode"], each["control"], each["round"]) for each in document["failed"]] == [
         ("none", False, 2),
@@ -119,7 +120,7 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--modes", "fast"], "--modes 'fast'"),
         (["--workers", "0"], "--workers '0'"),
         (["--workers", "1,many"], "--workers"),
-        (["--temperature", "tepid"], "cold, warm"),
+        (["--start", "tepid"], "cold, warm"),
         (["--duplicates", "1.5"], "shares from 0 to 1"),
         (["--samples", "0"], "--samples 0"),
         (["--time-limit", "soon"], "--time-limit"),
@@ -136,7 +137,7 @@ def test_usage_is_checked_before_anything_runs(
 
 
 def test_a_device_that_is_not_there(call: Call, small_set: Path, tmp_path: Path) -> None:
-    done = call("bench", small_set, "-d", "no such device", "-o", tmp_path / "out", "--temperature", "cold")
+    done = call("bench", small_set, "-d", "no such device", "-o", tmp_path / "out", "--start", "cold")
     assert done.code == 3
     assert "no such device" in done.err
 
@@ -180,8 +181,8 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
 
 def test_compare_fits_into_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    before = results(tmp_path / "a", mode="per-worker-internal", workers=16, device="radv:navi21")
-    after = results(tmp_path / "b", 1.3, mode="per-worker-internal", workers=16, device="radv:navi31")
+    before = results(tmp_path / "a", mode=CacheMode.PER_WORKER_INTERNAL, workers=16, device="radv:navi21")
+    after = results(tmp_path / "b", 1.3, mode=CacheMode.PER_WORKER_INTERNAL, workers=16, device="radv:navi31")
     lines = call("compare", before, after).out.splitlines()
     assert any(each.startswith("radv:navi21 -> radv:navi31, cold, 16 workers; A/A within") for each in lines)
     (row,) = [each for each in lines if each.startswith("per-worker-internal")]
@@ -190,7 +191,7 @@ def test_compare_fits_into_80_columns(call: Call, monkeypatch: pytest.MonkeyPatc
 
 
 def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -> None:
-    good, other = results(tmp_path / "a"), results(tmp_path / "b", mode="none")
+    good, other = results(tmp_path / "a"), results(tmp_path / "b", mode=CacheMode.NONE)
     assert "cannot be read" in call("compare", good, tmp_path / "nowhere").err
     bad = tmp_path / "bad.jsonl"
     bad.write_text("{}\n")

@@ -9,7 +9,7 @@ import io
 import pytest
 
 from orchestrator.bench.calibration import CalibrationProgress
-from orchestrator.bench.plan import Eta
+from orchestrator.bench.matrix import Eta
 from orchestrator.bench.runner import BenchProgress
 from orchestrator.cli.bench_report import BenchView, eta_text
 from orchestrator.cli.calibrate_report import CalibrationView

@@ -29,7 +29,7 @@ def quick(job: Job) -> Answer:
         )
     assert isinstance(job, SampleJob)
     return sample(
-        temperature=job.temperature,
+        start=job.start,
         mode=job.mode,
         workers=job.workers,
         control=job.control,

@@ -10,21 +10,29 @@ import msgspec
 import numpy as np
 import pytest
 
-from orchestrator.bench.samples import (
+from orchestrator.bench.rows import (
     QUANTILES,
+    Arm,
     FailedSample,
     Latencies,
-    Leg,
     Row,
+    RowsError,
     RowWriter,
-    SamplesError,
+    Start,
     read_rows,
     read_samples,
 )
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import sample
 
 FAILED = FailedSample(
-    device="test", temperature="cold", duplicates=0.0, workers=2, mode="shared", round=0, reason="it\nbroke"
+    device="test",
+    start=Start.COLD,
+    duplicates=0.0,
+    workers=2,
+    mode=CacheMode.SHARED,
+    round=0,
+    reason="it\nbroke",
 )
 
 
@@ -62,10 +70,22 @@ def test_a_failure_names_its_leg_also_where_it_was_written_before_legs_were(tmp_
     assert b'"control":true' in path.read_bytes()
     (row,) = read_rows(path)
     assert isinstance(row, FailedSample)
-    assert row.leg == Leg(FAILED.cell, True)
-    assert row.leg.words == "test, cold, 2 workers, shared (control)"
+    assert row.arm == Arm(FAILED.cell, True)
+    assert row.arm.words == "test, cold, 2 workers, shared (control)"
     path.write_bytes(path.read_bytes().replace(b',"control":true', b""))
     assert read_rows(path) == [FAILED]
+
+
+def test_rows_of_earlier_versions_call_the_start_a_temperature(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    rows: list[Row] = [sample(start=Start.WARM, set_name='a "start": of its own'), FAILED]
+    with RowWriter(path) as writer:
+        for row in rows:
+            writer.write(row)
+    old = path.read_bytes().replace(b'"start":"', b'"temperature":"')
+    assert old.count(b'"temperature":"') == 2
+    path.write_bytes(old)
+    assert read_rows(path) == rows
 
 
 def test_a_line_that_was_cut_off_is_no_row_and_goes_when_writing_goes_on(tmp_path: Path) -> None:
@@ -87,20 +107,20 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
     with RowWriter(path) as writer:
         writer.write(sample())
     path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(SamplesError, match="line 2"):
+    with pytest.raises(RowsError, match="line 2"):
         read_rows(path)
 
 
 def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
-    with pytest.raises(SamplesError, match="cannot be read"):
+    with pytest.raises(RowsError, match="cannot be read"):
         read_samples(path)
     with RowWriter(path) as writer:
         writer.write(FAILED)
         writer.write(sample(round=-1))
-    with pytest.raises(SamplesError, match="no samples"):
+    with pytest.raises(RowsError, match="no samples"):
         read_samples(path)
-    with pytest.raises(SamplesError, match="cannot be written"):
+    with pytest.raises(RowsError, match="cannot be written"):
         RowWriter(tmp_path / "nowhere" / "results.jsonl")
 
 

@@ -1,71 +1,76 @@
-"""Rows of a benchmark: `Sample`, and their file.
+"""The rows of a benchmark, and their file: one JSON object a line.
 
-One sample of a benchmark as a typed row: what was measured, where, with what, and every figure of it; and
-the file of such rows, one JSON object a line.
+A `Sample` is one run in a process of its own. Its row names everything that its figures depend on: driver,
+device, processor, mode, workers, set, versions, and how the driver's own caches were off.
 
-Guarantees: - A row names everything that a figure needs to count: driver and version, identity, cores,
-workers, mode, temperature, batch, duplicates, set and its hash, versions of Python and of the project, and
-how the driver's caches were off. - A file is append-only and each line stands for itself. A last line that
-was cut off (the process was killed while it wrote) is no row and no error; a damaged line before it is an
-error that names the line. - Fields may be added, with a default; none changes its meaning, so that old
-files stay readable.
+Guarantees: the file only grows. A last line that was cut off is no row and no error; a damaged line before it
+is an error that names the line. Fields may be added, with a default, and none changes its meaning, so that
+old files stay readable.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """What a `Latencies` holds of a distribution; the last is the largest."""
 
 
-class SamplesError(OrchestratorError):
-    """A file of samples cannot be used; the message names the file and the line."""
+class RowsError(OrchestratorError):
+    """A file of rows cannot be used; the message names the file and the line."""
 
 
-class Cell(NamedTuple):
-    """What a sample is a sample of: the point in the matrix.
+class Start(enum.StrEnum):
+    """What the caches of a run hold when it starts: nothing (COLD), or everything (WARM)."""
+
+    COLD = "cold"
+    WARM = "warm"
+
+
+class Conditions(NamedTuple):
+    """What is the same for modes that are compared, pair by pair.
 
     Attributes:
         device: The selector.
-        temperature: "cold" or "warm".
-        duplicates: Share of the pipelines that are in the run a second time.
+        start: What the caches hold.
+        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
         workers: Number of workers.
-        mode: The cache topology.
     """
 
     device: str
-    temperature: str
-    duplicates: float
-    workers: int
-    mode: str
-
-
-class Group(NamedTuple):
-    """Cells that differ in their mode alone, so that their samples can be compared pair by pair."""
-
-    device: str
-    temperature: str
+    start: Start
     duplicates: float
     workers: int
 
 
-class Leg(NamedTuple):
-    """What takes its turn in a round: a cell, or the baseline once more as the A/A control of its group.
+class Cell(NamedTuple):
+    """A point of the matrix: `Conditions`, and a mode."""
 
-    Attributes:
-        cell: Which.
-        control: Whether it is the control.
-    """
+    device: str
+    start: Start
+    duplicates: float
+    workers: int
+    mode: CacheMode
+
+    @property
+    def conditions(self) -> Conditions:
+        """It without its mode."""
+        return Conditions(*self[:4])
+
+
+class Arm(NamedTuple):
+    """What takes its turn in a round: a cell, or the baseline once more as the A/A control."""
 
     cell: Cell
     control: bool
@@ -73,10 +78,57 @@ class Leg(NamedTuple):
     @property
     def words(self) -> str:
         """It in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
-        device, temperature, duplicates, workers, mode = self.cell
+        device, start, duplicates, workers, mode = self.cell
         count = f"{workers} worker" if workers == 1 else f"{workers} workers"
         copies = f", {duplicates:.0%} duplicates" if duplicates else ""
-        return f"{device}, {temperature}, {count}, {mode}{copies}" + (" (control)" if self.control else "")
+        return f"{device}, {start}, {count}, {mode}{copies}" + (" (control)" if self.control else "")
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """An arm in a round: what tells a sample from the others of a benchmark.
+
+    Attributes:
+        device: The selector.
+        start: What the caches hold.
+        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
+        workers: Number of workers.
+        mode: The cache topology.
+        control: Whether it is the second arm of the A/A control.
+        round: The pair that it belongs to, from 0; -1 for a warm-up, which counts for nothing.
+    """
+
+    device: str
+    start: Start
+    duplicates: float
+    workers: int
+    mode: CacheMode
+    control: bool = False
+    round: int = 0
+
+    @property
+    def cell(self) -> Cell:
+        """The point of the matrix."""
+        return Cell(self.device, self.start, self.duplicates, self.workers, self.mode)
+
+    @property
+    def arm(self) -> Arm:
+        """What takes the turn."""
+        return Arm(self.cell, self.control)
+
+    @property
+    def conditions(self) -> Conditions:
+        """What is the same for the cells that it is compared with."""
+        return self.cell.conditions
+
+    @property
+    def key(self) -> tuple[Arm, int]:
+        """Arm and round."""
+        return self.arm, self.round
+
+
+def turn_of(turn: Turn) -> dict[str, Any]:
+    """The fields of `Turn` alone, to make another one of the same turn."""
+    return {name: getattr(turn, name) for name in Turn.__struct_fields__}
 
 
 class Latencies(msgspec.Struct, frozen=True):
@@ -111,7 +163,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         device_id: VkPhysicalDeviceProperties::deviceID.
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
         driver_caches: How the driver's own caches were turned off.
-        opened_as: What the device of each group was opened as, in words.
+        opened_as: What the device of each feature group was opened as, in words.
         cores: Processors that the process may use.
         processor: What the processor calls itself.
         load_average: Load of the machine over the minute before the sample.
@@ -136,17 +188,10 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     opened_as: tuple[str, ...] = ()
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sample"):
+class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     """One run in a process of its own. Times are sums over all workers, except where they say otherwise.
 
     Attributes:
-        device: The selector.
-        temperature: "cold": empty caches; "warm": every cache holds everything from the start.
-        duplicates: Share of the pipelines that are in the run a second time.
-        workers: Number of workers.
-        mode: The cache topology.
-        control: Whether this is the second leg of the A/A control of its group's baseline.
-        round: The pair that it belongs to, from 0; -1 for a warm-up, which counts for nothing.
         batch: Largest number of pipelines in a call.
         passes: How often the whole set is in the run, so that a warm run is long enough to be measured.
         set_name: Where the set came from.
@@ -182,13 +227,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sa
         notes: What a reader must know, such as a fallback.
     """
 
-    device: str
-    temperature: str
-    duplicates: float
-    workers: int
-    mode: str
-    control: bool
-    round: int
     batch: int
     passes: int
     set_name: str
@@ -224,21 +262,6 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sa
     notes: tuple[str, ...] = ()
 
     @property
-    def cell(self) -> Cell:
-        """What it is a sample of."""
-        return Cell(self.device, self.temperature, self.duplicates, self.workers, self.mode)
-
-    @property
-    def leg(self) -> Leg:
-        """Which leg of a round it is."""
-        return Leg(self.cell, self.control)
-
-    @property
-    def group(self) -> Group:
-        """The cells that it is compared with."""
-        return Group(self.device, self.temperature, self.duplicates, self.workers)
-
-    @property
     def counts(self) -> bool:
         """Whether it is more than a warm-up."""
         return self.round >= 0
@@ -265,7 +288,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sa
 
     @property
     def run_delay_share(self) -> float:
-        """Share of the calls' time in which threads waited for a processor: the machine is too small or too busy."""
+        """Share of the calls' time in which threads waited for a processor."""
         return self.run_delay_ns / self.call_ns if self.call_ns else 0.0
 
     @property
@@ -275,7 +298,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="sa
 
     @property
     def binding_overhead_ns(self) -> int:
-        """Wall time of the calls that was not the driver's: building create infos, waiting for the interpreter."""
+        """Wall time of the calls that was not the driver's."""
         return self.call_ns - self.driver_ns
 
 
@@ -283,33 +306,14 @@ def _rate(count: int, nanoseconds: int) -> float:
     return count / (nanoseconds / 1e9) if nanoseconds > 0 else 0.0
 
 
-class FailedSample(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="failed"):
-    """A sample whose process did not give one, such as a driver that crashed. Tried again when a run is resumed.
-
-    Its other fields are those of `Sample`.
+class FailedSample(Turn, frozen=True, kw_only=True, tag_field="row", tag="failed"):
+    """A sample whose process did not give one, such as a driver that crashed; a resumed run tries it again.
 
     Attributes:
         reason: What the process said last, or how it ended.
     """
 
-    device: str
-    temperature: str
-    duplicates: float
-    workers: int
-    mode: str
-    round: int
     reason: str
-    control: bool = False
-
-    @property
-    def cell(self) -> Cell:
-        """What it should have been a sample of."""
-        return Cell(self.device, self.temperature, self.duplicates, self.workers, self.mode)
-
-    @property
-    def leg(self) -> Leg:
-        """Which leg of a round it should have been."""
-        return Leg(self.cell, self.control)
 
 
 Row = Sample | FailedSample
@@ -320,22 +324,24 @@ def read_rows(path: Path) -> list[Row]:
     """Read a file of rows; a last line that was cut off is left out.
 
     Raises:
-        SamplesError: It cannot be read, or a line is not a row.
+        RowsError: It cannot be read, or a line is not a row.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise SamplesError(f"{path}: cannot be read: {error.strerror}") from error
+        raise RowsError(f"{path}: cannot be read: {error.strerror}") from error
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            rows.append(_decoder.decode(line))
+            # Rows of earlier versions call the start a temperature. Inside a string the quotes would be
+            # escaped.
+            rows.append(_decoder.decode(line.replace(b'"temperature":', b'"start":', 1)))
         except msgspec.MsgspecError as error:
             if number == len(lines):  # no line break behind it: a writer was interrupted
                 break
-            raise SamplesError(f"{path}: line {number} is not a sample: {error}") from error
+            raise RowsError(f"{path}: line {number} is not a sample: {error}") from error
     return rows
 
 
@@ -343,11 +349,11 @@ def read_samples(path: Path) -> list[Sample]:
     """The samples of a file that count: no warm-ups, no failures.
 
     Raises:
-        SamplesError: It cannot be read, or holds none.
+        RowsError: It cannot be read, or holds none.
     """
     found = [row for row in read_rows(path) if isinstance(row, Sample) and row.counts]
     if not found:
-        raise SamplesError(f"{path}: holds no samples (warm-ups and failures count for nothing)")
+        raise RowsError(f"{path}: holds no samples (warm-ups and failures count for nothing)")
     return found
 
 
@@ -358,13 +364,13 @@ class RowWriter:
         """Open the file, and cut off a last line that was not finished.
 
         Raises:
-            SamplesError: It cannot be written.
+            RowsError: It cannot be written.
         """
         try:
             self._file = path.open("ab")
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
-            raise SamplesError(f"{path}: cannot be written: {error.strerror}") from error
+            raise RowsError(f"{path}: cannot be written: {error.strerror}") from error
 
     def write(self, row: Row) -> None:
         """Append a row."""
@@ -392,12 +398,22 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
     return found
 
 
-def failed_legs(rows: Iterable[Row]) -> tuple[FailedSample, ...]:
-    """Legs whose last attempt failed: that attempt of each, in the order of the cells."""
-    failed: dict[Leg, FailedSample] = {}
+def control_of(
+    samples: Iterable[Sample], conditions: Conditions
+) -> tuple[dict[int, Sample], dict[int, Sample]]:
+    """Both arms of the A/A control under some conditions, by round."""
+    same = [each for each in samples if each.conditions == conditions]
+    control = {each.round: each for each in same if each.control}
+    modes = {each.mode for each in control.values()}
+    return {each.round: each for each in same if not each.control and each.mode in modes}, control
+
+
+def failed_arms(rows: Iterable[Row]) -> tuple[FailedSample, ...]:
+    """Arms whose last attempt failed: that attempt of each, in the order of the cells."""
+    failed: dict[Arm, FailedSample] = {}
     for row in rows:
         if isinstance(row, FailedSample):
-            failed[row.leg] = row
+            failed[row.arm] = row
         else:
-            failed.pop(row.leg, None)
+            failed.pop(row.arm, None)
     return tuple(failed[each] for each in sorted(failed))

@@ -10,16 +10,17 @@ from attrs import evolve
 from msgspec import structs
 
 from orchestrator.bench.jobs import SampleJob
-from orchestrator.bench.plan import BenchPlan, eta_of, key_of, leg_of, remaining
-from orchestrator.bench.samples import FailedSample, Row, failed_legs
+from orchestrator.bench.matrix import Matrix, eta_of, remaining
+from orchestrator.bench.rows import FailedSample, Row, Start, failed_arms
+from orchestrator.devices.device import CacheMode
 from tests.bench.support import sample
 
-PLAN = BenchPlan(
+PLAN = Matrix(
     set_paths=("a.foz",),
     devices=("x", "y"),
-    modes=("per-worker", "shared", "none"),
+    modes=(CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.NONE),
     workers=(1, 4),
-    temperatures=("cold", "warm"),
+    starts=(Start.COLD, Start.WARM),
     duplicates=(0.0, 0.5),
     samples=5,
     batch=32,
@@ -31,7 +32,7 @@ PLAN = BenchPlan(
 def row_of(job: SampleJob, took: float = 2.0) -> Row:
     return sample(
         device=job.device,
-        temperature=job.temperature,
+        start=job.start,
         duplicates=job.duplicates,
         workers=job.workers,
         mode=job.mode,
@@ -43,9 +44,9 @@ def row_of(job: SampleJob, took: float = 2.0) -> Row:
 
 def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
     jobs = list(PLAN.jobs())
-    keys = Counter(key_of(job) for job in jobs)
+    keys = Counter(job.key for job in jobs)
     assert set(keys.values()) == {1}
-    cells = Counter(leg_of(job).cell for job in jobs if not job.control)
+    cells = Counter(job.arm.cell for job in jobs if not job.control)
     assert set(cells.values()) == {PLAN.samples + 1}  # and a warm-up
     assert len(cells) == 2 * 2 * 2 * (3 + 2)  # nothing is warm without a cache
     controls = [job for job in jobs if job.control]
@@ -58,24 +59,22 @@ def test_rounds_are_whole_and_contenders_take_turns() -> None:
     assert [job.round for job in jobs] == sorted(job.round for job in jobs)
     assert jobs[0].round == -1
     first = [
-        job
-        for job in jobs
-        if (job.device, job.temperature, job.duplicates, job.workers) == ("x", "cold", 0.0, 1)
+        job for job in jobs if (job.device, job.start, job.duplicates, job.workers) == ("x", "cold", 0.0, 1)
     ]
-    legs = [[(job.mode, job.control) for job in first if job.round == number] for number in range(5)]
-    assert len({tuple(sorted(each)) for each in legs}) == 1
-    assert {each[0] for each in legs} == {*legs[0]}  # each leg comes first once
+    arms = [[(job.mode, job.control) for job in first if job.round == number] for number in range(5)]
+    assert len({tuple(sorted(each)) for each in arms}) == 1
+    assert {each[0] for each in arms} == {*arms[0]}  # each arm comes first once
 
 
 def test_warm_runs_are_repeated_and_cold_ones_are_not() -> None:
     for job in PLAN.jobs():
-        warm = job.temperature == "warm"
+        warm = job.start == "warm"
         assert job.passes == ({"x": 30, "y": 7}[job.device] if warm else 1)
         assert job.cache_directory == ("caches" if warm else "")
 
 
 def test_the_baseline_is_the_first_mode_without_shared() -> None:
-    plan = evolve(PLAN, modes=("per-worker", "none"))
+    plan = evolve(PLAN, modes=(CacheMode.PER_WORKER, CacheMode.NONE))
     assert {job.mode for job in plan.jobs() if job.control} == {"per-worker"}
 
 
@@ -84,14 +83,20 @@ def test_what_is_there_is_not_taken_again() -> None:
     rows = [row_of(job) for job in jobs[:57]]
     assert remaining(PLAN, rows) == jobs[57:]
     failed = FailedSample(
-        device="x", temperature="cold", duplicates=0.0, workers=1, mode="shared", round=0, reason="it crashed"
+        device="x",
+        start=Start.COLD,
+        duplicates=0.0,
+        workers=1,
+        mode=CacheMode.SHARED,
+        round=0,
+        reason="it crashed",
     )
     assert remaining(PLAN, [*rows, failed]) == jobs[57:]
-    assert failed_legs([failed]) == (failed,)
+    assert failed_arms([failed]) == (failed,)
     control = structs.replace(failed, control=True)
-    again = sample(device="x", temperature="cold", workers=1, mode="shared")
-    assert failed_legs([failed, control, again]) == (control,)  # another leg says nothing about this one
-    assert failed_legs([failed, again, failed]) == (failed,)
+    again = sample(device="x", start=Start.COLD, workers=1, mode=CacheMode.SHARED)
+    assert failed_arms([failed, control, again]) == (control,)  # another arm says nothing about this one
+    assert failed_arms([failed, again, failed]) == (failed,)
 
 
 def test_the_eta_says_what_it_does_not_know() -> None:
@@ -108,7 +113,7 @@ def test_the_eta_says_what_it_does_not_know() -> None:
 
 
 def test_a_cell_with_busier_neighbours_counts_as_if_the_work_were_its_own() -> None:
-    plan = evolve(PLAN, devices=("x",), temperatures=("cold",), duplicates=(0.0,), modes=("shared",))
+    plan = evolve(PLAN, devices=("x",), starts=(Start.COLD,), duplicates=(0.0,), modes=(CacheMode.SHARED,))
     jobs = list(plan.jobs())
     rows = [row_of(job) for job in jobs if job.workers == 4]
     alone = [job for job in jobs if job.workers == 1]
