@@ -92,7 +92,7 @@ def measure(job: Job) -> dict[str, Any]:
     device.close()
     seconds = report.timing.wall_ns / 1e9
     driver = report.timing.driver_ns / 1e9
-    bound = max(driver / job["workers"], float(report.driver_ns.max()) / 1e9)
+    bound = max(driver / job["workers"], float(report.pipelines.driver_ns.max()) / 1e9)
     return {
         "seconds": seconds,
         "bound_s": bound,
@@ -105,9 +105,9 @@ def measure(job: Job) -> dict[str, Any]:
         "calls": len(report.calls),
         **errors(told, seconds),
         # What the replay needs: for each pipeline what it took, what it was believed to take, and its kind.
-        "times_ms": [round(each / 1e6, 3) for each in report.driver_ns.tolist()],
+        "times_ms": [round(each / 1e6, 3) for each in report.pipelines.driver_ns.tolist()],
         "estimates_ms": [round(each / 1e6, 3) for each in estimated_costs(image).tolist()],
-        "kinds": report.kinds.tolist(),
+        "kinds": report.pipelines.kinds.tolist(),
         "driver": f"{identity.driver_name} {identity.driver_info}",
         "device_name": identity.device_name,
     }

@@ -102,8 +102,8 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
     return {
         "frames": len(begins),
         "used": report.timing.driver_ns / (len(begins) * BUDGET_S * 1e9 * job["workers"]),
-        "longest_pipeline_ms": float(report.driver_ns.max()) / 1e6,
-        "longer_than_budget": int(np.count_nonzero(report.driver_ns > BUDGET_S * 1e9)),
+        "longest_pipeline_ms": float(report.pipelines.driver_ns.max()) / 1e6,
+        "longer_than_budget": int(np.count_nonzero(report.pipelines.driver_ns > BUDGET_S * 1e9)),
         "hits": report.cache_hits,
         **spread("caller", held),
         **beyond(report, np.array(begins)),

@@ -123,8 +123,8 @@ def run_warm(
 
     with no_garbage_collection():
         report = trio.run(run)
-    if report.handles is not None:
-        device.destroy_pipelines(report.handles)
+    if report.pipelines.handles is not None:
+        device.destroy_pipelines(report.pipelines.handles)
     if report.cache_hits != len(report):
         raise SystemExit(f"only {report.cache_hits} of {len(report)} were hits")
     return report

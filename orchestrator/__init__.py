@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
     from orchestrator.run.options import RunOptions as RunOptions
     from orchestrator.run.options import TrialLimits as TrialLimits
-    from orchestrator.run.records import CompileProgress as CompileProgress
     from orchestrator.run.records import CompileReport as CompileReport
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
@@ -143,10 +142,7 @@ _HOMES = {
         "RunOptions",
         "TrialLimits",
     ),
-    "orchestrator.run.records": (
-        "CompileProgress",
-        "CompileReport",
-    ),
+    "orchestrator.run.records": ("CompileReport",),
     "orchestrator.schedule": (
         "Followers",
         "Priority",

@@ -170,8 +170,8 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
         before = peak_memory()
         with no_garbage_collection():
             report = trio.run(run)
-        if report.handles is not None:
-            device.destroy_pipelines(report.handles)
+        if report.pipelines.handles is not None:
+            device.destroy_pipelines(report.pipelines.handles)
         return report, before
     finally:
         prepared.close()
@@ -225,23 +225,25 @@ class _Totals:
         self.memory_before = self.memory_before or memory_before
         if job.trace:
             self.spans += run_spans(report)
-        compiled, hit = report.status == _COMPILED, report.status == _HIT
-        self.compiled_ns.append(report.driver_ns[compiled])
-        self.hit_ns.append(report.driver_ns[hit])
-        duplicate_keys, duplicate_ns = repeated_work(report.keys[compiled], report.driver_ns[compiled])
-        merge, timing = report.merge, report.timing
+        compiled, hit = report.pipelines.status == _COMPILED, report.pipelines.status == _HIT
+        self.compiled_ns.append(report.pipelines.driver_ns[compiled])
+        self.hit_ns.append(report.pipelines.driver_ns[hit])
+        duplicate_keys, duplicate_ns = repeated_work(
+            report.pipelines.keys[compiled], report.pipelines.driver_ns[compiled]
+        )
+        merge, timing, counts = report.merge, report.timing, report.counts()
         figures = {
-            "pipelines": len(report) - len(report.skipped),
+            "pipelines": len(report) - counts[OutcomeStatus.SKIPPED],
             "created": int(compiled.sum() + hit.sum()),
             "hits": int(hit.sum()),
-            "failed": len(report.failed),
-            "skipped": len(report.skipped),
+            "failed": counts[OutcomeStatus.FAILED],
+            "skipped": counts[OutcomeStatus.SKIPPED],
             "calls": len(report.calls),
-            "open_ns": timing.open_ns,
+            "open_ns": timing.make_caches_ns,
             "wall_ns": timing.wall_ns,
             "merge_ns": timing.merge_ns,
             "read_back_ns": timing.read_back_ns,
-            "call_ns": sum(each.wall_ns for each in report.calls),
+            "call_ns": int(report.calls.wall_ns.sum()),
             "driver_ns": timing.driver_ns,
             "cpu_ns": timing.cpu_ns,
             "run_delay_ns": timing.run_delay_ns,
@@ -463,7 +465,7 @@ def probe(job: ProbeJob) -> Probed:
 
 def _answer(source: PipelineSet, identity: DeviceIdentity, runs: list[RunReport], sizes: list[int]) -> Probed:
     wall_ns = sum(each.timing.wall_ns for each in runs)
-    pipelines = sum(len(each) - len(each.skipped) for each in runs)
+    pipelines = sum(len(each) - each.counts()[OutcomeStatus.SKIPPED] for each in runs)
     merges = [each.merge for each in runs if each.merge is not None]
     return Probed(
         set_name=source.name,

@@ -139,7 +139,9 @@ def run_spans(report: RunReport) -> list[Span]:
             category="call",
             arguments={
                 "pipelines": len(call.indices),
-                "first_key": f"{int(report.keys[call.indices[0]]):016x}" if len(call.indices) else "",
+                "first_key": f"{int(report.pipelines.keys[call.indices[0]]):016x}"
+                if len(call.indices)
+                else "",
                 "driver_us": call.driver_ns / 1000,
                 "cpu_us": call.cpu_ns / 1000,
                 "run_delay_us": call.run_delay_ns / 1000,

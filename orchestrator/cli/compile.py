@@ -141,7 +141,6 @@ def compile_verb(
     """
     import trio
 
-    from orchestrator.cli.compile_document import compile_document
     from orchestrator.cli.compile_tables import show_report
     from orchestrator.cli.options import time_limit_seconds, usable_directory
     from orchestrator.cli.output import Output
@@ -151,6 +150,7 @@ def compile_verb(
     from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
     from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, ModulePolicy, PipelineKeyUse
+    from orchestrator.run.records import encode_json
 
     if merge == "rolling" and mode in ("shared", "none"):
         raise UsageError(
@@ -189,7 +189,7 @@ def compile_verb(
         own_process(device, driver_caches=driver_caches)
         report = trio.run(_until_signal, job, view)
         _write_extras(opened, report, trace=trace, pipeline_stats=pipeline_stats)
-    output.document(compile_document(report))
+    output.document(encode_json(report))
     show_report(output, report)
     return _exit_code(report)
 
@@ -214,15 +214,15 @@ def _write_extras(
     if trace is not None:
         from orchestrator.bench.trace import compile_spans, encode_trace
 
-        write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.name}")])
+        write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.path}")])
     if pipeline_stats is not None:
         from orchestrator.bench.pipeline_statistics import PipelineStatistics, statistics_csv
 
         rows = [
             PipelineStatistics(
                 source.name,
-                each.job.kind,
-                each.job.key,
+                each.kind,
+                each.key,
                 each.found.wall_ns,
                 each.found.driver_ns,
                 each.found.executables,
@@ -282,14 +282,12 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
 
 
 def _exit_code(report: CompileReport) -> ExitCode:
-    from orchestrator.run.records import OutcomeStatus
-
     if report.stopped and not report.out_of_time:
         return ExitCode.INTERRUPTED
     if report.cache_file.error:
         return ExitCode.BAD_INPUT
     if report.out_of_time:
         return ExitCode.OUT_OF_TIME
-    if report.counts()[OutcomeStatus.FAILED]:
+    if report.outcomes.failed:
         return ExitCode.PIPELINES_FAILED
     return ExitCode.OK

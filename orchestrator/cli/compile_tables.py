@@ -1,7 +1,4 @@
-# Purpose: the report of `compile` for people: what became of the pipelines, why some were left out, what the merge did,
-# where the cache is, where the time went.
-# Guarantees: every figure is one of the report; lists are cut where they get long, and then say so.
-"""The report of the verb `compile` as tables."""
+"""The report of `compile` for people: every figure is one of the report; lists are cut where they get long, and say so."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from orchestrator.cli.compile_document import merge_totals
 from orchestrator.cli.output import (
     BAD,
     DIM,
@@ -24,11 +20,10 @@ from orchestrator.cli.output import (
     seconds_text,
     styled,
     table,
-    tag_name,
 )
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
-from orchestrator.run.records import CompileReport, Outcome, OutcomeStatus, Savings
+from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
 from orchestrator.stores.errors import LoadStatus
 
 _REASONS_SHOWN = 10
@@ -50,8 +45,8 @@ def show_report(output: Output, report: CompileReport) -> None:
     """Write the report to stdout; silent with --json."""
     _show_head(output, report)
     _show_counts(output, report)
-    _show_skipped(output, report.of_status(OutcomeStatus.SKIPPED))
-    _show_failed(output, report.of_status(OutcomeStatus.FAILED))
+    _show_skipped(output, report.skipped)
+    _show_failed(output, report.failed)
     _show_damage(output, report)
     _show_facts(output, report)
     for note in report.notes:
@@ -59,26 +54,26 @@ def show_report(output: Output, report: CompileReport) -> None:
     for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
         output.line(styled("warning: ", WARN), warning)
     if report.stopped:
-        left = f"{len(report.of_status(OutcomeStatus.NOT_RUN)):,} of {plural(report.set.unique, 'pipeline')} remain"
+        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
         output.line(
             styled(f"stopped before its end: {left}; run it again to go on from what was saved", WARN)
         )
 
 
 def _show_head(output: Output, report: CompileReport) -> None:
-    identity = report.identity
-    driver = " ".join(each for each in (identity.driver_name, identity.driver_info) if each)
+    device = report.device
+    driver = " ".join(each for each in (device.driver_name, device.driver_info) if each)
     output.line(
-        styled(path_text(report.set.name), HEAD),
+        styled(path_text(report.set.path), HEAD),
         " on ",
-        styled(identity.device_name, HEAD),
+        styled(device.device_name, HEAD),
         styled(f"  {driver}", DIM),
     )
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
     for each in report.set.groups[:_GROUPS_SHOWN]:
-        of = each.group.request.application.application_name
+        of = each.opened_as.application
         whose = f" of {of}" if of else ""
-        output.line(f"device{whose} opened as {each.group.request.text}")
+        output.line(f"device{whose} opened as {each.opened_as.request.text}")
     _show_rest(output, len(report.set.groups) - _GROUPS_SHOWN, "group")
     output.line("")
 
@@ -87,7 +82,7 @@ def _show_counts(output: Output, report: CompileReport) -> None:
     columns = [each for each in _COLUMNS if each[0] is not OutcomeStatus.NOT_RUN or report.stopped]
     made = table("pipelines", "all", *(name for _, name, _ in columns), numbers=range(1, len(columns) + 2))
     for kind in PipelineKind:
-        if report.set.counts.get(kind):
+        if report.set.pipelines.get(kind):
             made.add_row(kind.value.replace("_", " "), *_cells(report, kind, columns))
     made.add_section()
     made.add_row("all", *_cells(report, None, columns), style=HEAD)
@@ -105,10 +100,10 @@ def _cells(
     ]
 
 
-def _show_skipped(output: Output, skipped: Sequence[Outcome]) -> None:
+def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
     if not skipped:
         return
-    by_reason: dict[str, list[Outcome]] = {}
+    by_reason: dict[str, list[PipelineOutcome]] = {}
     for each in skipped:
         by_reason.setdefault(each.reason, []).append(each)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
@@ -116,19 +111,19 @@ def _show_skipped(output: Output, skipped: Sequence[Outcome]) -> None:
     output.line(styled("skipped", WARN), ": the device lacks what they need, so the driver was not asked")
     for reason, members in ranked[:_REASONS_SHOWN]:
         output.line(f"  {len(members):>5,}  {reason}")
-        keys = ", ".join(key_text(each.job.key) for each in members[:_KEYS_SHOWN])
+        keys = ", ".join(key_text(each.key) for each in members[:_KEYS_SHOWN])
         more = f", ... {len(members) - _KEYS_SHOWN:,} more" if len(members) > _KEYS_SHOWN else ""
         output.line(styled(f"         {keys}{more}", DIM))
     _show_rest(output, len(ranked) - _REASONS_SHOWN, "reason")
 
 
-def _show_failed(output: Output, failed: Sequence[Outcome]) -> None:
+def _show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
     if not failed:
         return
     output.line("")
     output.line(styled("failed", BAD))
     for each in failed[:_FAILED_SHOWN]:
-        output.line(f"  {key_text(each.job.key)}  {each.job.kind.value.replace('_', ' ')}  {each.reason}")
+        output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
     _show_rest(output, len(failed) - _FAILED_SHOWN, "pipeline")
 
 
@@ -140,7 +135,7 @@ def _show_damage(output: Output, report: CompileReport) -> None:
     output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", BAD))
     for each in damage[:_DAMAGE_SHOWN]:
         where = "" if each.offset is None else f"at byte {each.offset} "
-        what = "" if each.tag is None or each.key is None else f"{tag_name(each.tag)} {key_text(each.key)}"
+        what = "" if each.tag is None or each.key is None else f"{each.tag} {key_text(each.key)}"
         output.line(f"  {where}{what}: {each.reason}")
     _show_rest(output, len(damage) - _DAMAGE_SHOWN, "place")
 
@@ -152,7 +147,7 @@ def _show_rest(output: Output, count: int, noun: str) -> None:
 
 def _show_facts(output: Output, report: CompileReport) -> None:
     output.line("")
-    rows = [*_saved_rows(report.savings), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
+    rows = [*_saved_rows(report.saved), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
     output.facts(rows)
 
 
@@ -175,11 +170,11 @@ def _saved_rows(savings: Savings) -> list[tuple[str, str | Text]]:
 
 
 def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
-    totals = merge_totals(report)
+    totals = report.merge
     if totals is None or report.mode is CacheMode.NONE:
         return []
     if report.mode is CacheMode.SHARED:
-        before, after = totals["primary_bytes_before"], totals["primary_bytes_after"]
+        before, after = totals.primary_bytes_before, totals.primary_bytes_after
         return [
             (
                 "cache",
@@ -189,19 +184,17 @@ def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
     rows: list[tuple[str, str | Text]] = [
         (
             "merge",
-            f"{byte_text(totals['source_bytes'])} in {plural(report.workers, 'worker cache')} + "
-            f"{byte_text(totals['primary_bytes_before'])} in the primary -> "
-            f"{byte_text(totals['primary_bytes_after'])}, {byte_text(totals['pruned_bytes'])} of duplicates pruned",
+            f"{byte_text(totals.source_bytes)} in {plural(report.workers, 'worker cache')} + "
+            f"{byte_text(totals.primary_bytes_before)} in the primary -> "
+            f"{byte_text(totals.primary_bytes_after)}, {byte_text(totals.pruned_bytes)} of duplicates pruned",
         ),
         (
             "",
-            f"merged in {seconds_text(totals['merge_s'])}; waiting at the barrier "
-            f"{seconds_text(totals['barrier_wait_s'])} (all workers)",
+            f"merged in {seconds_text(totals.merge_ns / 1e9)}; waiting at the barrier "
+            f"{seconds_text(totals.barrier_wait_ns / 1e9)} (all workers)",
         ),
     ]
-    rolling = [
-        run.merge.rolling for run in report.runs if run.merge is not None and run.merge.rolling is not None
-    ]
+    rolling = [each.rolling for each in totals.groups if each.rolling is not None]
     if folds := sum(each.folds for each in rolling):
         pause = max(each.longest_pause_ns for each in rolling) / 1e9
         rows.append(
@@ -211,12 +204,12 @@ def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
                 f"a worker paused {seconds_text(pause)} at most",
             )
         )
-    if totals["duplicate_keys"]:
+    if totals.duplicate_keys:
         rows.append(
             (
                 "",
-                f"{plural(totals['duplicate_keys'], 'pipeline')} compiled by more than one worker, "
-                f"{seconds_text(totals['duplicate_driver_s'])} of driver time",
+                f"{plural(totals.duplicate_keys, 'pipeline')} compiled by more than one worker, "
+                f"{seconds_text(totals.duplicate_driver_ns / 1e9)} of driver time",
             )
         )
     return rows
@@ -227,23 +220,21 @@ def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
     if file.path is None:
         return [("cache file", "none is kept in this mode")]
     rows: list[tuple[str, str | Text]] = [("cache file", path_text(file.path))]
-    loaded = file.loaded
-    if loaded is not None:
-        if loaded.status is LoadStatus.LOADED:
+    if file.load_status is not None:
+        if file.load_status is LoadStatus.LOADED:
             text = styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
-        elif loaded.status is LoadStatus.MISSING:
+        elif file.load_status is LoadStatus.MISSING:
             text = styled("MISSING: a first run")
         else:
-            text = styled(f"{loaded.status.value}: {loaded.detail}", WARN)
+            text = styled(f"{file.load_status.value}: {file.load_detail}", WARN)
         rows.append(("  loaded", text))
-        if loaded.instead_of is not None:
-            current = loaded.instead_of
+        if (current := file.instead_of) is not None:
             words = (
                 f"from the previous generation; the current one is {current.status.value}: {current.detail}"
             )
             rows.append(("", styled(words, WARN)))
-        if loaded.quarantined is not None:
-            rows.append(("  quarantine", path_text(loaded.quarantined)))
+        if file.quarantined is not None:
+            rows.append(("  quarantine", path_text(file.quarantined)))
     if file.error:
         rows.append(("  saved", styled(file.error, BAD)))
     elif file.not_saved:

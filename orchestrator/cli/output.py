@@ -158,8 +158,8 @@ class Output:
         """Whether stderr can show a line that changes."""
         return self.err.is_interactive
 
-    def document(self, value: dict[str, Any]) -> None:
-        """Write the JSON document; does nothing without --json."""
+    def document(self, value: dict[str, Any] | bytes) -> None:
+        """Write the JSON document, encoded or not yet; does nothing without --json."""
         if self.json:
             write_json(value)
 
@@ -212,9 +212,10 @@ def _folded(text: Text, width: int, hang: int) -> list[Text]:
     return lines
 
 
-def write_json(value: dict[str, Any]) -> None:
+def write_json(value: dict[str, Any] | bytes) -> None:
     """Write a document to stdout, indented."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    text = msgspec.json.format(encoded, indent=2).decode()
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -299,8 +300,3 @@ def tag_name(tag: int) -> str:
         return RecordTag(tag).name.lower()
     except ValueError:
         return str(tag)
-
-
-def seconds(nanoseconds: int) -> float:
-    """Nanoseconds as seconds."""
-    return nanoseconds / 1e9

@@ -29,7 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.output import BAD, DIM, HEAD, Output, printable, seconds_text, styled
-from orchestrator.run.records import CompileProgress
+from orchestrator.run import records
 
 _LINE_EVERY_S = 5.0
 OPENING = "opening the device"
@@ -42,7 +42,7 @@ class ProgressView(Protocol):
     def stage(self, name: str) -> None:
         """Something begins, such as "preparing"."""
 
-    def progress(self, progress: CompileProgress) -> None:
+    def progress(self, progress: records.Progress) -> None:
         """Pipelines got done."""
 
     def say(self, text: str) -> None:
@@ -60,7 +60,7 @@ def progress_view(output: Output) -> Iterator[ProgressView]:
         yield PlainView(output)
 
 
-def counts_text(progress: CompileProgress) -> Text:
+def counts_text(progress: records.Progress) -> Text:
     """Compiled, hits, skipped, failed and what is in flight."""
     parts = [
         styled(f"{progress.compiled:,} compiled"),
@@ -71,7 +71,7 @@ def counts_text(progress: CompileProgress) -> Text:
     return Text(" · ").join(parts)
 
 
-def speed_text(progress: CompileProgress) -> str:
+def speed_text(progress: records.Progress) -> str:
     """Rate and time to go."""
     if progress.done >= progress.total:
         return ""
@@ -100,7 +100,7 @@ class PlainView:
         if not self._quiet:
             self._output.message(name)
 
-    def progress(self, progress: CompileProgress) -> None:
+    def progress(self, progress: records.Progress) -> None:
         """Write a line, if the last one is some seconds old."""
         now = time.monotonic()
         if not self._quiet and now >= self._next:
@@ -173,7 +173,7 @@ class LiveView:
         self._bar.update(self._task, description=name)
         self._bar.refresh()
 
-    def progress(self, progress: CompileProgress) -> None:
+    def progress(self, progress: records.Progress) -> None:
         """Move the bar."""
         self._bar.counts = counts_text(progress)
         self._bar.update(

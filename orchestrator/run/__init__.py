@@ -1,25 +1,26 @@
 """Workers, barrier and merge: owns caches while they are in use. The only room that knows trio, the cli apart."""
 
-from orchestrator.run.accounting import CreationCall as CreationCall
 from orchestrator.run.caches import Fold as Fold
 from orchestrator.run.execution import available_workers as available_workers
 from orchestrator.run.execution import run_pipelines as run_pipelines
-from orchestrator.run.merge import Duplicates as Duplicates
-from orchestrator.run.merge import MergeReport as MergeReport
-from orchestrator.run.merge import RollingReport as RollingReport
 from orchestrator.run.options import BARRIER as BARRIER
 from orchestrator.run.options import ROLLING as ROLLING
 from orchestrator.run.options import CompileOptions as CompileOptions
 from orchestrator.run.options import MergePolicy as MergePolicy
 from orchestrator.run.options import RunOptions as RunOptions
 from orchestrator.run.records import Barrier as Barrier
+from orchestrator.run.records import Calls as Calls
+from orchestrator.run.records import CreationCall as CreationCall
+from orchestrator.run.records import Duplicates as Duplicates
+from orchestrator.run.records import MergeReport as MergeReport
 from orchestrator.run.records import OutcomeStatus as OutcomeStatus
-from orchestrator.run.records import PipelineProblem as PipelineProblem
+from orchestrator.run.records import OutcomeTable as OutcomeTable
+from orchestrator.run.records import PipelineOutcome as PipelineOutcome
 from orchestrator.run.records import Progress as Progress
 from orchestrator.run.records import ProgressCallback as ProgressCallback
+from orchestrator.run.records import RollingReport as RollingReport
 from orchestrator.run.records import RunReport as RunReport
-from orchestrator.run.records import RunTiming as RunTiming
-from orchestrator.run.session import PipelineOutcome as PipelineOutcome
+from orchestrator.run.records import Timing as Timing
 from orchestrator.run.session import PipelineSession as PipelineSession
 from orchestrator.run.session import PipelineTicket as PipelineTicket
 from orchestrator.run.session import Remainder as Remainder

@@ -1,15 +1,16 @@
-# Purpose: what a creation call cost, measured in the thread that makes it: wall time, the thread's own CPU
-# time, the driver's own time (creation feedback) and the time in which the thread was runnable but not
-# scheduled. The difference of these is what contention costs:
-#   blocked = driver - cpu - run delay     asleep inside the driver, on a lock
-#   overhead = wall x workers - driver     building, the interpreter, idle workers
-#
-# Guarantees: one meter belongs to one thread; reading it costs under 1 us, twice a batch, and 2 us more where the thread
-# was off the processor. It never gives the interpreter away: where 16 threads want it, each time that costs more than
-# all else between two calls.
-# Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel
-# keeps no such statistics, it counts as 0 and an oversubscribed machine looks like contention.
-"""Cost of creation calls."""
+"""Measures what a creation call costs, in the thread that makes it.
+
+Read are wall time, the thread's own CPU time, the driver's own time (creation feedback), and the time in which the thread
+was runnable but not scheduled. Their differences are what contention costs:
+
+    blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
+    overhead = wall x workers - driver     building, the interpreter, idle workers
+
+Guarantees: one meter belongs to one thread; reading it costs under 1 us, twice a batch, and 2 us more where the thread was
+off the processor. It never releases the GIL: with 16 threads that costs more than all else between two calls.
+Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel keeps no such
+statistics, it counts as 0 and an oversubscribed machine looks like contention.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +22,15 @@ from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen
+from attrs import define, field
 
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
+from orchestrator.run.records import Calls
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 _NOTICED_NS: Final = 2_000
 _STATISTICS_BYTES: Final = 96  # three numbers of at most 20 digits
-# Through PyDLL a call keeps the interpreter, which os.pread gives away; this read never waits for anything.
+# Through PyDLL a call keeps the GIL, which os.pread releases; this read never waits for anything.
 _pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
 if _pread is not None:
     _pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
@@ -37,34 +39,6 @@ if _pread is not None:
 
 _Flags = npt.NDArray[np.uint32]
 _Durations = npt.NDArray[np.uint64]
-
-
-@frozen(eq=False)
-class CreationCall:
-    """What one call of `Device.create_pipelines` cost.
-
-    Attributes:
-        worker: Who made it.
-        start_ns: When it began, on the clock of time.perf_counter_ns.
-        wall_ns: How long it took.
-        cpu_ns: CPU time of the thread meanwhile.
-        driver_ns: Sum of the pipelines' creation feedback durations; `wall_ns` where the driver gives none.
-        run_delay_ns: How long the thread was runnable but not scheduled meanwhile; 0 where unknown.
-        indices: The pipelines, shape (k,), int32.
-    """
-
-    worker: int
-    start_ns: int
-    wall_ns: int
-    cpu_ns: int
-    driver_ns: int
-    run_delay_ns: int
-    indices: npt.NDArray[np.int32] = field(repr=False)
-
-    @property
-    def blocked_ns(self) -> int:
-        """Time asleep inside the driver: driver - cpu - run delay, at least 0."""
-        return max(0, self.driver_ns - self.cpu_ns - self.run_delay_ns)
 
 
 class Reading(NamedTuple):
@@ -170,34 +144,14 @@ def equal_shares(count: int, total_ns: int) -> npt.NDArray[np.uint64]:
     return shares
 
 
-def creation_call(
-    worker: int, before: Reading, after: Reading, driver_ns: int, indices: npt.NDArray[np.int32]
-) -> CreationCall:
-    """The cost between two readings."""
-    wall, cpu = after.wall_ns - before.wall_ns, after.cpu_ns - before.cpu_ns
-    # The meter may lose the statistics between the two; and it reads them outside of the wall clock's readings, where
-    # a busy machine adds to them. Within the call a thread cannot have waited longer than it was off the processor.
-    run_delay = min(max(0, after.run_delay_ns - before.run_delay_ns), max(0, wall - cpu))
-    return CreationCall(
-        worker=worker,
-        start_ns=before.wall_ns,
-        wall_ns=wall,
-        cpu_ns=cpu,
-        driver_ns=driver_ns,
-        run_delay_ns=run_delay,
-        indices=indices,
-    )
-
-
 _Noted = tuple[Reading, Reading, tuple[_Flags, _Durations] | None, npt.NDArray[np.int32]]
 
 
 @define(eq=False)
 class CallLog:
-    """The calls of one worker, as they come, and what they cost, worked out when it is asked for.
+    """The calls of one worker, as they come. One thread at a time.
 
-    Between two calls a worker holds the interpreter, which others want: so it only notes here what it read, and the rest is
-    done once, after the barrier, before any of the pipelines is created again. One thread at a time.
+    Between two calls a worker holds the GIL, which others want: so it only notes here what it read.
 
     Attributes:
         worker: Who makes the calls.
@@ -205,8 +159,6 @@ class CallLog:
 
     worker: int
     _noted: list[_Noted] = field(factory=list)
-    _calls: list[CreationCall] = field(factory=list)
-    _durations: list[npt.NDArray[np.uint64]] = field(factory=list)
 
     def note(
         self,
@@ -227,27 +179,35 @@ class CallLog:
         feedback = None if batch is None else (batch.feedback_flags, batch.durations_ns)
         self._noted.append((before, after, feedback, indices))
 
-    @property
-    def calls(self) -> list[CreationCall]:
-        """The calls, in the order made."""
-        self._work_out()
-        return self._calls
+    def work_out(self) -> tuple[Calls, npt.NDArray[np.uint64]]:
+        """What the calls cost; to be asked before any of the pipelines is created again.
 
-    @property
-    def durations_ns(self) -> list[npt.NDArray[np.uint64]]:
-        """For each call, the driver time of its pipelines, in the order of its indices."""
-        self._work_out()
-        return self._durations
-
-    def _work_out(self) -> None:
-        noted, self._noted = self._noted, []
-        for before, after, feedback, indices in noted:
-            wall_ns = after.wall_ns - before.wall_ns
-            # A call that failed was in the driver all the same.
-            durations = (
-                equal_shares(len(indices), wall_ns)
-                if feedback is None
-                else driver_time_ns(*feedback, wall_ns)
-            )
-            self._durations.append(durations)
-            self._calls.append(creation_call(self.worker, before, after, int(durations.sum()), indices))
+        Returns:
+            The calls, in the order made, and the driver time of their pipelines, in the order of `Calls.indices`.
+        """
+        noted = self._noted
+        before = np.array([each[0] for each in noted], np.int64).reshape(-1, 3)
+        after = np.array([each[1] for each in noted], np.int64).reshape(-1, 3)
+        wall, cpu, delay = (after - before).T
+        sizes = np.array([len(each[3]) for each in noted], np.int32)
+        ends = np.cumsum(sizes)
+        # A call that failed was in the driver all the same.
+        durations = [
+            equal_shares(len(indices), wall_ns) if feedback is None else driver_time_ns(*feedback, wall_ns)
+            for (_, _, feedback, indices), wall_ns in zip(noted, wall.tolist(), strict=True)
+        ]
+        durations_ns = np.concatenate([np.zeros(0, np.uint64), *durations])
+        spent = np.concatenate([np.zeros(1, np.int64), np.cumsum(durations_ns.astype(np.int64))])
+        calls = Calls(
+            worker=np.full(len(noted), self.worker, np.int32),
+            start_ns=before[:, 0],
+            wall_ns=wall,
+            cpu_ns=cpu,
+            driver_ns=spent[ends] - spent[ends - sizes],
+            # The meter may lose the statistics between the two readings; and it reads them outside of the wall clock's, where
+            # a busy machine adds to them. Within the call a thread cannot have waited longer than it was off the processor.
+            run_delay_ns=np.minimum(np.maximum(delay, 0), np.maximum(wall - cpu, 0)),
+            sizes=sizes,
+            indices=np.concatenate([np.zeros(0, np.int32), *(each[3] for each in noted)]),
+        )
+        return calls, durations_ns

@@ -74,16 +74,13 @@ from orchestrator.devices.device import (
 from orchestrator.errors import DriverError
 from orchestrator.run.merge import (
     EMPTY_BYTES,
-    HEADER_BYTES,
-    Duplicates,
     Merged,
-    MergeReport,
-    RollingReport,
     merge_into,
     pruned_bytes,
     size_of,
 )
 from orchestrator.run.options import MergePolicy
+from orchestrator.run.records import HEADER_BYTES, Duplicates, MergeReport, RollingReport
 
 _BYTES_A_PIPELINE = 16 << 10
 _MOST_SPARES = 4

@@ -41,22 +41,25 @@ The device is closed.
 
 from __future__ import annotations
 
+import platform
 import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError
+from orchestrator.registry import registry
 from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import CompileCache, RecordedCosts
@@ -69,23 +72,26 @@ from orchestrator.run.options import (
     PipelineKeyUse,
     RunOptions,
 )
-from orchestrator.run.records import CompileProgress as CompileProgress
 from orchestrator.run.records import (
     CompileReport,
-    GroupSummary,
+    DamageRecord,
+    DeviceRecord,
+    GroupRecord,
+    Hash,
     InspectedPipeline,
     OutcomeStatus,
     Progress,
+    ProgressCallback,
     RunReport,
     Savings,
-    SetSummary,
+    SetRecord,
     Stage,
     Tally,
     TimeToGo,
-    combine,
+    Timing,
+    Versions,
     problem_outcomes,
     status_code,
-    timing_of_runs,
 )
 from orchestrator.run.vetting import Vetter
 from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, SchedulerFactory
@@ -94,12 +100,12 @@ from orchestrator.schedule.graphs import code_sizes, cost_first, estimated_costs
 from orchestrator.schedule.job_table import possibly_same
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, decode_group
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.errors import LoadStatus, SaveError
 from orchestrator.stores.profile_file import MadeFor, add_feature_groups
+from orchestrator.version import version
 
 TARGET_NS: Final = 200_000_000
 _LEAST_TARGET_NS: Final = 5_000_000
@@ -260,10 +266,14 @@ class CompileSchedule:
             report: The run's report.
         """
         saved, leaders = self._saved(report)
-        work_ns = report.driver_ns[leaders].astype(np.int64) - report.driver_ns[saved].astype(np.int64)
+        work_ns = report.pipelines.driver_ns[leaders].astype(np.int64) - report.pipelines.driver_ns[
+            saved
+        ].astype(np.int64)
         # The first of each state key that is not its leader's own was told by the driver's key, the others by state.
-        other = report.keys[saved] != report.keys[leaders]
-        told = len(set(zip(leaders[other].tolist(), report.keys[saved[other]].tolist(), strict=True)))
+        other = report.pipelines.keys[saved] != report.pipelines.keys[leaders]
+        told = len(
+            set(zip(leaders[other].tolist(), report.pipelines.keys[saved[other]].tolist(), strict=True))
+        )
         return Savings(
             by_state_key=len(saved) - told,
             by_pipeline_key=told,
@@ -277,8 +287,8 @@ class CompileSchedule:
 
         A pipeline that was found because the same work was done before costs what that took.
         """
-        compiled = report.status == status_code(OutcomeStatus.COMPILED)
-        times = np.where(compiled, report.driver_ns, np.uint64(0)).astype(np.int64)
+        compiled = report.pipelines.status == status_code(OutcomeStatus.COMPILED)
+        times = np.where(compiled, report.pipelines.driver_ns, np.uint64(0)).astype(np.int64)
         saved, leaders = self._saved(report)
         times[saved] = times[leaders]
         return times
@@ -286,13 +296,13 @@ class CompileSchedule:
     def _saved(self, report: RunReport) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Followers that were found in the cache, and their leaders, which were compiled."""
         scheduler = self._scheduler
-        hits = np.flatnonzero(report.status == status_code(OutcomeStatus.CACHE_HIT))
+        hits = np.flatnonzero(report.pipelines.status == status_code(OutcomeStatus.CACHE_HIT))
         leaders = hits
         if scheduler is not None and (
             scheduler.statistics.saved_by_key or scheduler.statistics.saved_by_pipeline_key
         ):
             leaders = np.fromiter(map(scheduler.leader_of, hits.tolist()), np.int64, len(hits))
-        compiled = report.status[leaders] == status_code(OutcomeStatus.COMPILED)
+        compiled = report.pipelines.status[leaders] == status_code(OutcomeStatus.COMPILED)
         return hits[compiled], leaders[compiled]
 
 
@@ -319,12 +329,12 @@ class CompileJob:
     opener: DeviceOpener
     stop: trio.Event | None
     on_stage: Callable[[str], None]
-    on_progress: Callable[[CompileProgress], None]
+    on_progress: ProgressCallback
     _cache: CompileCache = field(init=False)
     _opener: ProfiledOpener = field(init=False)
     _device: Device | None = field(default=None, init=False)
     _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
-    _groups: list[GroupSummary] = field(factory=list, init=False)
+    _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
@@ -332,7 +342,7 @@ class CompileJob:
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
-    _savings: list[Savings] = field(factory=lambda: [Savings()], init=False)
+    _savings: Savings = field(factory=Savings, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._cache = CompileCache(self.options, self.cache_directory, self.stop)
@@ -364,8 +374,8 @@ class CompileJob:
             if not path.is_file():
                 continue  # nothing was saved
             groups = [
-                MadeFor(each.group.request, each.pipelines)
-                for each in self._groups
+                MadeFor(group.request, each.pipelines)
+                for group, each in self._groups
                 if each.pipelines and each.cache_file == path
             ]
             try:
@@ -461,8 +471,8 @@ class CompileJob:
             on_merged=cache.on_merged,
             on_progress=self._progress,
         )
-        await trio.to_thread.run_sync(costs.learn, report.keys, schedule.compile_times(report))
-        self._savings.append(schedule.savings(report))
+        await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
+        self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]
         return report
 
@@ -470,7 +480,7 @@ class CompileJob:
         self._cache.progress(progress.compiled)
         if self._schedule is not None and progress.done < progress.total:
             now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
-            progress = evolve(progress, eta_s=self._schedule.eta_s(now_ns))
+            progress = msgspec.structs.replace(progress, eta_s=self._schedule.eta_s(now_ns))
         self.on_progress(self._tally.during(progress))
 
     async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
@@ -485,22 +495,21 @@ class CompileJob:
 
     async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
         created = np.flatnonzero(
-            (report.status == status_code(OutcomeStatus.COMPILED))
-            | (report.status == status_code(OutcomeStatus.CACHE_HIT))
+            (report.pipelines.status == status_code(OutcomeStatus.COMPILED))
+            | (report.pipelines.status == status_code(OutcomeStatus.CACHE_HIT))
         )
-        kinds = tuple(PipelineKind)
         found_of = await inspect_pipelines(
             device, prepared, created.tolist(), workers=self._cache.workers, stop=self.stop
         )
         for index, found in sorted(found_of.items()):
-            job = PipelineJob(int(report.keys[index]), kinds[int(report.kinds[index])])
-            self._inspected.append(InspectedPipeline(job, found))
+            row = report.pipelines.row(index)
+            self._inspected.append(InspectedPipeline(row.key, row.kind, found))
 
     def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
         """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
         directory = self.cache_directory
         path = None if directory is None else cache_path(directory, device.identity)
-        self._groups.append(GroupSummary(group, len(built.image), path))
+        self._groups.append((group, GroupRecord.of(group, len(built.image), path)))
         profile = self._opener.profile(device)
         if profile is not None and len(built.image):
             self._notes += key_notes(profile, group, device, built.image)
@@ -531,7 +540,7 @@ class CompileJob:
         self._notes += vetted.notes
         self._tally.leave_out(vetted.left_out)
         self._untried += len(vetted.untried)
-        if not (vetted.left_out or vetted.untried):
+        if not (len(vetted.left_out) or vetted.untried):
             return built
         known = {each.job for each in built.problems}
         rest = vetted.allowed([job for job in group.pipelines if job not in known])
@@ -540,31 +549,38 @@ class CompileJob:
     def report(self) -> CompileReport:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
-        source, runs = self.source, self._tally.runs
+        source, runs, spent = self.source, self._tally.runs, self._spent
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
-        return CompileReport(
-            identity=self._device.identity,
-            features=self._device.features,
-            set=SetSummary(
-                name=source.name,
-                counts=source.counts,
-                content_hash=source.content_hash(),
+        around = Timing(
+            **{
+                name: spent.get(name, 0)
+                for name in ("open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns")
+            }
+        )
+        return CompileReport.of(
+            device=DeviceRecord.of(self._device.identity, self._device.features),
+            set=SetRecord(
+                path=source.name,
+                content_hash=Hash(source.content_hash()),
+                pipelines=source.counts,
+                unique=len(source),
                 applications=tuple(each.name or "" for each in source.applications),
-                groups=tuple(self._groups),
-                damage=source.damage,
+                groups=tuple(each for _, each in self._groups),
+                damage=tuple(map(DamageRecord.of, source.damage)),
             ),
             mode=self._cache.mode,
             workers=self._cache.workers,
-            outcomes=combine(source.pipelines, self._tally.outcomes),
-            runs=tuple(runs),
+            pipelines=self._tally.outcomes(source.pipelines),
+            runs=runs,
             cache_file=self._cache.file,
-            timing=timing_of_runs(runs, self._spent),
+            timing=sum((each.timing for each in runs), around),
             stopped=stopped,
             # Each is told once, whichever groups it is of.
             notes=tuple(dict.fromkeys([*self._notes, *self._opener.notes, *self._cache.notes])),
+            versions=Versions(platform.python_version(), version(), registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
-            savings=Savings.total(self._savings),
+            saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
 
@@ -577,7 +593,7 @@ async def compile_set(
     opener: DeviceOpener | None = None,
     stop: trio.Event | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
-    on_progress: Callable[[CompileProgress], None] = lambda _: None,
+    on_progress: ProgressCallback = lambda _: None,
 ) -> CompileReport:
     """Compile every pipeline of a set that the device can take, and keep the cache.
 

@@ -51,18 +51,19 @@ from attrs import define, field
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
 from orchestrator.run.caches import MergedHook, RunCaches
 from orchestrator.run.exchange import Deadline, Exchange, TimeLimited
-from orchestrator.run.merge import Duplicates, duplicate_pipeline_keys, duplicates
+from orchestrator.run.merge import duplicate_pipeline_keys, duplicates
 from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions
 from orchestrator.run.records import (
     INTERVAL_S,
     Barrier,
+    Calls,
+    Duplicates,
+    OutcomeRecorder,
     OutcomeStatus,
     OutcomeTable,
     Progress,
     ProgressCallback,
     RunReport,
-    problems,
-    progress_of,
     status_code,
     timing_of,
 )
@@ -108,7 +109,7 @@ async def execute(
     if run.keep and exchange.shares_outcomes:
         raise ValueError("a pipeline that shares another one's outcome is not created, so it cannot be kept")
     run.take_unassignable(exchange.unassignable)
-    run.table.settled_at_start = len(run.table.reasons)
+    run.recorder.settled_at_start = len(run.table.reasons)
     limiter = trio.CapacityLimiter(run.worker_count)
     reported = False
     try:
@@ -139,7 +140,7 @@ async def _work(
 ) -> None:
     """Run the workers up to the barrier."""
     run.workers = [
-        Worker(number, run.caches.creator_of(number, run.prepared, keep=run.keep), exchange, run.table)
+        Worker(number, run.caches.creator_of(number, run.prepared, keep=run.keep), exchange, run.recorder)
         for number in range(run.worker_count)
     ]
     errors: list[Exception] = []
@@ -204,8 +205,9 @@ class Run:
         caches: The caches.
         primary_data: Initial data of a primary that the run makes.
         ask_pipeline_keys: Whether to ask the driver for keys after the barrier.
-        table: The outcomes.
+        recorder: Fills the outcomes.
         workers: The workers, once they exist.
+        calls: What each did, after the barrier.
         notes: What a reader of the report must know.
         started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns.
         barrier_ns: When all workers had ended.
@@ -218,9 +220,10 @@ class Run:
     caches: RunCaches
     primary_data: bytes = b""
     ask_pipeline_keys: bool = False
-    table: OutcomeTable = field(init=False)
+    recorder: OutcomeRecorder = field(init=False)
     _shared: npt.NDArray[np.bool_] = field(init=False, repr=False)
     workers: list[Worker] = field(factory=list)
+    calls: list[Calls] = field(factory=list)
     notes: list[str] = field(factory=list)
     started_ns: int = 0
     barrier_ns: int = 0
@@ -228,7 +231,7 @@ class Run:
     duplicate_pipeline_keys: Duplicates | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.table = OutcomeTable(self.prepared.image, keep=self.keep)
+        self.recorder = OutcomeRecorder(self.prepared.image, keep=self.keep)
         self._shared = np.zeros(len(self.table), np.bool_)
 
     @classmethod
@@ -270,6 +273,11 @@ class Run:
         run.table.settle(OutcomeStatus.SKIPPED, options.skipped)
         return run
 
+    @property
+    def table(self) -> OutcomeTable:
+        """The outcomes."""
+        return self.recorder.table
+
     # --- before and beside the workers
 
     def job_graph(self) -> JobGraph:
@@ -301,7 +309,7 @@ class Run:
 
     def progress(self, in_flight: int, now_ns: int) -> Progress:
         """How far the run is."""
-        return progress_of(self.table, in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
+        return self.recorder.progress(in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
 
     # --- after the barrier
 
@@ -311,7 +319,9 @@ class Run:
             if self.workers:
                 self.caches.merge()
             for worker in self.workers:
-                self.table.attribute(worker.number, worker.calls, worker.durations_ns)
+                calls, durations_ns = worker.log.work_out()
+                self.recorder.attribute(calls, durations_ns)
+                self.calls.append(calls)
             if reported:
                 self._count_duplicates()
                 self.caches.read_back()
@@ -337,8 +347,8 @@ class Run:
 
     def report(self, exchange: Exchange) -> RunReport:
         """The report of a run that came to its end."""
-        table, image = self.table, self.prepared.image
-        calls = tuple(call for worker in self.workers for call in worker.calls)
+        table = self.table
+        calls = Calls.joined(self.calls)
         barrier = Barrier(tuple(worker.arrived_ns for worker in self.workers), self.barrier_ns)
         caches = self.caches
         merge = caches.merge_report(
@@ -355,7 +365,7 @@ class Run:
             self.notes.append(
                 f"{shared} pipelines are the same work as another one and share its outcome: they were not created"
             )
-        if calls and not self.device.features.creation_feedback:
+        if len(calls) and not self.device.features.creation_feedback:
             self.notes.append(
                 "the device gives no creation feedback: hits are not known and count as compiled, and driver time "
                 "is the wall time of the calls"
@@ -365,28 +375,21 @@ class Run:
         return RunReport(
             mode=caches.mode,
             workers=self.worker_count,
-            keys=image.keys,
-            kinds=image.kinds,
-            status=table.status,
-            driver_ns=table.driver_ns,
-            worker=table.worker,
-            skipped=problems(image, table, OutcomeStatus.SKIPPED),
-            failed=problems(image, table, OutcomeStatus.FAILED),
+            pipelines=table,
             calls=calls,
             barrier=barrier,
             merge=merge,
             timing=timing_of(
                 calls,
                 workers=self.worker_count,
-                open_ns=caches.open_ns,
                 wall_ns=self.barrier_ns - self.started_ns,
+                make_caches_ns=caches.open_ns,
                 merge_ns=merge.merge_ns if merge is not None else 0,
                 read_back_ns=caches.read_back_ns,
             ),
             stopped=exchange.cancelled or exchange.out_of_time,
             notes=(*caches.notes, *self.notes),
             cache_data=caches.data,
-            handles=table.handles,
         )
 
 

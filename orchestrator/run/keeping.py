@@ -53,10 +53,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
@@ -64,7 +65,7 @@ from orchestrator.errors import DriverError
 from orchestrator.run.caches import Fold, MergedHook
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
-from orchestrator.run.records import CacheFileSummary, CacheSave
+from orchestrator.run.records import CacheFileRecord, CacheSave
 from orchestrator.stores.cache_file import LoadResult, cache_path
 from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
 from orchestrator.stores.errors import LoadStatus, SaveError
@@ -206,7 +207,7 @@ class CacheKeeper:
         if self._decider.forced(reason) is not None:
             self._save(primary, reason, self.last_lock_wait_s)
 
-    def summarize(self, before: CacheFileSummary) -> CacheFileSummary:
+    def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
         """The job's summary with this run's saves; after `finish`.
 
         Args:
@@ -224,7 +225,7 @@ class CacheKeeper:
                 if held
                 else "nothing new: nothing was compiled"
             )
-        return evolve(
+        return msgspec.structs.replace(
             before,
             saved_bytes=saved,
             not_saved=not_saved,
@@ -304,9 +305,9 @@ class CacheKeeper:
             bytes_before=report.bytes_before,
             bytes_after=report.bytes_after,
             merged_with_others=others,
-            skipped=report.skipped or "",
+            skipped=report.skipped,
             locked_out=report.locked_out,
-            note=note,
+            note=note or None,
         )
 
 
@@ -455,7 +456,7 @@ class CompileCache:
     mode: CacheMode = field(init=False)
     workers: int = field(init=False)
     batch: int | None = field(default=None, init=False)
-    file: CacheFileSummary = field(factory=lambda: CacheFileSummary(None), init=False)
+    file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     warm: bool = field(default=False, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
@@ -557,7 +558,7 @@ class CompileCache:
                 f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
             )
         if self.file.path is None:  # of several groups the first one's load is the report's
-            self.file = CacheFileSummary(path, loaded=loaded, loaded_bytes=len(loaded.data))
+            self.file = CacheFileRecord.of(path, loaded)
             if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
                 self._say(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
             elif loaded.instead_of is not None:

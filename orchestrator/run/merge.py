@@ -1,11 +1,9 @@
-# Purpose: joining the worker caches into the primary after the barrier, and what that did: bytes in, bytes
-# out, duplicates pruned, work that was done twice.
-#
-# Guarantees: called after all workers have ended, in one thread, so that no cache is in use; the primary is
-# never among the sources (VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the
-# sources that were refused: they are merged one by one, and the report says which failed. A size that the
-# driver will not tell is a warning.
-"""Merge of the worker caches, and `MergeReport`."""
+"""Merges the worker caches into the primary after the barrier, and counts what was compiled twice.
+
+Called after all workers have ended, in one thread, so that no cache is in use; the primary is never among the sources
+(VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the sources that were refused: they are
+merged one by one, and a warning says which failed. A size that the driver will not tell is a warning.
+"""
 
 from __future__ import annotations
 
@@ -18,94 +16,13 @@ from attrs import frozen
 
 from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
 from orchestrator.errors import DriverError
-
-HEADER_BYTES = 32
-"""Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
+from orchestrator.run.records import HEADER_BYTES, Duplicates
 
 EMPTY_BYTES = 64
 """Size up to which a cache holds no pipeline: the header and some bytes of the driver's own (RADV counts entries in 4)."""
 
 
 _BOOKKEEPING_BYTES = 1024
-
-
-@frozen
-class Duplicates:
-    """Pipelines that more than one worker compiled.
-
-    Attributes:
-        keys: Distinct keys that were compiled on more than one worker.
-        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the set.
-    """
-
-    keys: int
-    driver_ns: int
-
-
-@frozen
-class RollingReport:
-    """What a rolling merge did, without the merge at the barrier.
-
-    Attributes:
-        folds: Merges into the primary.
-        caches: Worker caches that were folded.
-        pipelines: Pipelines that were compiled in them.
-        source_bytes: Their size in sum.
-        merge_ns: Time of all folds; other threads compile meanwhile.
-        hook_ns: Time in `on_merged`; likewise.
-        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging: looking at the
-            thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a fold before a look-up.
-        deferred: Retirements that were due when no fresh cache was ready, and took place later or not at all.
-        synchronized_by: Who keeps look-ups and folds apart: "driver" (internally synchronized merge), "lock" (one of
-            ours), or "nothing", where nobody but the merger uses the primary.
-    """
-
-    folds: int
-    caches: int
-    pipelines: int
-    source_bytes: int
-    merge_ns: int
-    hook_ns: int
-    longest_pause_ns: int
-    deferred: int
-    synchronized_by: str
-
-
-@frozen
-class MergeReport:
-    """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
-
-    Attributes:
-        source_bytes: Size of each worker cache, worker by worker.
-        seed_bytes: Size of the data that each worker cache was created with, 0 for none.
-        primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge: before the
-            run).
-        primary_bytes_after: Its size after.
-        pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
-            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that a
-            rolling merge folded on the way are sources here.
-        duplicate_job_keys: Keys of the set that more than one worker compiled.
-        duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
-            pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
-        barrier_wait_ns: How long each worker waited at the barrier.
-        merge_ns: Time of the merge alone.
-        warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
-        rolling: What was merged on the way, or None where all was merged at the barrier.
-        started_ns: When the merge began, on the clock of time.perf_counter_ns.
-    """
-
-    source_bytes: tuple[int, ...]
-    seed_bytes: int
-    primary_bytes_before: int
-    primary_bytes_after: int
-    pruned_bytes: int
-    duplicate_job_keys: Duplicates
-    duplicate_pipeline_keys: Duplicates | None
-    barrier_wait_ns: tuple[int, ...]
-    merge_ns: int
-    warnings: tuple[str, ...]
-    rolling: RollingReport | None = None
-    started_ns: int = 0
 
 
 @frozen

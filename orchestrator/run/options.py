@@ -90,7 +90,7 @@ class RunOptions:
             settings that suit the mode. With `Followers.SHARE` nothing can be kept.
         skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What links
             one of them is skipped too.
-        keep: Keep the pipelines for the caller, who owns them: `RunReport.handles`,
+        keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
             `PipelineSession.take_handles`. They are destroyed where there will be no report.
         count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the barrier, to
             count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.

@@ -1,66 +1,29 @@
-"""Outcomes per pipeline, and `RunReport`.
+"""The records of what happened: outcomes, progress, calls, timing, and the reports of a run and of a compile.
 
-What became of each pipeline of a run, and the report of the run as a whole.
+A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise); what it says
+of many pipelines or calls it holds in columns. The JSON of `compile` is the encoding of a `CompileReport`.
 
-Guarantees: - Every pipeline has exactly one status; the counts sum to the size of the set. - A cache hit is
-a hit because the driver's creation feedback says so (VALID and APPLICATION_PIPELINE_CACHE_HIT), never
-because it was quick. Without feedback nothing counts as a hit, with one exception: a pipeline that has no
-stages of its own and only links libraries is made of what they are, and drivers that link without compiling
-give no feedback for it; it is a hit where all its libraries were hits. - OutcomeTable is written by several
-threads at a time without a lock: each writes the elements of its own batch, and no pipeline is in two
-batches.
-
-`CompileReport`: what compiling a set did.
-
-The report of the main job: what became of every pipeline of a set, over all its groups of recorded
-features, and what it cost.
-
-Guarantees: every pipeline of the set is counted once. One that several applications with different features
-used is compiled for each; it then counts as the worst that happened to it: failed before not run, compiled,
-hit, skipped.
-
-Progress of a run.
-
-How far a run is, in numbers that never lie: the total is fixed from the start, what was skipped counts from
-the start, done never falls, and there is no estimate before there is something to base it on.
-
-Guarantees: a Progress is a value; making one reads the outcome table and holds no lock.
-
-Outcomes and progress of a compile over all its groups.
-
-Counts what became of a set's pipelines while its groups are compiled one after the other, for the progress
-that a person watches and the report at the end.
-
-Guarantees: the total is fixed before the first pipeline; `done` never falls; every outcome is kept once a
-group.
-
-Assumptions: one thread.
-
-`TimeToGo`: when a run will have ended.
-
-How long a run will still take, by what its jobs cost and not by how many they are: ten pipelines of a
-millisecond say nothing about one of half a minute.
-
-time to go = the longer of   (what is queued + what is left of the batches in flight) / workers what is left
-of the longest batch in flight
-
-Guarantees: None where nothing is known: before anything was measured, unless costs were recorded; and where
-all that is left is in flight and takes much longer than was believed.
-
-Assumptions: asked some times a second: a batch is taken to have begun when it was first seen. It may be
-asked beside the workers: what it reads are single numbers, and one that is a moment old does no harm.
+Guarantees: records add up. `a + b` of two partial runs is the record of both: counts and times add, a time of the clock
+on the wall included, as if the parts ran one after the other; what a field does otherwise, its type says. Text in a
+record is plain `str` that UTF-8 can carry. Times are nanoseconds here and seconds in the encoding, hashes are numbers
+here and 16 hex digits there. Decoding gives an equal record, up to times of 26 days; of a path only its bytes that are
+not UTF-8 come back escaped.
 """
 
 from __future__ import annotations
 
+import base64
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import astuple, define, evolve, field, frozen
+from attrs import asdict, define, field, frozen
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -74,25 +37,185 @@ from orchestrator.devices.device import (
     PipelineExecutables,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.registry import registry
-from orchestrator.run.accounting import CreationCall
-from orchestrator.run.merge import MergeReport
 from orchestrator.schedule import Assignment, CostScheduler
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.jobs import PipelineJob
-from orchestrator.sets.records import Damage
+from orchestrator.sets.records import Damage, RecordTag
 from orchestrator.stores.cache_file import LoadResult
+from orchestrator.stores.errors import LoadStatus
 from orchestrator.stores.saving import SaveReason
 
+FORMAT: Final = 2
+"""Version of the encoding. 1 was the JSON of `compile` before it said its version. Fields may be added within one."""
+
+HEADER_BYTES: Final = 32
+"""Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
+
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
+_NO_REASONS: Mapping[int, str] = {}
+_T = TypeVar("_T")
+
+
+# --- how values are encoded
+
+
+class Hash(int):
+    """A 64-bit hash of a set; 16 hex digits in the encoding."""
+
+
+class ApiVersion(int):
+    """A Vulkan version number (VK_MAKE_API_VERSION); text such as ``1.4.335`` in the encoding."""
+
+    def __str__(self) -> str:
+        return f"{self >> 22 & 0x7F}.{self >> 12 & 0x3FF}.{self & 0xFFF}"
+
+
+if TYPE_CHECKING:
+    Nanoseconds: TypeAlias = int
+else:
+
+    class Nanoseconds(int):
+        """A duration; seconds in the encoding. A record makes its fields `..._ns` of this type, and calls them `..._s`."""
+
+
+def encode_hook(value: object) -> object:
+    """`enc_hook` of msgspec for what records hold.
+
+    Raises:
+        NotImplementedError: No record holds such a value.
+    """
+    if isinstance(value, Nanoseconds):
+        return value / 1e9
+    if isinstance(value, np.ndarray):
+        return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    if isinstance(value, Hash):
+        return f"{value:016x}"
+    if isinstance(value, ApiVersion):
+        return str(value)
+    if isinstance(value, Path):
+        return plain_text(str(value))
+    raise NotImplementedError(f"a record cannot hold a {type(value).__name__}")
+
+
+def decode_hook(kind: Any, value: Any) -> object:
+    """`dec_hook` of msgspec for what records hold.
+
+    Raises:
+        ValueError: The value is no such thing.
+    """
+    if kind is Nanoseconds:
+        return Nanoseconds(round(value * 1e9))
+    if kind is Hash:
+        if len(value) != 16:
+            raise ValueError(f"a hash has 16 hex digits, not {value!r}")
+        return Hash(value, 16)
+    if kind is ApiVersion:
+        major, minor, patch = map(int, value.split("."))
+        return ApiVersion(major << 22 | minor << 12 | patch)
+    if kind is Path:
+        return Path(value)
+    element = np.dtype(get_args(get_args(kind)[1])[0])
+    data = base64.b64decode(value, validate=True) if isinstance(value, str) else value
+    return np.frombuffer(data, element.newbyteorder("<")).astype(element, copy=False)
+
+
+def encode_json(record: Record) -> bytes:
+    """A record as JSON."""
+    return msgspec.json.encode(record, enc_hook=encode_hook)
+
+
+def decode_json(data: bytes | str, kind: type[_T]) -> _T:
+    """A record from JSON.
+
+    Raises:
+        msgspec.ValidationError: It is another one; says where it differs.
+        msgspec.DecodeError: It is no JSON.
+    """
+    return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
+
+
+def encode_msgpack(record: Record) -> bytes:
+    """A record as MessagePack, whose columns are bytes."""
+    return msgspec.msgpack.encode(record, enc_hook=encode_hook)
+
+
+def decode_msgpack(data: bytes, kind: type[_T]) -> _T:
+    """A record from MessagePack; raises as `decode_json`."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=decode_hook)
+
+
+def plain_text(text: str) -> str:
+    """Text as an exact `str` that UTF-8 can carry: bytes of a file name that are not UTF-8 are escaped."""
+    text = str.__str__(text)
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # half a surrogate pair
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _in_seconds(name: str) -> str:
+    return f"{name.removesuffix('_ns')}_s" if name.endswith("_ns") else name
+
+
+def _plain(value: Any, duration: bool) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_plain(each, duration) for each in value)
+    if isinstance(value, str):
+        return value if isinstance(value, enum.Enum) else plain_text(value)
+    return Nanoseconds(value) if duration and type(value) is int else value
+
+
+class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
+    """A value that is encoded. Fields `..._ns` are durations, unless the encoding calls them so too."""
+
+    def __post_init__(self) -> None:
+        """Make text plain and durations known as such."""
+        for name, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, name)
+            if isinstance(value, int | str | tuple):
+                plain = _plain(value, name != encoded)
+                if plain is not value:
+                    msgspec.structs.force_setattr(self, name, plain)
+
+
+class Sums(Record, frozen=True):
+    """A record of which every field adds."""
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        names = self.__struct_fields__
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
+class Columns(Record, frozen=True, eq=False):
+    """A record with arrays; equal where their elements are."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return all(
+            np.array_equal(one, two) if isinstance(one, np.ndarray) else bool(one == two)
+            for one, two in pairs
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+# --- outcomes of pipelines
 
 
 class OutcomeStatus(enum.StrEnum):
-    """What became of a pipeline.
+    """What became of a pipeline. Every pipeline has exactly one of these.
 
     COMPILED: created, and the application's cache did not hold it (or the driver does not say).
-    CACHE_HIT: created from the application's cache, by creation feedback.
+    CACHE_HIT: created from the application's cache, by creation feedback, never by how quick it was. A pipeline that has no
+        stages of its own and links libraries gets no feedback from some drivers; it is a hit where all its libraries were.
     SKIPPED: never handed to the driver, because the device lacks something that it needs.
     FAILED: the driver refused it, or it could not be prepared, or a library of it failed.
     NOT_RUN: the run was stopped before its turn.
@@ -108,76 +231,251 @@ class OutcomeStatus(enum.StrEnum):
 _STATUSES = tuple(OutcomeStatus)
 _CODE = {status: np.uint8(code) for code, status in enumerate(_STATUSES)}
 _KINDS = tuple(PipelineKind)
+_KIND_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
-_NO_REASONS: Mapping[int, str] = {}
+# By status code: what counts where a pipeline has several outcomes. Of the groups of a compile the worst one does, since
+# each group's application needs it; of parts of a run one that was not run is no outcome yet.
+_WORST_OF_GROUPS: Final = np.array([2, 1, 0, 4, 3], np.int8)
+_WORST_OF_PARTS: Final = np.array([2, 1, 0, 4, -1], np.int8)
 
 
 def status_code(status: OutcomeStatus) -> int:
-    """Number that stands for a status in arrays: its position in `OutcomeStatus`."""
+    """Number that stands for a status in columns: its position in `OutcomeStatus`."""
     return int(_CODE[status])
 
 
-@frozen
-class PipelineProblem:
-    """A pipeline that was not created, and why.
+class PipelineOutcome(Record, frozen=True, omit_defaults=True):
+    """What became of one pipeline: a row of an `OutcomeTable`, made when it is asked for.
 
     Attributes:
-        index: Its number in the image.
         key: Its hash in the set.
-        reason: The cause; for a refusal of the driver, the name of the VkResult.
+        kind: What it is.
+        status: What became of it; of a session's pipeline NOT_RUN also where it was cancelled, or has not had its turn yet.
+        reason: Why it was skipped or failed; for a refusal of the driver, the name of the VkResult.
+        driver_ns: Driver time, over all groups.
+        index: Its row in the table; in a run, its number in the image.
+        handle: The pipeline, where the run keeps them and it was not taken; 0 otherwise, and for a library, which the device
+            keeps. See `PipelineSession.take_handles` for who owns it.
     """
 
-    index: int
-    key: int
-    reason: str
+    key: Hash
+    kind: PipelineKind
+    status: OutcomeStatus
+    reason: str = ""
+    driver_ns: Nanoseconds = Nanoseconds(0)
+    index: int = 0
+    handle: int = 0
+
+    @property
+    def job(self) -> PipelineJob:
+        """Which pipeline of the set."""
+        return PipelineJob(self.key, self.kind)
+
+    @property
+    def created(self) -> bool:
+        """Whether there is a pipeline."""
+        return self.status in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
 
 
-class OutcomeTable:
-    """Outcomes of a run while it runs; see the top of the module for its use by threads.
+class Counts(Record, frozen=True):
+    """Pipelines of each status; disjoint.
+
+    Attributes:
+        compiled: Created by compiling.
+        cache_hits: Created from the cache, by creation feedback.
+        skipped: Not handed to the driver, because the device lacks something.
+        failed: Not created.
+        not_run: Not come to; there only where the job was stopped.
+    """
+
+    compiled: int
+    cache_hits: int
+    skipped: int
+    failed: int
+    not_run: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
+    """What became of pipelines, one row each.
+
+    Attributes:
+        keys: Hash of each in the set, shape (n,), uint64.
+        kinds: Kind of each, as a position in `PipelineKind`: 0 graphics, 1 compute, 2 ray tracing; shape (n,), uint8.
+        status: `status_code` of each: 0 compiled, 1 cache hit, 2 skipped, 3 failed, 4 not run; shape (n,), uint8.
+        driver_ns: Driver time of each, shape (n,), uint64.
+        worker: Who created it, shape (n,), int32; -1 where nobody tried. Where it was created in several groups or parts,
+            who created it in the one whose outcome counts.
+        reasons: Why a pipeline was skipped or failed, by row.
+        handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64. None where none are kept, and in
+            a sum: they stay with the parts.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    kinds: npt.NDArray[np.uint8]
+    status: npt.NDArray[np.uint8]
+    driver_ns: npt.NDArray[np.uint64] = msgspec.field(name="driver_ns")
+    worker: npt.NDArray[np.int32]
+    reasons: dict[int, str]
+    handles: npt.NDArray[np.uint64] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that the columns fit together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        columns = (self.kinds, self.status, self.driver_ns, self.worker)
+        if any(len(each) != len(self.keys) for each in columns):
+            raise ValueError("the columns of a table of outcomes differ in length")
+        if len(self.keys) and (self.status.max() >= len(_STATUSES) or self.kinds.max() >= len(_KINDS)):
+            raise ValueError("a table of outcomes holds a status or a kind that there is not")
+        if self.reasons and not 0 <= min(self.reasons) <= max(self.reasons) < len(self.keys):
+            raise ValueError("a table of outcomes has a reason for a pipeline that is not in it")
+
+    @classmethod
+    def untried(
+        cls, keys: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint8], *, keep: bool = False
+    ) -> Self:
+        """A table of pipelines that were not run.
+
+        Args:
+            keys: Hash of each.
+            kinds: Kind of each.
+            keep: Whether there is a column of handles.
+        """
+        count = len(keys)
+        return cls(
+            keys=keys,
+            kinds=kinds,
+            status=np.full(count, _CODE[OutcomeStatus.NOT_RUN], np.uint8),
+            driver_ns=np.zeros(count, np.uint64),
+            worker=np.full(count, -1, np.int32),
+            reasons={},
+            # Not np.zeros, whose memory is found page by page, during the run.
+            handles=np.full(count, 0, np.uint64) if keep else None,
+        )
+
+    @classmethod
+    def of(
+        cls, jobs: Sequence[PipelineJob], status: Sequence[OutcomeStatus] = (), reasons: Sequence[str] = ()
+    ) -> Self:
+        """A table of some pipelines, not run or with the outcomes given."""
+        table = cls.untried(
+            np.fromiter((job.key for job in jobs), np.uint64, len(jobs)),
+            np.fromiter((_KIND_CODE[job.kind] for job in jobs), np.uint8, len(jobs)),
+        )
+        if status:
+            table.status[:] = [_CODE[each] for each in status]
+        table.reasons.update((row, plain_text(reason)) for row, reason in enumerate(reasons))
+        return table
+
+    def __len__(self) -> int:
+        """Number of pipelines."""
+        return len(self.status)
+
+    def __iter__(self) -> Iterator[PipelineOutcome]:
+        """The rows, one after the other."""
+        return map(self.row, range(len(self)))
+
+    def row(self, index: int) -> PipelineOutcome:
+        """What became of one pipeline."""
+        return PipelineOutcome(
+            key=Hash(self.keys[index]),
+            kind=_KINDS[self.kinds[index]],
+            status=_STATUSES[self.status[index]],
+            reason=self.reasons.get(index, ""),
+            driver_ns=int(self.driver_ns[index]),
+            index=index,
+            handle=0 if self.handles is None else int(self.handles[index]),
+        )
+
+    def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
+        """The rows of one status, in order."""
+        return tuple(map(self.row, np.flatnonzero(self.status == _CODE[status]).tolist()))
+
+    def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
+        """Pipelines of each status, of one kind or of all; every status has an entry."""
+        status = self.status if kind is None else self.status[self.kinds == _KIND_CODE[kind]]
+        numbers = np.bincount(status, minlength=len(_STATUSES)).tolist()
+        return dict(zip(_STATUSES, numbers, strict=True))
+
+    def settle(self, status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
+        """Give pipelines an outcome without a driver call."""
+        for index, reason in reasons.items():
+            self.reasons[index] = plain_text(reason)
+            self.status[index] = _CODE[status]
+
+    @classmethod
+    def joined(
+        cls, tables: Sequence[OutcomeTable], rank: npt.NDArray[np.int8] = _WORST_OF_PARTS
+    ) -> tuple[Self, list[npt.NDArray[np.int32]]]:
+        """One table of several, each pipeline once, by kind and key, so that the order of the tables makes no difference.
+
+        A pipeline may be in several tables: parts of a set link the same library, and applications share a pipeline. It gets
+        the worst outcome, and the driver time of all of them: all were paid for.
+
+        Args:
+            tables: The tables; of equal outcomes the first one's counts.
+            rank: How bad each status is, by its code.
+
+        Returns:
+            The table, and for each of the others where its rows are in it.
+        """
+        keys, kinds, status, driver_ns, worker = (
+            np.concatenate([getattr(each, name) for each in tables])
+            for name in ("keys", "kinds", "status", "driver_ns", "worker")
+        )
+        order = np.lexsort((np.arange(len(keys)), -rank[status], keys, kinds))
+        keys, kinds = keys[order], kinds[order]
+        first = np.ones(len(keys), np.bool_)
+        first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
+        rows = np.empty(len(keys), np.int32)
+        rows[order] = np.cumsum(first) - 1
+        chosen = order[first]
+        spent = np.zeros(len(chosen), np.uint64)
+        np.add.at(spent, rows, driver_ns)
+        places = np.split(rows, np.cumsum([len(each) for each in tables])[:-1])
+        reasons = {}
+        start = 0
+        for table, place in zip(tables, places, strict=True):
+            for index, reason in table.reasons.items():
+                if chosen[place[index]] == start + index:
+                    reasons[int(place[index])] = reason
+            start += len(table)
+        joined = cls(
+            keys[first], kinds[first], status[chosen], spent, worker[chosen], dict(sorted(reasons.items()))
+        )
+        return joined, places
+
+
+class OutcomeRecorder:
+    """Fills the table of a run.
+
+    Several threads write at a time without a lock: each writes the rows of its own batch, and no pipeline is in two batches.
 
     Args:
         image: The pipelines.
         keep: Whether to hold the pipeline handles that batches return.
 
     Attributes:
-        status: `status_code` of each pipeline, shape (n,), uint8.
-        driver_ns: Driver time of each, shape (n,), uint64; 0 before `attribute`.
-        worker: Who created it, shape (n,), int32; -1 where nobody tried, and before `attribute`.
-        handles: Pipeline handles, shape (n,), uint64, or None.
-        reasons: Why a pipeline was skipped or failed, by index.
+        table: The outcomes. Driver time and worker are there after `attribute`.
         settled_at_start: Pipelines whose outcome was known before anything ran.
     """
 
     def __init__(self, image: CreateInfoImage, *, keep: bool = False) -> None:
-        count = len(image)
-        self.status = np.full(count, _CODE[OutcomeStatus.NOT_RUN], np.uint8)
-        self.driver_ns = np.zeros(count, np.uint64)
-        self.worker = np.full(count, -1, np.int32)
-        # Not np.zeros, whose memory is found page by page, during the run.
-        self.handles = np.full(count, 0, np.uint64) if keep else None
-        self._status_bytes = self.status.data
-        self._handle_bytes = self.handles.data.cast("B") if self.handles is not None and count else None
-        self.reasons: dict[int, str] = {}
+        self.table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
+        self._status = self.table.status
+        self._handles = self.table.handles
+        self._status_bytes = self._status.data
+        self._handle_bytes = (
+            self._handles.data.cast("B") if self._handles is not None and len(image) else None
+        )
         self.settled_at_start = 0
         # Pipelines that link libraries and have no stages of their own.
         self._image = image
         self._links = np.flatnonzero(
             (np.diff(image.library_slot_start) > 0) & (np.diff(image.module_slot_start) == 0)
         )
-
-    def __len__(self) -> int:
-        """Number of pipelines."""
-        return len(self.status)
-
-    def counts(self) -> dict[OutcomeStatus, int]:
-        """Pipelines of each status; every status has an entry."""
-        return _counts(self.status)
-
-    def settle(self, status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
-        """Give pipelines an outcome without a driver call."""
-        for index, reason in reasons.items():
-            self.reasons[index] = reason
-            self.status[index] = _CODE[status]
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Take a batch's results; what they cost comes later, with `attribute`.
@@ -187,33 +485,34 @@ class OutcomeTable:
         """
         span = batch.span
         if span is not None and batch.all_hits and batch.all_created:  # the path of a warm run
-            # Bytes: numpy would give the interpreter away for more than 500 elements.
+            # Bytes: numpy would release the GIL for more than 500 elements.
             self._status_bytes[span] = _CACHE_HIT.tobytes() * len(indices)
             if self._handle_bytes is not None:
                 self._handle_bytes[span.start * 8 : span.stop * 8] = batch.handles.data.cast("B")
             return _NO_REASONS, len(indices)
         where = indices if span is None else span  # a slice costs a tenth of an index array
-        if self.handles is not None:
-            self.handles[where] = batch.handles
+        status = self._status
+        if self._handles is not None:
+            self._handles[where] = batch.handles
         flags = batch.feedback_flags
         # Usually all of a batch are hits, or none is, and one pass over the flags says so.
         if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
-            self.status[where] = _CACHE_HIT
+            status[where] = _CACHE_HIT
             if batch.all_created:
                 return _NO_REASONS, len(indices)
         elif not int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
-            self.status[where] = _CODE[OutcomeStatus.COMPILED]
+            status[where] = _CODE[OutcomeStatus.COMPILED]
         else:
             hit = (flags & np.uint32(_HIT)) == _HIT
-            self.status[where] = np.where(hit, _CACHE_HIT, _CODE[OutcomeStatus.COMPILED])
+            status[where] = np.where(hit, _CACHE_HIT, _CODE[OutcomeStatus.COMPILED])
         if self._links.size:
-            self.status[self._only_linked(indices, batch)] = _CACHE_HIT
+            status[self._only_linked(indices, batch)] = _CACHE_HIT
         reasons = {
             int(indices[place]): _refusal(int(batch.results[place]))
             for place in np.flatnonzero(batch.results != SUCCESS)
         }
-        self.settle(OutcomeStatus.FAILED, reasons)
-        return reasons, int(np.count_nonzero(self.status[where] == _CACHE_HIT))
+        self.table.settle(OutcomeStatus.FAILED, reasons)
+        return reasons, int(np.count_nonzero(status[where] == _CACHE_HIT))
 
     def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
         """Pipelines of a batch that are links without feedback and whose libraries were all hits."""
@@ -221,33 +520,58 @@ class OutcomeTable:
         return [
             index
             for index in indices[silent & np.isin(indices, self._links)].tolist()
-            if (self.status[list(self._image.libraries_of(index))] == _CACHE_HIT).all()
+            if (self._status[list(self._image.libraries_of(index))] == _CACHE_HIT).all()
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
         """Take a call that failed as a whole: all its pipelines failed. Returns them with the reason."""
         reasons = {int(index): reason for index in indices}
-        self.settle(OutcomeStatus.FAILED, reasons)
+        self.table.settle(OutcomeStatus.FAILED, reasons)
         return reasons
 
-    def attribute(
-        self,
-        worker: int,
-        calls: Sequence[CreationCall],
-        durations_ns: Sequence[npt.NDArray[np.uint64]],
-    ) -> None:
+    def attribute(self, calls: Calls, durations_ns: npt.NDArray[np.uint64]) -> None:
         """Give the pipelines of a worker's calls their worker and their driver time, after the barrier.
 
         Args:
-            worker: The worker.
             calls: Its calls, in the order made.
-            durations_ns: Driver time of the pipelines of each, in the order of its indices.
+            durations_ns: Driver time of their pipelines, in the order of `Calls.indices`.
         """
-        if calls:
-            indices = np.concatenate([call.indices for call in calls])
-            self.worker[indices] = worker
-            # A pipeline stands twice where a failed call was made again; the last cost is the one that counts.
-            self.driver_ns[indices] = np.concatenate(durations_ns)
+        # A pipeline stands twice where a failed call was made again; the last cost is the one that counts.
+        self.table.worker[calls.indices] = np.repeat(calls.worker, calls.sizes)
+        self.table.driver_ns[calls.indices] = durations_ns
+
+    def progress(self, *, in_flight: int, started_ns: int, now_ns: int) -> Progress:
+        """How far the run is.
+
+        Args:
+            in_flight: Pipelines in a driver call.
+            started_ns: When the first job was submitted.
+            now_ns: Now, on the same clock.
+        """
+        counts, total = self.table.counts(), len(self.table)
+        done = total - counts[OutcomeStatus.NOT_RUN]
+        elapsed = max(0, now_ns - started_ns) / 1e9
+        # What had its outcome before anything ran says nothing about the speed.
+        returned = done - self.settled_at_start
+        rate = returned / elapsed if elapsed > 0 else 0.0
+        eta: float | None = None
+        if done == total:
+            eta = 0.0
+        elif returned > 0 and elapsed >= _ETA_AFTER_S:
+            eta = (total - done) / rate
+        return Progress(
+            total=total,
+            done=done,
+            compiled=counts[OutcomeStatus.COMPILED],
+            hits=counts[OutcomeStatus.CACHE_HIT],
+            failed=counts[OutcomeStatus.FAILED],
+            skipped=counts[OutcomeStatus.SKIPPED],
+            in_flight=in_flight,
+            started_ns=started_ns,
+            elapsed_s=elapsed,
+            rate=rate,
+            eta_s=eta,
+        )
 
 
 def _refusal(result: int) -> str:
@@ -258,42 +582,120 @@ def _refusal(result: int) -> str:
     return registry().result_name(result)
 
 
-def _counts(status: npt.NDArray[np.uint8]) -> dict[OutcomeStatus, int]:
-    numbers = np.bincount(status, minlength=len(_STATUSES))
-    return {each: int(numbers[code]) for code, each in enumerate(_STATUSES)}
+# --- calls, the barrier, the merge
 
 
-@frozen
-class RunTiming:
-    """Totals of a run, nanoseconds.
+@frozen(eq=False)
+class CreationCall:
+    """What one call of `Device.create_pipelines` cost: a row of `Calls`, made when it is asked for.
 
     Attributes:
-        open_ns: Making the primary (where the run makes it) and the worker caches, before the first job.
-        wall_ns: From the first job submitted to the end of the barrier.
-        merge_ns: Merging the worker caches.
-        read_back_ns: Reading the primary's data, where the run does.
-        driver_ns: Sum over all calls of the driver's own time.
-        cpu_ns: Sum over all calls of the threads' CPU time.
-        blocked_ns: Sum over all calls of the time asleep inside the driver.
-        run_delay_ns: Sum over all calls of the time runnable but not scheduled.
-        overhead_ns: wall x workers - driver: everything that is not the driver, idle workers included. Negative
-            only where the driver's clock is not the machine's (a simulated device on a virtual clock).
+        worker: Who made it.
+        start_ns: When it began, on the clock of time.perf_counter_ns.
+        wall_ns: How long it took.
+        cpu_ns: CPU time of the thread meanwhile.
+        driver_ns: Sum of the pipelines' creation feedback durations; `wall_ns` where the driver gives none.
+        run_delay_ns: How long the thread was runnable but not scheduled meanwhile; 0 where unknown.
+        indices: The pipelines, shape (k,), int32.
     """
 
-    open_ns: int
+    worker: int
+    start_ns: int
     wall_ns: int
-    merge_ns: int
-    read_back_ns: int
-    driver_ns: int
     cpu_ns: int
-    blocked_ns: int
+    driver_ns: int
     run_delay_ns: int
-    overhead_ns: int
+    indices: npt.NDArray[np.int32] = field(repr=False)
+
+    @property
+    def blocked_ns(self) -> int:
+        """Time asleep inside the driver: driver - cpu - run delay, at least 0."""
+        return max(0, self.driver_ns - self.cpu_ns - self.run_delay_ns)
 
 
-@frozen
-class Barrier:
-    """The point where all workers have ended.
+_CALL_COLUMNS: Final = ("worker", "start_ns", "wall_ns", "cpu_ns", "driver_ns", "run_delay_ns")
+
+
+class Calls(Columns, frozen=True, eq=False, rename=None):
+    """Every call of a run, worker by worker, in the order made; the columns are those of `CreationCall`, in nanoseconds.
+
+    Attributes:
+        worker: Who made each call, shape (c,), int32.
+        start_ns: When it began, on the clock of time.perf_counter_ns, shape (c,), int64.
+        wall_ns: How long it took, shape (c,), int64.
+        cpu_ns: CPU time of the thread meanwhile, shape (c,), int64.
+        driver_ns: Driver time of its pipelines, shape (c,), int64.
+        run_delay_ns: How long the thread was runnable but not scheduled, shape (c,), int64.
+        sizes: Number of its pipelines, shape (c,), int32.
+        indices: The pipelines of all calls one after the other, as rows of the run's table, int32.
+    """
+
+    worker: npt.NDArray[np.int32]
+    start_ns: npt.NDArray[np.int64]
+    wall_ns: npt.NDArray[np.int64]
+    cpu_ns: npt.NDArray[np.int64]
+    driver_ns: npt.NDArray[np.int64]
+    run_delay_ns: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int32]
+    indices: npt.NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        """Check that the columns fit together.
+
+        Raises:
+            ValueError: They do not.
+        """
+        if any(len(getattr(self, name)) != len(self.sizes) for name in _CALL_COLUMNS):
+            raise ValueError("the columns of a table of calls differ in length")
+        if int(self.sizes.sum()) != len(self.indices):
+            raise ValueError("a table of calls has not as many pipelines as its calls")
+
+    @classmethod
+    def of(cls, calls: Iterable[CreationCall]) -> Self:
+        """The columns of some calls."""
+        rows = list(calls)
+
+        def column(name: str) -> npt.NDArray[np.int64]:
+            return np.array([getattr(each, name) for each in rows], np.int64)
+
+        return cls(
+            column("worker").astype(np.int32),
+            column("start_ns"),
+            column("wall_ns"),
+            column("cpu_ns"),
+            column("driver_ns"),
+            column("run_delay_ns"),
+            np.array([len(each.indices) for each in rows], np.int32),
+            np.concatenate([np.zeros(0, np.int32), *(each.indices for each in rows)]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Calls]) -> Self:
+        """The calls of several, one after the other."""
+        some = parts or [cls.of(())]
+        return cls(
+            *(np.concatenate([getattr(each, name) for each in some]) for name in cls.__struct_fields__)
+        )
+
+    def __len__(self) -> int:
+        """Number of calls."""
+        return len(self.sizes)
+
+    def __iter__(self) -> Iterator[CreationCall]:
+        """The calls as rows."""
+        columns = (getattr(self, name).tolist() for name in _CALL_COLUMNS)
+        pipelines = np.split(self.indices, np.cumsum(self.sizes)[:-1]) if len(self) else []
+        return map(CreationCall, *columns, pipelines)
+
+    @property
+    def blocked_ns(self) -> npt.NDArray[np.int64]:
+        """Time asleep inside the driver, call by call; see `CreationCall`."""
+        slept: npt.NDArray[np.int64] = np.maximum(0, self.driver_ns - self.cpu_ns - self.run_delay_ns)
+        return slept
+
+
+class Barrier(Record, frozen=True, rename=None):
+    """The point where all workers have ended. In a sum that of the last part.
 
     Attributes:
         arrivals_ns: When each worker arrived, on the clock of time.perf_counter_ns.
@@ -309,62 +711,250 @@ class Barrier:
         return tuple(self.end_ns - each for each in self.arrivals_ns)
 
 
-@frozen(eq=False)
-class RunReport:
+class Duplicates(Sums, frozen=True):
+    """Pipelines that more than one worker compiled.
+
+    Attributes:
+        keys: Distinct keys that were compiled on more than one worker.
+        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the set.
+    """
+
+    keys: int
+    driver_ns: Nanoseconds
+
+
+class RollingReport(Record, frozen=True):
+    """What a rolling merge did, without the merge at the barrier.
+
+    Attributes:
+        folds: Merges into the primary.
+        caches: Worker caches that were merged.
+        pipelines: Pipelines that were compiled in them.
+        source_bytes: Their size in sum.
+        merge_ns: Time of all these merges; other threads compile meanwhile.
+        hook_ns: Time in `on_merged`; likewise.
+        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging: looking at the
+            thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a merge before a look-up. In a sum the longest.
+        deferred: Rotations that were due when no fresh cache was ready, and took place later or not at all.
+        synchronized_by: Who keeps look-ups and merges apart: "driver" (internally synchronized merge), "lock" (one of
+            ours), or "nothing", where nobody but the merger uses the primary. In a sum the last part's.
+    """
+
+    folds: int
+    caches: int
+    pipelines: int
+    source_bytes: int
+    merge_ns: Nanoseconds
+    hook_ns: Nanoseconds
+    longest_pause_ns: Nanoseconds
+    deferred: int
+    synchronized_by: str
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(
+            **{
+                name: getattr(self, name) + getattr(other, name)
+                for name in self.__struct_fields__
+                if name not in ("longest_pause_ns", "synchronized_by")
+            },
+            longest_pause_ns=max(self.longest_pause_ns, other.longest_pause_ns),
+            synchronized_by=other.synchronized_by,
+        )
+
+
+class MergeReport(Record, frozen=True):
+    """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
+
+    A sum begins with what its first part began with, and gains what each part gained: of parts that begin with the same
+    data, or where the one before ended, those are the sizes of one run over all of it, as far as the parts share nothing.
+
+    Attributes:
+        source_bytes: Size of each worker cache, worker by worker.
+        seed_bytes: Size of the data that each worker cache was created with, 0 for none.
+        primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge: before the
+            run).
+        primary_bytes_after: Its size after.
+        pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
+            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that a
+            rolling merge took on the way are sources here.
+        duplicate_job_keys: Keys of the set that more than one worker compiled.
+        duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
+            pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
+        barrier_wait_ns: How long each worker waited at the barrier.
+        merge_ns: Time of the merge alone.
+        warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
+        rolling: What was merged on the way, or None where all was merged at the barrier.
+        started_ns: When the merge began, on the clock of time.perf_counter_ns.
+    """
+
+    source_bytes: tuple[int, ...]
+    seed_bytes: int
+    primary_bytes_before: int
+    primary_bytes_after: int
+    pruned_bytes: int
+    duplicate_job_keys: Duplicates
+    duplicate_pipeline_keys: Duplicates | None
+    barrier_wait_ns: tuple[Nanoseconds, ...]
+    merge_ns: Nanoseconds
+    warnings: tuple[str, ...]
+    rolling: RollingReport | None = None
+    started_ns: int = msgspec.field(default=0, name="started_ns")
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        before = self.primary_bytes_before
+        after = self.primary_bytes_after + other.primary_bytes_after - other.primary_bytes_before
+        gained = (each - max(other.seed_bytes, HEADER_BYTES) for each in other.source_bytes)
+        sources = _side_by_side(self.source_bytes, tuple(gained), beyond=max(self.seed_bytes, HEADER_BYTES))
+        rolling = _of_those_there(self.rolling, other.rolling)
+        rolled = rolling.source_bytes - rolling.caches * HEADER_BYTES if rolling else 0
+        payload = sum(max(0, each - HEADER_BYTES) for each in sources) + rolled
+        return type(self)(
+            source_bytes=sources,
+            seed_bytes=self.seed_bytes,
+            primary_bytes_before=before,
+            primary_bytes_after=after,
+            pruned_bytes=max(0, payload + max(0, before - HEADER_BYTES) - max(0, after - HEADER_BYTES))
+            if sources
+            else 0,
+            duplicate_job_keys=self.duplicate_job_keys + other.duplicate_job_keys,
+            duplicate_pipeline_keys=_of_those_there(
+                self.duplicate_pipeline_keys, other.duplicate_pipeline_keys
+            ),
+            barrier_wait_ns=_side_by_side(self.barrier_wait_ns, other.barrier_wait_ns),
+            merge_ns=self.merge_ns + other.merge_ns,
+            warnings=_each_once(self.warnings, other.warnings),
+            rolling=rolling,
+            started_ns=self.started_ns,
+        )
+
+
+def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
+    """Figures of workers, worker by worker; `beyond` stands for a worker of the first that is not there."""
+    longest = max(len(one), len(two))
+    filled = one + (beyond,) * (longest - len(one))
+    return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
+
+
+_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport)
+
+
+def _of_those_there(one: _Summed | None, two: _Summed | None) -> _Summed | None:
+    return two if one is None else one if two is None else one + two
+
+
+def _each_once(*lists: Iterable[_T]) -> tuple[_T, ...]:
+    return tuple(dict.fromkeys(each for some in lists for each in some))
+
+
+# --- timing
+
+
+class Timing(Sums, frozen=True):
+    """Where the time went. Every figure adds: over the groups of a compile, and over parts, which count as run one by one.
+
+    Attributes:
+        open_ns: Opening the device.
+        prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
+        wall_ns: From the first job submitted to the end of the barrier.
+        driver_ns: Sum over all calls of the driver's own time.
+        cpu_ns: Sum over all calls of the threads' CPU time.
+        blocked_ns: Sum over all calls of the time asleep inside the driver.
+        run_delay_ns: Sum over all calls of the time runnable but not scheduled.
+        merge_ns: Merging the worker caches.
+        cache_load_ns: Reading the cache file and creating the primary.
+        cache_save_ns: Reading the primary back and writing the file.
+        overhead_ns: wall x workers - driver: everything that is not the driver, idle workers included. Negative
+            only where the driver's clock is not the machine's (a simulated device on a virtual clock).
+        make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first job.
+        read_back_ns: Reading the primary's data, where the run does.
+    """
+
+    open_ns: Nanoseconds = 0
+    prepare_ns: Nanoseconds = 0
+    wall_ns: Nanoseconds = 0
+    driver_ns: Nanoseconds = 0
+    cpu_ns: Nanoseconds = 0
+    blocked_ns: Nanoseconds = 0
+    run_delay_ns: Nanoseconds = 0
+    merge_ns: Nanoseconds = 0
+    cache_load_ns: Nanoseconds = 0
+    cache_save_ns: Nanoseconds = 0
+    overhead_ns: Nanoseconds = 0
+    make_caches_ns: Nanoseconds = 0
+    read_back_ns: Nanoseconds = 0
+
+
+def timing_of(calls: Calls, *, workers: int, wall_ns: int, **spent_ns: int) -> Timing:
+    """Sum up the calls of a run.
+
+    Args:
+        calls: The calls.
+        workers: Number of workers.
+        wall_ns: From the first job to the end of the barrier.
+        spent_ns: Other times, by their names in `Timing`.
+    """
+    driver_ns = int(calls.driver_ns.sum())
+    return Timing(
+        wall_ns=wall_ns,
+        driver_ns=driver_ns,
+        cpu_ns=int(calls.cpu_ns.sum()),
+        blocked_ns=int(calls.blocked_ns.sum()),
+        run_delay_ns=int(calls.run_delay_ns.sum()),
+        overhead_ns=wall_ns * workers - driver_ns,
+        **spent_ns,
+    )
+
+
+# --- the report of a run
+
+
+class RunReport(Record, frozen=True, omit_defaults=True):
     """What a run did and what it cost. A value: it refers to no cache and no device.
 
     Attributes:
-        mode: The cache topology.
-        workers: Number of workers.
-        keys: Hash of each pipeline in the set, shape (n,), uint64.
-        kinds: Kind of each, as a position in `PipelineKind`, shape (n,), uint8.
-        status: `status_code` of each, shape (n,), uint8.
-        driver_ns: Driver time of each, shape (n,), uint64.
-        worker: Who created it, shape (n,), int32; -1 where nobody tried.
-        skipped: The skipped pipelines, ascending.
-        failed: The failed pipelines, ascending.
+        mode: The cache topology; parts of a sum have the same.
+        workers: Number of workers; in a sum the largest.
+        pipelines: What became of each pipeline. In the order of the image; in a sum by kind and key.
         calls: Every call, worker by worker, in the order made.
         barrier: The barrier.
         merge: The merge; None in mode NONE.
-        timing: Totals.
-        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN.
-        notes: What a reader of the figures must know, such as a fallback.
+        timing: Where the time went.
+        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum: whether some are.
+        notes: What a reader of the figures must know, such as a fallback; each once.
         cache_data: The primary's data where the run made the primary itself; None where it did not, or where the
-            driver would not give it (see `notes`).
-        handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64, else None.
+            driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
     """
 
     mode: CacheMode
     workers: int
-    keys: npt.NDArray[np.uint64] = field(repr=False)
-    kinds: npt.NDArray[np.uint8] = field(repr=False)
-    status: npt.NDArray[np.uint8] = field(repr=False)
-    driver_ns: npt.NDArray[np.uint64] = field(repr=False)
-    worker: npt.NDArray[np.int32] = field(repr=False)
-    skipped: tuple[PipelineProblem, ...] = field(repr=False)
-    failed: tuple[PipelineProblem, ...] = field(repr=False)
-    calls: tuple[CreationCall, ...] = field(repr=False)
-    barrier: Barrier = field(repr=False)
+    pipelines: OutcomeTable
+    calls: Calls
+    barrier: Barrier
     merge: MergeReport | None
-    timing: RunTiming
+    timing: Timing
     stopped: bool
     notes: tuple[str, ...]
-    cache_data: bytes | None = field(repr=False)
-    handles: npt.NDArray[np.uint64] | None = field(repr=False)
+    cache_data: bytes | None = None
 
     def __len__(self) -> int:
         """Number of pipelines."""
-        return len(self.status)
-
-    def status_of(self, index: int) -> OutcomeStatus:
-        """Status of one pipeline."""
-        return _STATUSES[int(self.status[index])]
+        return len(self.pipelines)
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
         """Pipelines of each status, of one kind or of all; every status has an entry."""
-        if kind is None:
-            return _counts(self.status)
-        return _counts(self.status[self.kinds == _KINDS.index(kind)])
+        return self.pipelines.counts(kind)
+
+    @property
+    def skipped(self) -> tuple[PipelineOutcome, ...]:
+        """The skipped pipelines, ascending."""
+        return self.pipelines.of_status(OutcomeStatus.SKIPPED)
+
+    @property
+    def failed(self) -> tuple[PipelineOutcome, ...]:
+        """The failed pipelines, ascending."""
+        return self.pipelines.of_status(OutcomeStatus.FAILED)
 
     @property
     def compiled(self) -> int:
@@ -376,110 +966,234 @@ class RunReport:
         """Pipelines created from the application's cache."""
         return self.counts()[OutcomeStatus.CACHE_HIT]
 
+    def __add__(self, other: RunReport) -> RunReport:
+        """Both together; see `total`."""
+        return RunReport.total([self, other])
 
-def problems(
-    image: CreateInfoImage, table: OutcomeTable, status: OutcomeStatus
-) -> tuple[PipelineProblem, ...]:
-    """The pipelines of one status, ascending, each with its reason."""
-    return tuple(
-        PipelineProblem(int(index), int(image.keys[index]), table.reasons[int(index)])
-        for index in np.flatnonzero(table.status == _CODE[status])
-    )
+    @staticmethod
+    def total(parts: Sequence[RunReport]) -> RunReport:
+        """The report of several parts of a run, one or more, which ran on devices opened alike.
 
-
-def timing_of(
-    calls: tuple[CreationCall, ...],
-    *,
-    workers: int,
-    open_ns: int,
-    wall_ns: int,
-    merge_ns: int,
-    read_back_ns: int,
-) -> RunTiming:
-    """Sum up the calls of a run."""
-    driver_ns = sum(call.driver_ns for call in calls)
-    return RunTiming(
-        open_ns=open_ns,
-        wall_ns=wall_ns,
-        merge_ns=merge_ns,
-        read_back_ns=read_back_ns,
-        driver_ns=driver_ns,
-        cpu_ns=sum(call.cpu_ns for call in calls),
-        blocked_ns=sum(call.blocked_ns for call in calls),
-        run_delay_ns=sum(call.run_delay_ns for call in calls),
-        overhead_ns=wall_ns * workers - driver_ns,
-    )
+        Raises:
+            ValueError: They differ in mode.
+        """
+        _same("mode", [each.mode for each in parts])
+        table, places = OutcomeTable.joined([each.pipelines for each in parts])
+        merge = reduce(_of_those_there, [each.merge for each in parts])
+        calls = [
+            msgspec.structs.replace(each.calls, indices=place[each.calls.indices])
+            for each, place in zip(parts, places, strict=True)
+        ]
+        return RunReport(
+            mode=parts[0].mode,
+            workers=max(each.workers for each in parts),
+            pipelines=table,
+            calls=Calls.joined(calls),
+            barrier=parts[-1].barrier,
+            merge=merge,
+            timing=reduce(operator.add, [each.timing for each in parts]),
+            stopped=any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN]),
+            notes=_each_once(*(each.notes for each in parts)),
+        )
 
 
-_WORST_FIRST: Final = (
-    OutcomeStatus.FAILED,
-    OutcomeStatus.NOT_RUN,
-    OutcomeStatus.COMPILED,
-    OutcomeStatus.CACHE_HIT,
-    OutcomeStatus.SKIPPED,
-)
+def _same(what: str, values: Sequence[object]) -> None:
+    if any(each != values[0] for each in values):
+        raise ValueError(f"records of different runs do not add: {what} {values}")
 
 
-@frozen
-class Outcome:
-    """What became of one pipeline.
+# --- the report of a compile
+
+
+class DeviceRecord(Record, frozen=True):
+    """A device.
 
     Attributes:
-        job: Which.
-        status: What.
-        reason: Why it was skipped or failed, else "".
-        driver_ns: Driver time, over all groups.
+        vendor_id: VkPhysicalDeviceProperties::vendorID.
+        device_id: VkPhysicalDeviceProperties::deviceID.
+        driver_version: VkPhysicalDeviceProperties::driverVersion, in the vendor's own encoding.
+        driver_id: VkDriverId, 0 where the driver does not say.
+        driver_abi: Bits of a pointer in the process that uses the driver.
+        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits.
+        api_version: VkPhysicalDeviceProperties::apiVersion.
+        device_name: Name of the device.
+        driver_name: VkPhysicalDeviceDriverProperties::driverName.
+        driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
+        features: What it offers to an orchestrator.
     """
 
-    job: PipelineJob
-    status: OutcomeStatus
-    reason: str = ""
-    driver_ns: int = 0
+    vendor_id: int
+    device_id: int
+    driver_version: int
+    driver_id: int
+    driver_abi: int
+    pipeline_cache_uuid: str
+    api_version: ApiVersion
+    device_name: str
+    driver_name: str
+    driver_info: str
+    features: DeviceFeatures
+
+    @classmethod
+    def of(cls, identity: DeviceIdentity, features: DeviceFeatures) -> Self:
+        """The record of a device."""
+        encoded = {
+            "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
+            "api_version": ApiVersion(identity.api_version),
+        }
+        return cls(**asdict(identity) | encoded, features=features)
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """Its identity."""
+        uuid = bytes.fromhex(self.pipeline_cache_uuid)
+        fields = msgspec.structs.asdict(self) | {"pipeline_cache_uuid": uuid}
+        del fields["features"]
+        return DeviceIdentity(**fields)
 
 
-@frozen
-class GroupSummary:
+class RequestRecord(Record, frozen=True):
+    """What a device was opened as.
+
+    Attributes:
+        application: VkApplicationInfo::pApplicationName, null for a null pointer.
+        application_version: VkApplicationInfo::applicationVersion.
+        engine: VkApplicationInfo::pEngineName, null for a null pointer.
+        engine_version: VkApplicationInfo::engineVersion.
+        api_version: VkApplicationInfo::apiVersion; null where it is not known, which opens the newest.
+        features: Features to enable, as structure::member, where the device has them.
+        extensions: Device extensions to enable beside those that the features belong to.
+        others: What became of all other features: off ("none"), on where captures cannot record them ("unrecorded"), or on
+            ("all").
+        orchestrator_features: Whether the features that an orchestrator uses itself were added; null: where the driver is
+            known to leave its keys alone then.
+    """
+
+    application: str | None
+    application_version: int
+    engine: str | None
+    engine_version: int
+    api_version: ApiVersion | None
+    features: tuple[str, ...]
+    extensions: tuple[str, ...]
+    others: OtherFeatures
+    orchestrator_features: bool | None = None
+
+    @classmethod
+    def of(cls, request: DeviceRequest) -> Self:
+        """The record of a request."""
+        told = request.application
+        return cls(
+            told.application_name,
+            told.application_version,
+            told.engine_name,
+            told.engine_version,
+            ApiVersion(told.api_version) if told.api_version else None,
+            tuple(sorted(f"{struct}::{member}" for struct, member in request.features)),
+            tuple(sorted(request.extensions)),
+            request.others,
+            request.orchestrator_features,
+        )
+
+    @property
+    def request(self) -> DeviceRequest:
+        """The request."""
+        pairs = (each.partition("::") for each in self.features)
+        return DeviceRequest(
+            ApplicationInfo(
+                self.application,
+                self.application_version,
+                self.engine,
+                self.engine_version,
+                self.api_version or 0,
+            ),
+            frozenset((struct, member) for struct, _, member in pairs),
+            frozenset(self.extensions),
+            self.others,
+            self.orchestrator_features,
+        )
+
+
+class GroupRecord(Record, frozen=True):
     """A group of pipelines and the device that it was compiled on.
 
     Attributes:
-        group: The group, with what the device was opened as.
+        opened_as: What the device was opened as. Groups of parts with the same one add up.
+        added: Features and extensions that no application is recorded to have enabled, and that the pipelines need.
+        applications: Hashes of the applications.
         pipelines: How many of its pipelines went to the driver.
-        cache_file: Where they are kept, or None.
+        cache_file: Where they are kept, or null; in a sum the first part's.
     """
 
-    group: FeatureGroup
+    opened_as: RequestRecord
+    added: tuple[str, ...]
+    applications: tuple[Hash, ...]
     pipelines: int
     cache_file: Path | None = None
 
+    @classmethod
+    def of(cls, group: FeatureGroup, pipelines: int, cache_file: Path | None) -> Self:
+        """The record of a group; see the attributes."""
+        applications = tuple(map(Hash, group.applications))
+        return cls(RequestRecord.of(group.request), group.added, applications, pipelines, cache_file)
 
-@frozen
-class SetSummary:
-    """What was compiled.
+    def __add__(self, other: Self) -> Self:
+        """Both together, which were opened as the same."""
+        return msgspec.structs.replace(
+            self,
+            added=_each_once(self.added, other.added),
+            applications=_each_once(self.applications, other.applications),
+            pipelines=self.pipelines + other.pipelines,
+        )
+
+
+class DamageRecord(Record, frozen=True):
+    """Something in a set that could not be read and was left out.
 
     Attributes:
-        name: Where it came from.
-        counts: Pipelines of each kind.
-        content_hash: Hash over the names of all records.
+        offset: Byte offset in the file, or null.
+        tag: What the record is, such as ``shader_module``; its number where that is not known; null without a record.
+        key: Hash of the record, or null.
+        reason: What is wrong and the likely cause.
+    """
+
+    offset: int | None
+    tag: str | None
+    key: Hash | None
+    reason: str
+
+    @classmethod
+    def of(cls, damage: Damage) -> Self:
+        """The record of a damage."""
+        tag = damage.tag
+        known = tag in RecordTag.__members__.values()
+        name = None if tag is None else RecordTag(tag).name.lower() if known else str(tag)
+        return cls(damage.offset, name, None if damage.key is None else Hash(damage.key), damage.reason)
+
+
+class SetRecord(Record, frozen=True):
+    """What was compiled. In a sum what any part has.
+
+    Attributes:
+        path: Where it came from; in a sum of different sets all of them.
+        content_hash: Hash over the names of all records; null in a sum of different sets.
+        pipelines: Pipelines of each kind.
+        unique: Number of pipelines.
         applications: Names of the applications it was recorded from, "" where one has none.
         groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
     """
 
-    name: str
-    counts: Mapping[PipelineKind, int]
-    content_hash: int
+    path: str
+    content_hash: Hash | None
+    pipelines: dict[PipelineKind, int]
+    unique: int
     applications: tuple[str, ...]
-    groups: tuple[GroupSummary, ...]
-    damage: tuple[Damage, ...]
-
-    @property
-    def unique(self) -> int:
-        """Number of pipelines."""
-        return sum(self.counts.values())
+    groups: tuple[GroupRecord, ...]
+    damage: tuple[DamageRecord, ...]
 
 
-@frozen
-class CacheSave:
+class CacheSave(Record, frozen=True):
     """One save of the cache file.
 
     Attributes:
@@ -488,10 +1202,10 @@ class CacheSave:
         bytes_before: Driver's data that was there before and was merged with ours, 0 for none.
         bytes_after: Driver's data that is there now, where it is known.
         merged_with_others: Whether what was there came from another process, and not from this run.
-        skipped: Why nothing was written, or "".
-        error: Why it failed, or "".
+        skipped: Why nothing was written, or null.
+        error: Why it failed, or null.
         locked_out: Whether it was skipped because another process did not finish saving in time.
-        note: What a reader should know, such as a driver that does not merge, or "".
+        note: What a reader should know, such as a driver that does not merge, or null.
     """
 
     reason: SaveReason
@@ -499,68 +1213,88 @@ class CacheSave:
     bytes_before: int = 0
     bytes_after: int = 0
     merged_with_others: bool = False
-    skipped: str = ""
-    error: str = ""
+    skipped: str | None = None
+    error: str | None = None
     locked_out: bool = False
-    note: str = ""
+    note: str | None = None
 
 
-@frozen
-class CacheFileSummary:
-    """What became of the cache file.
+class Refused(Record, frozen=True):
+    """A cache file that was not loaded.
 
     Attributes:
-        path: Where it is, or None where the mode keeps none.
-        loaded: What became of it at the start.
+        status: The word for it.
+        field: The first field that differs or is wrong, as Vulkan names it, or null.
+        detail: A sentence: expected and found for every field that differs, or the cause.
+    """
+
+    status: LoadStatus
+    field: str | None
+    detail: str
+
+
+class CacheFileRecord(Record, frozen=True):
+    """What became of the cache file.
+
+    A sum begins with what its first part loaded and ends with what its last part saved. Parts with caches of their own have a
+    file each; the verb `merge` joins them, and says how large the whole is.
+
+    Attributes:
+        path: Where it is, or null where the mode keeps none.
+        load_status: What became of it at the start; null where none was looked for.
+        load_field: The first field that differs or is wrong, as Vulkan names it, or null.
+        load_detail: A sentence: expected and found for every field that differs, or the cause.
+        loaded_from: The file that was loaded: the previous generation, where the current one is damaged.
+        instead_of: What is wrong with the current one, where the previous generation took its place; else null.
+        quarantined: Where a damaged file was moved to, or null.
         loaded_bytes: Bytes of driver data that were loaded.
         saved_bytes: Bytes of the file as it was written last, 0 where this job wrote none.
-        not_saved: Why the last save wrote nothing, or "".
-        error: Why the last save failed, or "".
+        not_saved: Why the last save wrote nothing, or null.
+        error: Why the last save failed, or null.
         saves: Each save, those on the way included.
     """
 
-    path: Path | None
-    loaded: LoadResult | None = None
+    path: Path | None = None
+    load_status: LoadStatus | None = None
+    load_field: str | None = None
+    load_detail: str | None = None
+    loaded_from: Path | None = None
+    instead_of: Refused | None = None
+    quarantined: Path | None = None
     loaded_bytes: int = 0
     saved_bytes: int = 0
-    not_saved: str = ""
-    error: str = ""
+    not_saved: str | None = None
+    error: str | None = None
     saves: tuple[CacheSave, ...] = ()
 
+    @classmethod
+    def of(cls, path: Path, loaded: LoadResult) -> Self:
+        """The record of a file after loading it."""
+        current = loaded.instead_of
+        return cls(
+            path=path,
+            load_status=loaded.status,
+            load_field=loaded.field,
+            load_detail=loaded.detail,
+            loaded_from=loaded.path,
+            instead_of=None if current is None else Refused(current.status, current.field, current.detail),
+            quarantined=loaded.quarantined,
+            loaded_bytes=len(loaded.data),
+        )
 
-@frozen
-class CompileTiming:
-    """Where the time went, nanoseconds.
-
-    Attributes:
-        open_ns: Opening the device (all groups).
-        prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
-        wall_ns: From the first job submitted to the end of the barrier (sum over the groups).
-        driver_ns: The driver's own time in pipeline creation.
-        cpu_ns: CPU time of the workers' calls.
-        blocked_ns: Time asleep inside the driver.
-        run_delay_ns: Time runnable but not scheduled.
-        merge_ns: Merging worker caches.
-        cache_load_ns: Reading the cache file and creating the primary.
-        cache_save_ns: Reading the primary back and writing the file.
-        overhead_ns: wall x workers - driver.
-    """
-
-    open_ns: int
-    prepare_ns: int
-    wall_ns: int
-    driver_ns: int
-    cpu_ns: int
-    blocked_ns: int
-    run_delay_ns: int
-    merge_ns: int
-    cache_load_ns: int
-    cache_save_ns: int
-    overhead_ns: int
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        wrote = self.saved_bytes or other.saved_bytes
+        return msgspec.structs.replace(
+            self,
+            saved_bytes=other.saved_bytes or self.saved_bytes,
+            not_saved=None if wrote else other.not_saved,
+            error=other.error or self.error,
+            saves=self.saves + other.saves,
+        )
 
 
-@frozen
-class Savings:
+class Savings(Sums, frozen=True):
     """Compiles that were not made, because the same one was made before in the same run.
 
     Attributes:
@@ -573,326 +1307,341 @@ class Savings:
 
     by_state_key: int = 0
     by_pipeline_key: int = 0
-    driver_ns: int = 0
+    driver_ns: Nanoseconds = 0
     keys_asked: int = 0
-    keys_ns: int = 0
+    keys_ns: Nanoseconds = 0
+
+
+class MergeTotals(Record, frozen=True):
+    """The merges of all groups together. The sizes of the primary are those before the first and after the last one.
+
+    Attributes:
+        source_bytes: Size of all worker caches.
+        primary_bytes_before: Size of the primary before.
+        primary_bytes_after: Its size after.
+        pruned_bytes: Payload that was there more than once.
+        duplicate_keys: Keys of the set that more than one worker compiled.
+        duplicate_driver_ns: Driver time of all their compilations but the first of each.
+        merge_ns: Time of the merges.
+        barrier_wait_ns: How long all workers waited at the barriers.
+        groups: The merge of each group, with each worker's figures.
+    """
+
+    source_bytes: int
+    primary_bytes_before: int
+    primary_bytes_after: int
+    pruned_bytes: int
+    duplicate_keys: int
+    duplicate_driver_ns: Nanoseconds
+    merge_ns: Nanoseconds
+    barrier_wait_ns: Nanoseconds
+    groups: tuple[MergeReport, ...]
 
     @classmethod
-    def total(cls, parts: Iterable[Savings]) -> Savings:
-        """Those of several runs together."""
-        return cls(*(sum(each) for each in zip(*map(astuple, parts), strict=True)))
+    def of(cls, merges: tuple[MergeReport, ...]) -> Self | None:
+        """The totals; None where nothing was merged."""
+        if not merges:
+            return None
+        return cls(
+            source_bytes=sum(sum(each.source_bytes) for each in merges),
+            primary_bytes_before=merges[0].primary_bytes_before,
+            primary_bytes_after=merges[-1].primary_bytes_after,
+            pruned_bytes=sum(each.pruned_bytes for each in merges),
+            duplicate_keys=sum(each.duplicate_job_keys.keys for each in merges),
+            duplicate_driver_ns=sum(each.duplicate_job_keys.driver_ns for each in merges),
+            merge_ns=sum(each.merge_ns for each in merges),
+            barrier_wait_ns=sum(sum(each.barrier_wait_ns) for each in merges),
+            groups=merges,
+        )
 
 
-@frozen
-class Stage:
+class Stage(Record, frozen=True):
     """A part of the job that is not pipeline creation, for timelines.
 
     Attributes:
-        name: What: "open", "read", "prepare", "pipeline_keys", "cache_load", "cache_save".
+        name: What: "open", "read", "prepare", "vet", "pipeline_keys", "cache_load", "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: How long it took.
     """
 
     name: str
-    start_ns: int
-    duration_ns: int
+    start_ns: int = msgspec.field(name="start_ns")
+    duration_ns: Nanoseconds
 
 
-@frozen
-class InspectedPipeline:
+class InspectedPipeline(Record, frozen=True):
     """What the driver said about a pipeline's code.
 
     Attributes:
-        job: Which.
+        key: Its hash in the set.
+        kind: What it is.
         found: What it said.
     """
 
-    job: PipelineJob
+    key: Hash
+    kind: PipelineKind
     found: PipelineExecutables
 
 
-@frozen(eq=False)
-class CompileReport:
-    """What compiling a set did. A value.
+class Versions(Record, frozen=True):
+    """What made a report. In a sum the first part's.
 
     Attributes:
-        identity: The device.
-        features: What it offers to an orchestrator.
-        set: What was compiled.
-        mode: The cache topology.
-        workers: Number of workers.
-        outcomes: One entry a pipeline, in the order of the set.
-        runs: The report of each group's run; its indices are those of the group's image.
-        cache_file: What became of the cache file.
-        timing: Where the time went.
-        stopped: Whether it was stopped before its end.
-        notes: What a reader must know.
-        stages: What took time beside the runs, in the order in which it ended.
-        inspected: What the driver said about each created pipeline's code, where it was asked, by group.
-        savings: Compiles that were not made, because the same one was.
-        out_of_time: Whether it was stopped because its time budget was used up.
+        python: Version of Python.
+        orchestrator: Version of this package.
+        registry: Version of the Vulkan registry that it knows.
     """
 
-    identity: DeviceIdentity
-    features: DeviceFeatures
-    set: SetSummary
+    python: str
+    orchestrator: str
+    registry: str
+
+
+class CompileReport(Record, frozen=True, kw_only=True):
+    """What compiling a set did. Its encoding is the JSON of `compile`.
+
+    A pipeline that several applications with different features used is compiled for each; it counts once, as the worst that
+    happened to it: failed before not run, compiled, hit, skipped.
+
+    Attributes:
+        version: Version of the format.
+        device: The device; parts of a sum have the same.
+        set: What was compiled.
+        mode: The cache topology; parts of a sum have the same.
+        workers: Number of workers; in a sum the largest.
+        outcomes: Pipelines of each status; disjoint, summing to `set.unique`.
+        outcomes_by_kind: The same for each kind.
+        skipped: The skipped pipelines, all of them, by kind and key.
+        failed: The failed pipelines, all of them, by kind and key.
+        saved: Compiles that were not made, because the same one was.
+        merge: What merging did; null in mode `none`.
+        cache_file: What became of the cache file.
+        timing: Where the time went.
+        stopped: Whether it was stopped before its end. In a sum: whether something was not run.
+        out_of_time: Whether it was stopped because its time limit was reached.
+        notes: What a reader of the figures must know; each once.
+        versions: What made the report.
+        pipelines: What became of each pipeline of the set, by kind and key.
+        runs: The report of each group's run, in the order of `set.groups`.
+        stages: What took time beside the runs, in the order in which it ended.
+        inspected: What the driver said about each created pipeline's code, where it was asked, by group.
+    """
+
+    version: int = FORMAT
+    device: DeviceRecord
+    set: SetRecord
     mode: CacheMode
     workers: int
-    outcomes: tuple[Outcome, ...] = field(repr=False)
-    runs: tuple[RunReport, ...] = field(repr=False)
-    cache_file: CacheFileSummary
-    timing: CompileTiming
+    outcomes: Counts
+    outcomes_by_kind: dict[PipelineKind, Counts]
+    skipped: tuple[PipelineOutcome, ...]
+    failed: tuple[PipelineOutcome, ...]
+    saved: Savings = Savings()
+    merge: MergeTotals | None
+    cache_file: CacheFileRecord
+    timing: Timing
     stopped: bool
-    notes: tuple[str, ...]
-    stages: tuple[Stage, ...] = field(default=(), repr=False)
-    inspected: tuple[InspectedPipeline, ...] = field(default=(), repr=False)
-    savings: Savings = Savings()
     out_of_time: bool = False
+    notes: tuple[str, ...]
+    versions: Versions
+    pipelines: OutcomeTable
+    runs: tuple[RunReport, ...]
+    stages: tuple[Stage, ...] = ()
+    inspected: tuple[InspectedPipeline, ...] = ()
+
+    @classmethod
+    def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
+        """A report with what follows from its table and its runs.
+
+        Args:
+            pipelines: What became of each pipeline.
+            runs: The runs.
+            stopped: Whether it was stopped.
+            fields: All other attributes.
+        """
+
+        def counted(kind: PipelineKind | None) -> Counts:
+            compiled, hits, skipped, failed, not_run = pipelines.counts(kind).values()
+            return Counts(compiled, hits, skipped, failed, not_run if stopped else msgspec.UNSET)
+
+        return cls(
+            pipelines=pipelines,
+            runs=tuple(runs),
+            stopped=stopped,
+            outcomes=counted(None),
+            outcomes_by_kind={kind: counted(kind) for kind in PipelineKind},
+            skipped=pipelines.of_status(OutcomeStatus.SKIPPED),
+            failed=pipelines.of_status(OutcomeStatus.FAILED),
+            merge=MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
+            **fields,
+        )
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
         """Pipelines of each status, of one kind or of all; every status has an entry."""
-        counts = dict.fromkeys(OutcomeStatus, 0)
-        for each in self.outcomes:
-            if kind is None or each.job.kind is kind:
-                counts[each.status] += 1
-        return counts
+        return self.pipelines.counts(kind)
 
-    def of_status(self, status: OutcomeStatus) -> tuple[Outcome, ...]:
-        """The pipelines of one status, in the order of the set."""
-        return tuple(each for each in self.outcomes if each.status is status)
+    def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
+        """The pipelines of one status, by kind and key."""
+        return self.pipelines.of_status(status)
 
+    def __add__(self, other: CompileReport) -> CompileReport:
+        """Both together; see `total`."""
+        return CompileReport.total([self, other])
 
-def combine(jobs: Iterable[PipelineJob], outcomes: Iterable[Outcome]) -> tuple[Outcome, ...]:
-    """One outcome a pipeline, from those of all groups; a pipeline without one was not run.
+    @staticmethod
+    def total(parts: Sequence[CompileReport]) -> CompileReport:
+        """The report of several parts of a compile, one or more, such as those of the two halves of a set.
 
-    Args:
-        jobs: All pipelines, in the order of the set.
-        outcomes: Outcomes of groups, in any order, several a pipeline.
-    """
-    worst: dict[PipelineJob, Outcome] = {}
-    for each in outcomes:
-        known = worst.get(each.job)
-        if known is None:
-            worst[each.job] = each
-            continue
-        first, second = sorted((known, each), key=lambda outcome: _WORST_FIRST.index(outcome.status))
-        worst[each.job] = Outcome(
-            first.job, first.status, first.reason, driver_ns=first.driver_ns + second.driver_ns
+        A pipeline may be in several parts, as a library that both link is: it gets the worst of its outcomes, and the driver
+        time of all. One that a part did not come to has the outcome of the part that did.
+
+        Raises:
+            ValueError: They differ in device or mode.
+        """
+        first = parts[0]
+        for what in ("device", "mode"):
+            _same(what, [getattr(each, what) for each in parts])
+        table, _ = OutcomeTable.joined([each.pipelines for each in parts])
+        runs: dict[RequestRecord, list[RunReport]] = {}
+        groups: dict[RequestRecord, GroupRecord] = {}
+        for part in parts:
+            for group, run in zip(part.set.groups, part.runs, strict=True):
+                known = groups.get(group.opened_as)
+                groups[group.opened_as] = group if known is None else known + group
+                runs.setdefault(group.opened_as, []).append(run)
+        sets = [each.set for each in parts]
+        hashes = {each.content_hash for each in sets}
+        stopped = any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN])
+        return CompileReport.of(
+            device=first.device,
+            set=SetRecord(
+                path=", ".join(_each_once(each.path for each in sets)),
+                content_hash=hashes.pop() if len(hashes) == 1 else None,
+                pipelines={kind: int((table.kinds == code).sum()) for kind, code in _KIND_CODE.items()},
+                unique=len(table),
+                applications=_each_once(*(each.applications for each in sets)),
+                groups=tuple(groups.values()),
+                damage=_each_once(*(each.damage for each in sets)),
+            ),
+            mode=first.mode,
+            workers=max(each.workers for each in parts),
+            saved=reduce(operator.add, [each.saved for each in parts]),
+            cache_file=reduce(operator.add, [each.cache_file for each in parts]),
+            timing=reduce(operator.add, [each.timing for each in parts]),
+            stopped=stopped,
+            out_of_time=stopped and any(each.out_of_time for each in parts),
+            notes=_each_once(*(each.notes for each in parts)),
+            versions=first.versions,
+            pipelines=table,
+            runs=[RunReport.total(each) for each in runs.values()],
+            stages=tuple(stage for each in parts for stage in each.stages),
+            inspected=tuple(found for each in parts for found in each.inspected),
         )
-    return tuple(worst.get(job) or Outcome(job, OutcomeStatus.NOT_RUN) for job in jobs)
 
 
-def timing_of_runs(runs: Sequence[RunReport], spent_ns: Mapping[str, int]) -> CompileTiming:
-    """Sum up the runs of all groups, and what was spent around them.
-
-    Args:
-        runs: Reports of the groups.
-        spent_ns: Time by name: "open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns".
-    """
-
-    def total(name: str) -> int:
-        return sum(int(getattr(run.timing, name)) for run in runs)
-
-    return CompileTiming(
-        open_ns=spent_ns.get("open_ns", 0),
-        prepare_ns=spent_ns.get("prepare_ns", 0),
-        wall_ns=total("wall_ns"),
-        driver_ns=total("driver_ns"),
-        cpu_ns=total("cpu_ns"),
-        blocked_ns=total("blocked_ns"),
-        run_delay_ns=total("run_delay_ns"),
-        merge_ns=total("merge_ns"),
-        cache_load_ns=spent_ns.get("cache_load_ns", 0),
-        cache_save_ns=spent_ns.get("cache_save_ns", 0),
-        overhead_ns=total("overhead_ns"),
-    )
+# --- progress
 
 
-INTERVAL_S = 0.1
-"""Least time between two reports, seconds; the last one comes whenever the run ends."""
+INTERVAL_S: Final = 0.1
+"""Least time between two reports of progress, seconds; the last one comes whenever the run ends."""
 
-_ETA_AFTER_S = 0.5
+_ETA_AFTER_S: Final = 0.5
 
 
-@frozen
-class Progress:
-    """How far a run is.
+class Progress(Record, frozen=True, rename=None):
+    """How far a run is, or a compile over all its groups. The total is fixed from the start and `done` never falls.
 
     Attributes:
-        total: Pipelines of the set; fixed from the start.
+        total: Pipelines to create; in a compile those of each group counted.
         done: Those with an outcome: compiled + hits + failed + skipped.
         compiled: Created by compiling.
         hits: Created from the application's cache, by creation feedback.
         failed: Not created, the unusable ones from the start included.
-        skipped: Not handed to the driver because the device lacks something; known from the start.
+        skipped: Not handed to the driver because the device lacks something; known when a group was prepared.
         in_flight: In a driver call now.
-        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns.
+        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns; of the current group.
         elapsed_s: Seconds since then.
-        rate: Pipelines a second that were handed to the driver and came back, over the whole run.
-        eta_s: Seconds to go at that rate; None until it is known.
+        rate: Pipelines a second that were handed to the driver and came back, over that time.
+        eta_s: Seconds to go, or None until that is known.
     """
 
-    total: int
-    done: int
-    compiled: int
-    hits: int
-    failed: int
-    skipped: int
-    in_flight: int
-    started_ns: int
-    elapsed_s: float
-    rate: float
-    eta_s: float | None
+    total: int = 0
+    done: int = 0
+    compiled: int = 0
+    hits: int = 0
+    failed: int = 0
+    skipped: int = 0
+    in_flight: int = 0
+    started_ns: int = 0
+    elapsed_s: float = 0.0
+    rate: float = 0.0
+    eta_s: float | None = None
 
 
 ProgressCallback = Callable[[Progress], None]
 """Called in the trio thread; must not block."""
 
 
-def progress_of(table: OutcomeTable, *, in_flight: int, started_ns: int, now_ns: int) -> Progress:
-    """Progress as the outcome table shows it now.
-
-    Args:
-        table: The run's outcomes so far.
-        in_flight: Pipelines in a driver call.
-        started_ns: When the first job was submitted.
-        now_ns: Now, on the same clock.
-    """
-    counts = table.counts()
-    compiled, hits = counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.CACHE_HIT]
-    failed, skipped = counts[OutcomeStatus.FAILED], counts[OutcomeStatus.SKIPPED]
-    total = len(table)
-    done = compiled + hits + failed + skipped
-    elapsed = max(0, now_ns - started_ns) / 1e9
-    # What had its outcome before anything ran says nothing about the speed.
-    returned = done - table.settled_at_start
-    rate = returned / elapsed if elapsed > 0 else 0.0
-    eta: float | None = None
-    if done == total:
-        eta = 0.0
-    elif returned > 0 and elapsed >= _ETA_AFTER_S:
-        eta = (total - done) / rate
-    return Progress(
-        total=total,
-        done=done,
-        compiled=compiled,
-        hits=hits,
-        failed=failed,
-        skipped=skipped,
-        in_flight=in_flight,
-        started_ns=started_ns,
-        elapsed_s=elapsed,
-        rate=rate,
-        eta_s=eta,
-    )
-
-
-@frozen
-class CompileProgress:
-    """How far a compile is. The total is fixed from the start and `done` never falls.
-
-    Attributes:
-        total: Pipelines to create, those of each group counted.
-        done: Those with an outcome.
-        compiled: Created by compiling.
-        hits: Created from the cache, by creation feedback.
-        failed: Not created.
-        skipped: Not handed to the driver; known once a group was prepared.
-        in_flight: In a driver call now.
-        elapsed_s: Seconds since the first job of the current group.
-        rate: Pipelines a second in the current group.
-        eta_s: Seconds to go, or None until it is known.
-    """
-
-    total: int
-    done: int
-    compiled: int
-    hits: int
-    failed: int
-    skipped: int
-    in_flight: int
-    elapsed_s: float
-    rate: float
-    eta_s: float | None
-
-
 @define(eq=False)
 class Tally:
-    """What became of pipelines so far.
+    """What became of the pipelines of a compile, group by group. One thread.
 
     Attributes:
         total: Pipelines to create, those of each group counted.
-        outcomes: What became of them, group by group.
+        tables: What became of them.
         runs: The report of each group's run.
     """
 
     total: int = 0
-    outcomes: list[Outcome] = field(factory=list)
+    tables: list[OutcomeTable] = field(factory=list)
     runs: list[RunReport] = field(factory=list)
-    _finished: CompileProgress = CompileProgress(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, None)
+    _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
 
-    def leave_out(self, outcomes: Sequence[Outcome]) -> None:
+    def leave_out(self, table: OutcomeTable) -> None:
         """Count pipelines that are not handed to the driver in this run: skipped or failed."""
-        self.outcomes += outcomes
-        skipped = sum(each.status is OutcomeStatus.SKIPPED for each in outcomes)
-        before = self._finished
-        self._finished = evolve(
-            before,
-            done=before.done + len(outcomes),
-            skipped=before.skipped + skipped,
-            failed=before.failed + len(outcomes) - skipped,
-        )
+        self.tables.append(table)
+        for status, count in table.counts().items():
+            self._before[status] += count
 
     def take_run(self, report: RunReport) -> None:
         """Count what a group's run did."""
-        reasons = {each.index: each.reason for each in (*report.skipped, *report.failed)}
-        for index in range(len(report)):
-            job = PipelineJob(int(report.keys[index]), _KINDS[int(report.kinds[index])])
-            self.outcomes.append(
-                Outcome(job, report.status_of(index), reasons.get(index, ""), int(report.driver_ns[index]))
-            )
-        counts = report.counts()
-        before = self._finished
-        self._finished = evolve(
-            before,
-            done=before.done + len(report) - counts[OutcomeStatus.NOT_RUN],
-            compiled=before.compiled + counts[OutcomeStatus.COMPILED],
-            hits=before.hits + counts[OutcomeStatus.CACHE_HIT],
-            failed=before.failed + counts[OutcomeStatus.FAILED],
-            skipped=before.skipped + counts[OutcomeStatus.SKIPPED],
-        )
+        self.leave_out(report.pipelines)
         self.runs.append(report)
 
-    def during(self, progress: Progress) -> CompileProgress:
+    def outcomes(self, jobs: Sequence[PipelineJob]) -> OutcomeTable:
+        """What became of each pipeline of the set: the worst of its groups; one that no group came to was not run."""
+        table, _ = (
+            OutcomeTable.joined(self.tables, _WORST_OF_GROUPS) if self.tables else (OutcomeTable.of(()), [])
+        )
+        return OutcomeTable.joined([table, OutcomeTable.of(jobs)])[0]
+
+    def during(self, progress: Progress) -> Progress:
         """Progress over all groups while one of them runs."""
-        before = self._finished
-        rest = self.total - before.done - progress.total
+        before = self._before
+        done = sum(before.values()) - before[OutcomeStatus.NOT_RUN]
+        rest = self.total - done - progress.total
         eta = progress.eta_s
         if eta is not None and rest > 0:  # groups to come: at the rate of this one
             eta = eta + rest / progress.rate if progress.rate else None
-        return CompileProgress(
+        return msgspec.structs.replace(
+            progress,
             total=self.total,
-            done=before.done + progress.done,
-            compiled=before.compiled + progress.compiled,
-            hits=before.hits + progress.hits,
-            failed=before.failed + progress.failed,
-            skipped=before.skipped + progress.skipped,
-            in_flight=progress.in_flight,
-            elapsed_s=progress.elapsed_s,
-            rate=progress.rate,
+            done=done + progress.done,
+            compiled=before[OutcomeStatus.COMPILED] + progress.compiled,
+            hits=before[OutcomeStatus.CACHE_HIT] + progress.hits,
+            failed=before[OutcomeStatus.FAILED] + progress.failed,
+            skipped=before[OutcomeStatus.SKIPPED] + progress.skipped,
             eta_s=eta,
         )
 
 
-def problem_outcomes(built: BuiltImage) -> tuple[Outcome, ...]:
+def problem_outcomes(built: BuiltImage) -> OutcomeTable:
     """Outcomes of the pipelines that did not get into an image."""
-    return tuple(
-        Outcome(
-            each.job,
-            OutcomeStatus.SKIPPED if each.unsupported else OutcomeStatus.FAILED,
-            each.reason,
-        )
-        for each in built.problems
+    skipped = (OutcomeStatus.FAILED, OutcomeStatus.SKIPPED)
+    return OutcomeTable.of(
+        [each.job for each in built.problems],
+        [skipped[each.unsupported] for each in built.problems],
+        [each.reason for each in built.problems],
     )
 
 
@@ -903,7 +1652,12 @@ _OVERDUE_NS = 200_000_000
 
 @define(eq=False)
 class TimeToGo:
-    """Follows a scheduler.
+    """How long a run will still take, by what its jobs cost: ten of a millisecond say nothing about one of half a minute.
+
+    That is the longer of (what is queued + what is left of the batches in flight) / workers, and what is left of the longest
+    batch in flight. It is not known before anything was measured, unless costs were recorded, nor where all that is left is
+    in flight and takes much longer than was estimated. Asked some times a second, beside the workers: it reads single
+    numbers, of which one that is a moment old does no harm, and takes a batch to have begun when it was first seen.
 
     Attributes:
         scheduler: The scheduler.

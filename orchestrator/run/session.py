@@ -86,7 +86,7 @@ from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Deadline, Exchange
 from orchestrator.run.execution import Run, execute
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions
-from orchestrator.run.records import OutcomeStatus, Progress, ProgressCallback, RunReport
+from orchestrator.run.records import PipelineOutcome, Progress, ProgressCallback, RunReport
 from orchestrator.schedule import (
     Assignment,
     Cancellation,
@@ -100,31 +100,6 @@ from orchestrator.schedule import (
     Wait,
 )
 from orchestrator.schedule.graphs import believed_costs
-
-
-@frozen
-class PipelineOutcome:
-    """What became of a pipeline, as far as is known.
-
-    Attributes:
-        index: Its number in the image.
-        key: Its hash in the set.
-        status: NOT_RUN where it was cancelled, or has not had its turn yet.
-        reason: Why it was skipped or failed.
-        handle: The pipeline, where the session keeps them and it was not taken; 0 otherwise, and for a library, which the
-            device keeps. See `PipelineSession.take_handles` for who owns it.
-    """
-
-    index: int
-    key: int
-    status: OutcomeStatus
-    reason: str = ""
-    handle: int = 0
-
-    @property
-    def created(self) -> bool:
-        """Whether there is a pipeline."""
-        return self.status in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
 
 
 @frozen
@@ -640,9 +615,6 @@ class SteeredExchange(Exchange):
             self._token.run_sync_soon(self._on_change, idempotent=True)
 
 
-_STATUSES = tuple(OutcomeStatus)
-
-
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
@@ -851,11 +823,7 @@ class PipelineSession:
 
     def outcome_of(self, index: int) -> PipelineOutcome:
         """What became of a pipeline so far."""
-        table = self._run.table
-        status = _STATUSES[int(table.status[index])]
-        handle = 0 if table.handles is None else int(table.handles[index])
-        key = int(self._run.prepared.image.keys[index])
-        return PipelineOutcome(index, key, status, table.reasons.get(index, ""), handle)
+        return self._run.table.row(index)
 
     def remaining(self) -> Int32s:
         """Pipelines that were submitted and have not begun, the most urgent first."""

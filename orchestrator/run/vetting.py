@@ -1,15 +1,10 @@
-# Purpose: keep pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
-#
-#   off      nothing is asked
-#   warn     spirv-val judges every module that the image holds; what it refuses is a note, and is compiled
-#   skip     pipelines with a module that it refuses are skipped: the driver is never asked
-#   isolate  every pipeline is compiled in a child process first; what the driver dies of there is failed, and named
-#
-# Guarantees: what is left out has one outcome, with the module or the signal in its reason; what links a library that is
-# left out is left out too. With `isolate`, nothing that was not tried is given to the driver here.
-# Assumptions: spirv-val finds invalid modules, not bugs of a driver with valid ones. Those `isolate` finds, at the price of
-# compiling twice.
-"""What a `ModulePolicy` leaves out."""
+"""Keeps pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
+
+Guarantees: what is left out has one outcome, with the module or the signal in its reason; what links a library that is
+left out is left out too. With `ModulePolicy.ISOLATE`, nothing that was not tried is given to the driver here.
+Assumptions: spirv-val finds invalid modules, not bugs of a driver with valid ones. Those ISOLATE finds, at the price of
+compiling twice.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run.options import ModulePolicy, TrialLimits
-from orchestrator.run.records import Outcome, OutcomeStatus
+from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.run.trial import try_pipelines
 from orchestrator.run.trial_messages import Setup
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -45,7 +40,7 @@ class Vetted:
         notes: What a reader of the report should know.
     """
 
-    left_out: tuple[Outcome, ...] = ()
+    left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()))
     untried: frozenset[PipelineJob] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -184,10 +179,15 @@ def _job(image: CreateInfoImage, index: int) -> PipelineJob:
     return PipelineJob(int(image.keys[index]), image.kind_of(index))
 
 
-def _outcomes(image: CreateInfoImage, status: OutcomeStatus, reasons: dict[int, str]) -> tuple[Outcome, ...]:
+def _outcomes(image: CreateInfoImage, status: OutcomeStatus, reasons: dict[int, str]) -> OutcomeTable:
     """Outcomes of pipelines with a reason, and of what links them: libraries come first in an image."""
     for index in range(len(image)):
         blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
         if blamed is not None and index not in reasons:
             reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
-    return tuple(Outcome(_job(image, index), status, reasons[index]) for index in sorted(reasons))
+    indices = sorted(reasons)
+    return OutcomeTable.of(
+        [_job(image, index) for index in indices],
+        [status] * len(indices),
+        [reasons[index] for index in indices],
+    )

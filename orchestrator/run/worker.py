@@ -1,16 +1,13 @@
-# Purpose: a worker: the thread side of a run. It takes batches from the scheduler and hands them to the
-# driver, one at a time, until there is none; trio is only entered again when it has to wait, or has ended.
-#
-# Why the loop is in the thread: a hop from trio into a thread and back costs about as much as a whole warm
-# batch of 64; asking the scheduler under a lock costs a few microseconds. So one hop serves many batches.
-#
-# Guarantees:
-# - A driver call is never abandoned: cancellation is looked at between batches only.
-# - A call that fails as a whole becomes the outcome of its pipelines, one by one where several were in it, so
-#   that a good pipeline is not lost to a bad neighbour.
-# - The cache of a worker is touched by its own thread only, from the start to the barrier, or until the worker
-#   retires it between two batches.
-"""`Worker`: the thread side of a run."""
+"""The thread side of a run: takes batches from the scheduler and hands them to the driver, one at a time.
+
+The loop is in the thread because a hop from trio into a thread and back costs about as much as a whole warm batch of 64;
+asking the scheduler under a lock costs a few microseconds. trio is only entered again to wait, or at the end.
+
+Guarantees: a driver call is never abandoned: cancellation is looked at between batches only. A call that fails as a whole
+becomes the outcome of its pipelines, one by one where several were in it, so that a good pipeline is not lost to a bad
+neighbour. The cache of a worker is touched by its own thread only, until the barrier or until the worker rotates it between
+two batches.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +20,10 @@ import trio
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
-from orchestrator.run.accounting import CallLog, CreationCall, ThreadMeter
+from orchestrator.run.accounting import CallLog, ThreadMeter
 from orchestrator.run.caches import Creator
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.records import OutcomeTable
+from orchestrator.run.records import OutcomeRecorder
 from orchestrator.schedule import Assignment, Wait
 
 _NO_REASONS: Mapping[int, str] = {}
@@ -39,9 +36,10 @@ class Worker:
         number: Its number.
         creator: How batches are created, with which cache.
         exchange: Where batches come from.
-        table: Where outcomes go.
+        recorder: Where outcomes go.
 
     Attributes:
+        log: What it did.
         arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
         knows_run_delay: Whether the time on the run queue is known.
     """
@@ -51,25 +49,15 @@ class Worker:
         number: int,
         creator: Creator,
         exchange: Exchange,
-        table: OutcomeTable,
+        recorder: OutcomeRecorder,
     ) -> None:
         self.number = number
         self._creator = creator
         self._exchange = exchange
-        self._table = table
-        self._log = CallLog(number)
+        self._recorder = recorder
+        self.log = CallLog(number)
         self.arrived_ns = 0
         self.knows_run_delay = True
-
-    @property
-    def calls(self) -> list[CreationCall]:
-        """What it did, in order; after the barrier."""
-        return self._log.calls
-
-    @property
-    def durations_ns(self) -> list[npt.NDArray[np.uint64]]:
-        """For each call, the driver time of its pipelines, in the order of its indices; after the barrier."""
-        return self._log.durations_ns
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
         """Work until nothing is left.
@@ -121,12 +109,12 @@ class Worker:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:
             after = meter.end()
-            self._log.note(before, after, None, indices)
+            self.log.note(before, after, None, indices)
             reasons, hits, elapsed_ns = self._isolate(indices, error, meter)
             return reasons, hits, elapsed_ns + after.wall_ns - before.wall_ns
         after = meter.end()
-        self._log.note(before, after, batch, indices)
-        reasons, hits = self._table.record(indices, batch)
+        self.log.note(before, after, batch, indices)
+        reasons, hits = self._recorder.record(indices, batch)
         return reasons, hits, after.wall_ns - before.wall_ns
 
     def _isolate(
@@ -140,10 +128,10 @@ class Worker:
             hits = elapsed_ns = 0
             for place in range(len(indices)):
                 if lost := self._exchange.device_lost:
-                    reasons |= self._table.record_failed_call(indices[place:], lost)
+                    reasons |= self._recorder.record_failed_call(indices[place:], lost)
                     break
                 bad, hit, took_ns = self._create(indices[place : place + 1], meter)
                 reasons.update(bad)
                 hits, elapsed_ns = hits + hit, elapsed_ns + took_ns
             return reasons, hits, elapsed_ns
-        return self._table.record_failed_call(indices, str(error)), 0, 0
+        return self._recorder.record_failed_call(indices, str(error)), 0, 0

@@ -32,7 +32,7 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.run import CreationCall, RunOptions, available_workers, run_pipelines
+from orchestrator.run import Calls, CreationCall, RunOptions, available_workers, run_pipelines
 from orchestrator.run.records import timing_of
 from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
 from tests.bench.support import sample
@@ -150,9 +150,8 @@ def modelled(
 def test_modelled_waits_are_recovered(strategy: LockingStrategy, workers: int, cores: int) -> None:
     calls, truth = modelled(strategy, workers, cores)
     timing = timing_of(
-        calls, workers=workers, open_ns=0, wall_ns=max(each.start_ns + each.wall_ns for each in calls),
-        merge_ns=0, read_back_ns=0,
-    )  # fmt: skip
+        Calls.of(calls), workers=workers, wall_ns=max(each.start_ns + each.wall_ns for each in calls)
+    )
     row = sample(
         workers=workers,
         driver_ns=timing.driver_ns,

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 from attrs import frozen
 
+from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.devices.simulated import LockingStrategy
-from orchestrator.run import CreationCall, available_workers
-from orchestrator.run.accounting import ThreadMeter, creation_call
+from orchestrator.run import Calls, available_workers
+from orchestrator.run.accounting import CallLog, ThreadMeter
 from orchestrator.run.records import timing_of
 from tests.drivers import require_tool
 
@@ -75,7 +76,7 @@ class Seen:
 def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int) -> Seen:
     """Workers that make their calls as a run's do, between two readings of their meters."""
     each = max(2, 8 // workers)
-    calls: list[CreationCall] = []
+    logs = [CallLog(number) for number in range(workers)]
     truths: list[int] = []
     start = threading.Barrier(workers)
 
@@ -89,7 +90,14 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
                     driver, NUMBERS[strategy], LOOK_UP_NS, COMPILE_NS, INSERT_NS, duration, wait
                 )
                 after = meter.end()
-                calls.append(creation_call(number, before, after, duration.value, np.zeros(1, np.int32)))
+                none = np.zeros(1, np.uint64)
+                batch = CreationBatch(
+                    none.astype(np.int32),
+                    np.full(1, FEEDBACK_VALID, np.uint32),
+                    np.array([duration.value], np.uint64),
+                    none,
+                )
+                logs[number].note(before, after, batch, np.zeros(1, np.int32))
                 truths.append(wait.value)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
@@ -97,7 +105,8 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
         thread.start()
     for thread in threads:
         thread.join()
-    timing = timing_of(tuple(calls), workers=workers, open_ns=0, wall_ns=0, merge_ns=0, read_back_ns=0)
+    calls = Calls.joined([log.work_out()[0] for log in logs])
+    timing = timing_of(calls, workers=workers, wall_ns=0)
     assert len(calls) == each * workers
     return Seen(sum(truths), timing.blocked_ns, timing.run_delay_ns, timing.driver_ns)
 

@@ -19,6 +19,7 @@ from orchestrator.stores.saving import save_cache_file
 from tests.cli.conftest import Call
 
 KEYS = {
+    "version",
     "device",
     "set",
     "mode",
@@ -35,6 +36,10 @@ KEYS = {
     "out_of_time",
     "notes",
     "versions",
+    "pipelines",
+    "runs",
+    "stages",
+    "inspected",
 }
 MODES = ("shared", "per-worker", "per-worker-internal", "two-level", "none")
 
@@ -66,7 +71,9 @@ def check_outcomes(document: dict[str, Any]) -> None:
     for name in ("skipped", "failed"):
         assert len(document[name]) == outcomes[name]
         assert all(
-            set(each) == {"key", "kind", "reason"} and len(each["key"]) == 16 and each["reason"]
+            {"key", "kind", "status", "reason"} <= set(each)
+            and (each["status"], len(each["key"])) == (name, 16)
+            and each["reason"]
             for each in document[name]
         )
     for name, count in outcomes.items():

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import LiveView, PlainView, counts_text, progress_view, speed_text
-from orchestrator.run.records import CompileProgress
+from orchestrator.run import Progress
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def progress(**changes: object) -> CompileProgress:
+def progress(**changes: object) -> Progress:
     values: dict[str, object] = {
         "total": 2000,
         "done": 500,
@@ -29,7 +29,7 @@ def progress(**changes: object) -> CompileProgress:
         "rate": 250.0,
         "eta_s": 6.0,
     }
-    return CompileProgress(**{**values, **changes})  # type: ignore[arg-type]
+    return Progress(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_counts() -> None:

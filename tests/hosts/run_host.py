@@ -374,7 +374,7 @@ def _print_statuses(device: str, cache_directory: Path) -> None:
                 CompileOptions(selector=device, workers=1, mode=CacheMode.SHARED),
                 cache_directory=cache_directory,
             )
-        return {(each.job.kind.value, each.job.key): each.status.value for each in report.outcomes}
+        return {(each.kind.value, int(each.key)): each.status.value for each in report.pipelines}
 
     statuses = trio.run(compile_sample)
     packed = load_manifest(MANIFEST).report.pipelines

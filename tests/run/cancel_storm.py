@@ -30,7 +30,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.run.caches import Fold
-from orchestrator.run.merge import HEADER_BYTES
+from orchestrator.run.records import HEADER_BYTES
 from orchestrator.schedule import FifoScheduler
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
@@ -206,8 +206,8 @@ def _check(
         assert report.compiled == len(compiled)
         assert report.cache_hits <= there
         assert not report.failed
-        if report.handles is not None:
-            device.destroy_pipelines(report.handles)
+        if report.pipelines.handles is not None:
+            device.destroy_pipelines(report.pipelines.handles)
     if primary is None:
         assert device.live_caches == 0
         return len(compiled), 0

@@ -27,7 +27,7 @@ from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache,
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, RunOptions, open_session
-from orchestrator.run.merge import HEADER_BYTES
+from orchestrator.run.records import HEADER_BYTES
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
     ENTRY_BYTES,
@@ -339,14 +339,14 @@ def _check(
     if session is not None and report is not None:
         created = np.zeros(len(report), np.bool_)
         created[list(device.created)] = True
-        assert (created == (report.worker >= 0)).all()
+        assert (created == (report.pipelines.worker >= 0)).all()
         counts = report.counts()
         sharing = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] - len(device.created)
         assert sharing == sum(int(note.split()[0]) for note in report.notes if "are the same work as" in note)
         assert not report.failed
         assert not len(session.unsettled(range(len(report)))) or report.stopped
-        if report.handles is not None:
-            device.destroy_pipelines(report.handles)
+        if report.pipelines.handles is not None:
+            device.destroy_pipelines(report.pipelines.handles)
     for handles in taken:
         device.destroy_pipelines(handles)
     if primary is None:

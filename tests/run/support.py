@@ -99,4 +99,4 @@ def check_sums(report: RunReport) -> None:
         assert 0 <= call.worker < report.workers
         assert call.start_ns + call.wall_ns <= report.barrier.end_ns
     tried = sorted({int(index) for call in calls for index in call.indices})
-    assert tried == np.flatnonzero(report.worker >= 0).tolist()
+    assert tried == np.flatnonzero(report.pipelines.worker >= 0).tolist()

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.devices.device import CreationBatch
 from orchestrator.run import CreationCall
-from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, creation_call, driver_time_ns
+from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, driver_time_ns
 
 
 def batch(flags: list[int], durations: list[int]) -> CreationBatch:
@@ -44,10 +44,13 @@ def test_driver_time_without_feedback_is_shared_out_exactly() -> None:
 
 def test_a_call_is_the_difference_of_two_readings() -> None:
     indices = np.arange(2, dtype=np.int32)
-    call = creation_call(3, Reading(100, 10, 5), Reading(160, 40, 9), 50, indices)
+    log = CallLog(3)
+    for delay in (9, 0, 90):
+        log.note(Reading(100, 10, 5), Reading(160, 40, delay), batch([1, 1], [20, 30]), indices)
+    call, lost, beyond = log.work_out()[0]
     assert (call.worker, call.start_ns, call.wall_ns, call.cpu_ns, call.run_delay_ns) == (3, 100, 60, 30, 4)
-    lost = creation_call(3, Reading(100, 10, 5), Reading(160, 40, 0), 50, indices)
     assert lost.run_delay_ns == 0
+    assert beyond.run_delay_ns == 30, "no longer than it was off the processor"
 
 
 def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
@@ -116,8 +119,12 @@ def test_a_log_works_out_what_calls_cost_when_it_is_asked() -> None:
     first, second = np.array([4, 9], np.int32), np.array([1], np.int32)
     log.note(Reading(100, 10, 0), Reading(160, 40, 0), batch([1, 3], [20, 30]), first)
     log.note(Reading(200, 50, 0), Reading(207, 57, 0), None, second)
-    assert [(each.worker, each.wall_ns, each.driver_ns) for each in log.calls] == [(2, 60, 50), (2, 7, 7)]
-    assert [each.tolist() for each in log.durations_ns] == [[20, 30], [7]]
+    calls, durations_ns = log.work_out()
+    assert [(each.worker, each.wall_ns, each.driver_ns) for each in calls] == [(2, 60, 50), (2, 7, 7)]
+    assert durations_ns.tolist() == [20, 30, 7]
     log.note(Reading(300, 60, 0), Reading(310, 70, 0), batch([1], [9]), second)
-    assert [each.driver_ns for each in log.calls] == [50, 7, 9]
-    assert [each.indices.tolist() for each in log.calls] == [[4, 9], [1], [1]]
+    calls, _ = log.work_out()
+    assert [each.driver_ns for each in calls] == [50, 7, 9]
+    assert [each.indices.tolist() for each in calls] == [[4, 9], [1], [1]]
+    nothing, none = CallLog(1).work_out()
+    assert (len(nothing), list(nothing), none.tolist()) == (0, [], [])

@@ -168,7 +168,7 @@ def test_a_rolling_compile_saves_on_the_way_and_ends_with_everything(folder: Pat
     for attempt in range(20):  # a run may end before its first fold; not twenty of them
         where = folder / str(attempt)
         report = compiled(where, mode=CacheMode.PER_WORKER, merge=each_batch, save_policy=eager, workers=2)
-        assert report.cache_file.error == ""
+        assert report.cache_file.error is None
         again = compiled(where, mode=CacheMode.SHARED, workers=1)
         assert again.cache_file.saved_bytes == 0, "nothing was missing"
         saves += any("while pipelines were compiled" in note for note in report.notes)

@@ -69,8 +69,8 @@ async def test_cancelled_at_every_step(mode: CacheMode, mock_clock: trio.testing
             assert kept.cache_hits == len(created)
             device.destroy_pipeline_cache(primary)
         if report is not None:
-            assert report.handles is not None
-            device.destroy_pipelines(report.handles)
+            assert report.pipelines.handles is not None
+            device.destroy_pipelines(report.pipelines.handles)
         prepared.close()
         assert device.live_pipelines == 0
         if report is None:

@@ -63,13 +63,13 @@ def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
     assert report.counts()[OutcomeStatus.COMPILED] == 2
     assert sum(len(run) for run in report.runs) == 4
     assert sum(each.cache_hits for each in report.runs) == 0
-    names = [each.group.request.application.application_name for each in report.set.groups]
+    names = [each.opened_as.application for each in report.set.groups]
     assert names == ["one", "two"]
     (file,) = {each.cache_file for each in report.set.groups}
     assert file is not None
     noted, problem = read_feature_groups(file)
     assert problem == ""
-    assert [each.request for each in noted] == [each.group.request for each in report.set.groups]
+    assert [each.request for each in noted] == [each.opened_as.request for each in report.set.groups]
     assert [each.pipelines for each in noted] == [2, 2]
     again = compiled(path, tmp_path / "cache", opener=opener)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
@@ -107,7 +107,7 @@ def test_applications_for_which_the_driver_has_another_identity_have_a_file_each
         assert each.cache_file is not None
         assert each.cache_file.stat().st_size > 128
         noted, _ = read_feature_groups(each.cache_file)
-        assert [one.request for one in noted] == [each.group.request]
+        assert [one.request for one in noted] == [each.opened_as.request]
     assert any("another pipelineCacheUUID" in each for each in report.notes)
     again = compiled(path, tmp_path / "cache", selector=NAVI21)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2

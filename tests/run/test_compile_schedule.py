@@ -273,7 +273,7 @@ def test_radv_compiles_each_state_once_over_eight_workers() -> None:
     device.close()
     assert len(image) > 1.7 * len(plain)
     # What links libraries is made of what they are, and not compiled.
-    status = [report.status_of(index) for index in alone.tolist()]
+    status = [report.pipelines.row(index).status for index in alone.tolist()]
     assert set(status) == {OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT}
     assert status.count(OutcomeStatus.COMPILED) == unique
     savings = schedule.savings(report)
@@ -298,9 +298,9 @@ def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
     auto, everything = counts.values()
     # Asking about those of one code alone finds all that asking about everybody does.
     assert auto.counts()[OutcomeStatus.COMPILED] == everything.counts()[OutcomeStatus.COMPILED]
-    assert auto.savings.by_pipeline_key == everything.savings.by_pipeline_key
-    assert auto.savings.keys_asked <= everything.savings.keys_asked
-    assert auto.counts()[OutcomeStatus.CACHE_HIT] == auto.savings.by_pipeline_key
+    assert auto.saved.by_pipeline_key == everything.saved.by_pipeline_key
+    assert auto.saved.keys_asked <= everything.saved.keys_asked
+    assert auto.counts()[OutcomeStatus.CACHE_HIT] == auto.saved.by_pipeline_key
 
 
 @pytest.mark.driver(NAVI21)

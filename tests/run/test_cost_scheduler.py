@@ -79,7 +79,7 @@ async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:
     assert scheduler.statistics.saved_by_pipeline_key == 100
     for index in range(0, 200, 2):
         # The second of a pair was created by the worker of the first, and after it.
-        assert report.worker[index] == report.worker[index + 1]
+        assert report.pipelines.worker[index] == report.pipelines.worker[index + 1]
     device.close()
 
 

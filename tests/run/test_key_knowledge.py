@@ -108,7 +108,7 @@ async def test_what_is_proven_to_matter_is_left_off(folder: Path, recorded: Path
     report = await compiled(recorded, folder, opener)
     assert len(opener.opened) == 2  # what the driver is, is known when it is open
     assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES} - {CONTROL[1]}
-    assert not report.features.externally_synchronized_caches
+    assert not report.device.features.externally_synchronized_caches
     (note,) = [note for note in report.notes if "left off" in note]
     assert "pipelineCreationCacheControl" in note
     assert "2001-09-09" in note
@@ -150,7 +150,7 @@ async def test_what_is_proven_harmless_is_added(folder: Path, nobodys: Path) -> 
     assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES}
     # The first device twice; that with what the pipelines need, once.
     assert len(opener.opened) <= 3
-    assert report.features.externally_synchronized_caches
+    assert report.device.features.externally_synchronized_caches
     assert not [note for note in report.notes if "left off" in note or "keys depend" in note]
 
 

@@ -60,7 +60,7 @@ async def test_duplicates_over_workers() -> None:
     assert merge is not None
     assert report.compiled == 2
     assert merge.duplicate_job_keys == Duplicates(0, 0)
-    assert merge.duplicate_pipeline_keys == Duplicates(1, int(report.driver_ns[1]))
+    assert merge.duplicate_pipeline_keys == Duplicates(1, int(report.pipelines.driver_ns[1]))
     assert merge.pruned_bytes == merge.primary_bytes_after - 32
 
 

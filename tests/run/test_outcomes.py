@@ -1,4 +1,3 @@
-# Purpose: how feedback becomes an outcome, for the cases that a simulated device does not produce by itself.
 """Outcomes from creation feedback."""
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ import pytest
 from orchestrator.devices.device import CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.records import OutcomeStatus, OutcomeTable
+from orchestrator.run.records import OutcomeRecorder, OutcomeStatus
 
 VALID, HIT = 1, 3
 
@@ -24,12 +23,12 @@ def batch(*flags: int, results: tuple[int, ...] | None = None) -> CreationBatch:
     )
 
 
-def statuses(table: OutcomeTable) -> list[OutcomeStatus]:
-    return [tuple(OutcomeStatus)[code] for code in table.status]
+def statuses(recorder: OutcomeRecorder) -> list[OutcomeStatus]:
+    return [tuple(OutcomeStatus)[code] for code in recorder.table.status]
 
 
-def record(table: OutcomeTable, indices: list[int], outcome: CreationBatch) -> None:
-    table.record(np.array(indices, np.int32), outcome)
+def record(recorder: OutcomeRecorder, indices: list[int], outcome: CreationBatch) -> None:
+    recorder.record(np.array(indices, np.int32), outcome)
 
 
 @pytest.mark.parametrize(
@@ -46,25 +45,25 @@ def test_a_link_without_feedback_is_what_its_libraries_were(
     libraries: tuple[int, int], link: int, expected: OutcomeStatus
 ) -> None:
     image = simulated_image([10, 11, 12], kinds=[PipelineKind.GRAPHICS] * 3, libraries={12: [10, 11]})
-    table = OutcomeTable(image)
-    record(table, [0, 1], batch(*libraries))
-    record(table, [2], batch(link))
-    assert statuses(table)[2] is expected
+    recorder = OutcomeRecorder(image)
+    record(recorder, [0, 1], batch(*libraries))
+    record(recorder, [2], batch(link))
+    assert statuses(recorder)[2] is expected
 
 
 def test_no_feedback_is_no_hit_for_a_pipeline_with_stages_of_its_own() -> None:
     image = simulated_image(
         [10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]}, modules={11: [5]}
     )
-    table = OutcomeTable(image)
-    record(table, [0], batch(HIT))
-    record(table, [1], batch(0))
-    assert statuses(table) == [OutcomeStatus.CACHE_HIT, OutcomeStatus.COMPILED]
+    recorder = OutcomeRecorder(image)
+    record(recorder, [0], batch(HIT))
+    record(recorder, [1], batch(0))
+    assert statuses(recorder) == [OutcomeStatus.CACHE_HIT, OutcomeStatus.COMPILED]
 
 
 def test_a_link_that_failed_has_failed() -> None:
     image = simulated_image([10, 11], kinds=[PipelineKind.GRAPHICS] * 2, libraries={11: [10]})
-    table = OutcomeTable(image)
-    record(table, [0], batch(HIT))
-    record(table, [1], batch(0, results=(-1,)))
-    assert statuses(table)[1] is OutcomeStatus.FAILED
+    recorder = OutcomeRecorder(image)
+    record(recorder, [0], batch(HIT))
+    record(recorder, [1], batch(0, results=(-1,)))
+    assert statuses(recorder)[1] is OutcomeStatus.FAILED

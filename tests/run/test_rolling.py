@@ -176,11 +176,11 @@ async def test_two_level_looks_up_and_compiles_misses_only() -> None:
     )
     check_sums(report)
     assert (report.cache_hits, report.compiled) == (150, 150)
-    hit = report.status == list(OutcomeStatus).index(OutcomeStatus.CACHE_HIT)
-    assert (report.keys[hit] % 2 == 0).all()
-    assert report.handles is not None
-    assert np.count_nonzero(report.handles) == 300
-    device.destroy_pipelines(report.handles)
+    hit = report.pipelines.status == list(OutcomeStatus).index(OutcomeStatus.CACHE_HIT)
+    assert (report.pipelines.keys[hit] % 2 == 0).all()
+    assert report.pipelines.handles is not None
+    assert np.count_nonzero(report.pipelines.handles) == 300
+    device.destroy_pipelines(report.pipelines.handles)
     assert device.live_pipelines == 0
     assert report.merge is not None
     assert report.merge.seed_bytes == 0

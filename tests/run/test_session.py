@@ -372,5 +372,5 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     report = report_of(session)
     assert len(device.compile_counts) == 10
     assert report.compiled == 40
-    assert int(np.count_nonzero(report.worker < 0)) == 30
+    assert int(np.count_nonzero(report.pipelines.worker < 0)) == 30
     assert any("30 pipelines are the same work" in note for note in report.notes)

@@ -62,8 +62,8 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
         assert report.counts()[OutcomeStatus.NOT_RUN] == 0
         # Libraries stay with the prepared pipelines, which link them.
         assert ((taken != 0) == ~image.is_library).all()
-        assert report.handles is not None
-        assert not report.handles.any()
+        assert report.pipelines.handles is not None
+        assert not report.pipelines.handles.any()
         created = np.concatenate([call.indices for call in report.calls])
         assert sorted(created.tolist()) == list(everything)
         device.destroy_pipelines(taken)

@@ -37,9 +37,9 @@ async def test_kept_pipelines_are_reported_or_taken() -> None:
         assert session.take_handles(4).tolist() == [0]
         assert session.outcome_of(4).handle == 0
     report = report_of(session)
-    assert report.handles is not None
-    assert np.count_nonzero(report.handles) == 18
-    device.destroy_pipelines(report.handles)
+    assert report.pipelines.handles is not None
+    assert np.count_nonzero(report.pipelines.handles) == 18
+    device.destroy_pipelines(report.pipelines.handles)
     assert device.live_pipelines == 2
     device.destroy_pipelines(taken)
     assert device.live_pipelines == 0
@@ -54,8 +54,8 @@ async def test_what_is_in_flight_cannot_be_taken() -> None:
         assert session.take_handles(3).tolist() == [0]
         recorder.open.set()
     report = report_of(session)
-    assert report.handles is not None
-    assert report.handles[3]
+    assert report.pipelines.handles is not None
+    assert report.pipelines.handles[3]
 
 
 async def test_a_session_that_keeps_nothing_gives_nothing() -> None:

@@ -158,10 +158,10 @@ async def test_followers_share_their_leaders_outcome() -> None:
     created = np.concatenate([call.indices for call in report.calls])
     assert len(created) == 30
     followers = np.setdiff1d(np.arange(90), created)
-    assert (report.worker[followers] == -1).all()
-    assert (report.driver_ns[followers] == 0).all()
+    assert (report.pipelines.worker[followers] == -1).all()
+    assert (report.pipelines.driver_ns[followers] == 0).all()
     # All of three have one outcome, the failed three included.
-    assert (report.status.reshape(30, 3) == report.status[::3, None]).all()
+    assert (report.pipelines.status.reshape(30, 3) == report.pipelines.status[::3, None]).all()
     assert [each.index for each in report.failed] == [3, 4, 5]
     assert sum("is the same work as pipeline" in each.reason for each in report.failed) == 2
     assert report.compiled == 87
