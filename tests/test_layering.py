@@ -23,6 +23,7 @@ PACKAGE = "orchestrator"
 ROOMS = {
     "orchestrator.errors": "errors",
     "orchestrator.version": "errors",
+    "orchestrator.children": "children",
     "orchestrator.registry": "registry",
     "orchestrator.devices": "devices",
     "orchestrator.devices.device": "seam",
@@ -44,20 +45,23 @@ ROOMS = {
 # the bindings.
 ALLOWED = {
     "errors": set[str](),
+    # It names the services that a child may run, and imports none of them.
+    "children": {"errors"},
     "registry": {"errors"},
     # What a request enables is said in the registry's names.
     "seam": {"errors", "registry"},
     "simulated": {"errors", "registry", "seam"},
     "vulkan": {"errors", "registry", "seam"},
     "devices": {"errors", "seam", "simulated", "vulkan"},
-    "sets": {"errors", "registry", "seam"},
+    "sets": {"errors", "children", "registry", "seam"},
     "schedule": {"errors", "seam"},
     "stores": {"errors", "seam"},
     # "devices" is the one place that opens a device; the main job opens one for each group of features.
-    "run": {"errors", "registry", "seam", "devices", "sets", "schedule", "stores"},
+    "run": {"errors", "children", "registry", "seam", "devices", "sets", "schedule", "stores"},
     # Takes samples: opens devices and runs sets; then judges and reports.
     "bench": {
         "errors",
+        "children",
         "registry",
         "seam",
         "devices",
@@ -67,7 +71,7 @@ ALLOWED = {
         "run",
     },
     # Opens devices in processes of its own, with pipelines of the sample set.
-    "key_dependence": {"errors", "registry", "seam", "devices", "sets", "stores"},
+    "key_dependence": {"errors", "children", "registry", "seam", "devices", "sets", "stores"},
     "cli": {
         "errors",
         "registry",

@@ -1,0 +1,105 @@
+"""The child's side: a service answers requests until its parent has enough.
+
+Guarantees: the pipe of answers carries frames and nothing else: what a driver or a library prints to stdout is heard on
+stderr, and stdin is empty. When the parent closes its pipe or dies, this process ends at once, also amid a driver call,
+and takes along what it started. It leaves no core file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
+
+_READ_SIZE = 1 << 16
+_Q = TypeVar("_Q")
+_A = TypeVar("_A", bound=msgspec.Struct)
+
+
+class Channel(Generic[_Q, _A]):
+    """Requests in, answers out.
+
+    Answers may be sent by any thread, and by a fork whose parent waits for it. One thread receives.
+
+    Args:
+        requests: Descriptor to read from.
+        answers: Descriptor to write to.
+        kind: Type of the requests.
+        frame_bytes: Bound on the body of a frame.
+    """
+
+    def __init__(self, requests: int, answers: int, kind: Any, frame_bytes: int) -> None:
+        self._requests, self._answers = requests, answers
+        self._reader: FrameReader[_Q] = FrameReader(kind, bound=frame_bytes)
+        self._frame_bytes = frame_bytes
+        self._came: SimpleQueue[_Q] = SimpleQueue()
+        self._sending = threading.Lock()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def receive(self) -> _Q:
+        """The next request; waits for it."""
+        return self._came.get()
+
+    def __iter__(self) -> Iterator[_Q]:
+        """Requests as they come; this process ends when no more can."""
+        while True:
+            yield self.receive()
+
+    def send(self, answer: _A) -> None:
+        """Send an answer; waits until the pipe has taken it.
+
+        Raises:
+            FrameError: It is over the bound.
+        """
+        left = memoryview(pack_frame(answer, bound=self._frame_bytes))
+        with self._sending:
+            while left:
+                left = left[os.write(self._answers, left) :]
+
+    def _listen(self) -> None:
+        try:
+            while data := os.read(self._requests, _READ_SIZE):
+                self._reader.feed(data)
+                while (request := self._reader.take()) is not None:
+                    self._came.put(request)
+        except FrameError as error:
+            os.write(sys.stderr.fileno(), f"from the parent: {error}\n".encode())
+        finally:
+            if os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)
+            os._exit(2)
+
+
+def main() -> int:
+    """Serve the process that started this one."""
+    name, limits = sys.argv[1], msgspec.json.decode(sys.argv[2], type=ChildLimits)
+    requests, answers = os.dup(0), os.dup(1)
+    os.dup2(2, 1)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
+        os.dup2(nothing.fileno(), 0)
+    service = importlib.import_module(SERVICES[name])
+    _limit(limits)
+    service.serve(Channel(requests, answers, service.Request, limits.frame_bytes))
+    return 0
+
+
+def _limit(limits: ChildLimits) -> None:
+    try:
+        import resource
+    except ImportError:
+        return  # a system without such limits
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, value in ((resource.RLIMIT_CPU, limits.cpu_s), (resource.RLIMIT_AS, limits.memory_bytes)):
+        if value:
+            hard = resource.getrlimit(kind)[1]
+            bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (bound, bound))

@@ -1,0 +1,339 @@
+"""The parent's side: start a child, ask it, and learn how it ended.
+
+Guarantees: `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
+started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints the last few
+kilobytes are kept, however much it is. Nothing but its three pipes is shared with it.
+
+Waiting: `send`, `receive` and `ask` block. An event loop waits for the descriptors itself and uses `write_some`,
+`read_some`, `take` and `is_over`, which do not block, and `end`, which may, in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import msgspec
+from attrs import frozen
+
+from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
+from orchestrator.errors import OrchestratorError
+
+ENTRY: Final = "orchestrator.children"
+
+_READ_SIZE = 1 << 16
+_WORDS_KEPT = 4096
+_GRACE_S = 5.0
+_A = TypeVar("_A", bound=msgspec.Struct)
+
+
+@frozen
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        status: Its exit code; negative, the signal that ended it.
+        words: The last that it printed.
+        fault: What it said that is no answer, or "".
+        killed: Whether it was killed because it did not end by itself, or said what is no answer.
+    """
+
+    status: int
+    words: str = ""
+    fault: str = ""
+    killed: bool = False
+
+    @property
+    def how(self) -> str:
+        """It in words: "exit code 1", "signal 11"."""
+        return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
+
+    @property
+    def signal(self) -> str:
+        """Name of the signal, or "" where it exited."""
+        if self.status >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.status).name
+        except ValueError:
+            return f"signal {-self.status}"
+
+
+class Child(Generic[_A]):
+    """A process that does one service. One thread uses it; `kill` may be called by any.
+
+    Args:
+        service: Name of what it does, of `SERVICES`.
+        answers: Type of its answers; a union of tagged structs for several.
+        limits: What it may take.
+        environment: All variables that it gets, those of Python's import path aside; None for this process's.
+        program: The Python interpreter.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(
+        self,
+        service: str,
+        answers: Any,
+        *,
+        limits: ChildLimits | None = None,
+        environment: Mapping[str, str] | None = None,
+        program: str = sys.executable,
+    ) -> None:
+        if service not in SERVICES:
+            raise ValueError(f"{service!r} is no service; there are {', '.join(SERVICES)}")
+        self._limits = limits or ChildLimits()
+        self._reader: FrameReader[_A] = FrameReader(answers, bound=self._limits.frame_bytes)
+        self._at_end = False
+        self._fault = ""
+        self._ended: Ended | None = None
+        self._reaping = threading.Lock()
+        self._words = b""
+        self._process = subprocess.Popen(
+            # -P: what lies in the working directory is not imported, unless this process would import it.
+            [program, "-P", "-m", ENTRY, service, msgspec.json.encode(self._limits).decode()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None  # noqa: S101 - all three are pipes
+        assert self._process.stdout is not None  # noqa: S101
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        for each in (self._requests, self._answers):
+            os.set_blocking(each.fileno(), False)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end(0.0)
+
+    @property
+    def process_id(self) -> int:
+        """Its process id, which is also the id of its process group."""
+        return self._process.pid
+
+    # --- blocking
+
+    def ask(self, request: msgspec.Struct, timeout_s: float | None = None) -> _A | Ended:
+        """`send`, then `receive`, both within one time limit."""
+        deadline = _deadline(timeout_s)
+        self.send(request, timeout_s)
+        return self.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def send(self, request: msgspec.Struct, timeout_s: float | None = None) -> None:
+        """Send a request. To a child that has ended this does nothing; `receive` tells.
+
+        Args:
+            request: The request.
+            timeout_s: How long to wait until the pipe has taken it, seconds; None for as long as it takes.
+
+        Raises:
+            FrameError: The request is over the bound.
+            TimeoutError: The child does not listen; the pipe may hold a part of the request.
+        """
+        deadline = _deadline(timeout_s)
+        left = self.packed(request)
+        while left := left[self.write_some(left) :]:
+            _wait(self.request_descriptor, select.POLLOUT, deadline)
+
+    def receive(self, timeout_s: float | None = None) -> _A | Ended:
+        """The next answer, or how the child ended.
+
+        Args:
+            timeout_s: How long to wait, seconds; None for as long as it takes.
+
+        Raises:
+            TimeoutError: It says nothing; it can be waited for again.
+        """
+        deadline = _deadline(timeout_s)
+        while (answer := self.take()) is None:
+            if self.is_over:
+                return self.end()
+            _wait(self.answer_descriptor, select.POLLIN, deadline)
+            self.read_some()
+        return answer
+
+    def end(self, grace_s: float = _GRACE_S) -> Ended:
+        """End it and everything that it started, and reap it.
+
+        Args:
+            grace_s: How long it may take to end by itself, seconds.
+
+        Returns:
+            How it ended; the same each time.
+        """
+        if self._ended is not None:
+            return self._ended
+        exited = not self._fault and self._exits_within(grace_s)
+        with self._reaping:
+            _kill_group(self._process.pid)
+            status = self._process.wait()
+            for pipe in (self._requests, self._answers):
+                pipe.close()
+            # Whoever could write to its stderr is dead, or left its group.
+            self._listener.join(1.0)
+            words = self._words.decode("utf-8", "replace").strip()
+            self._ended = Ended(status, words, self._fault, not exited)
+        return self._ended
+
+    def kill(self) -> None:
+        """Kill it and everything that it started. Does not block; the thread that uses it sees it end."""
+        # Who holds the lock is killing it.
+        if self._reaping.acquire(blocking=False):
+            try:
+                if self._ended is None:
+                    _kill_group(self._process.pid)
+            finally:
+                self._reaping.release()
+
+    # --- without blocking
+
+    @property
+    def request_descriptor(self) -> int:
+        """Descriptor that requests are written to."""
+        return self._requests.fileno()
+
+    @property
+    def answer_descriptor(self) -> int:
+        """Descriptor that answers are read from."""
+        return self._answers.fileno()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no answer comes any more beside those that `take` gives."""
+        return self._at_end or bool(self._fault) or self._ended is not None
+
+    def packed(self, request: msgspec.Struct) -> memoryview:
+        """A request as `write_some` takes it.
+
+        Raises:
+            FrameError: It is over the bound.
+        """
+        return memoryview(pack_frame(request, bound=self._limits.frame_bytes))
+
+    def write_some(self, data: memoryview) -> int:
+        """Write what the pipe takes now; how many bytes of it are done with."""
+        try:
+            return os.write(self.request_descriptor, data)
+        except BlockingIOError:
+            return 0
+        except (BrokenPipeError, ValueError):
+            return len(data)  # it has ended, and reading tells how
+
+    def read_some(self) -> None:
+        """Read what has come."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self.answer_descriptor, _READ_SIZE)
+            self._reader.feed(data)
+            self._at_end = not data
+
+    def take(self) -> _A | None:
+        """The next answer that has come whole, or None."""
+        if self._fault or self._ended is not None:
+            return None
+        try:
+            answer = self._reader.take()
+            if answer is None and self._at_end:
+                self._reader.end()
+        except FrameError as error:
+            self._fault = error.reason
+            return None
+        return answer
+
+    def _listen(self) -> None:
+        """Keep the last that it prints; a pipe that nobody reads would stop it."""
+        pipe = self._process.stderr
+        assert pipe is not None  # noqa: S101 - it is a pipe
+        with pipe:
+            while data := os.read(pipe.fileno(), _READ_SIZE):
+                self._words = (self._words + data)[-_WORDS_KEPT:]
+
+    def _exits_within(self, limit_s: float) -> bool:
+        """Whether it exits; it is not reaped yet, so that its group is still its own."""
+        deadline = time.monotonic() + limit_s
+        while os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+        return True
+
+
+class ChildrenEndedError(OrchestratorError):
+    """A child was started for a `ChildGroup` that has ended."""
+
+
+class ChildGroup:
+    """Children of several threads that end together. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._children: weakref.WeakSet[Child[Any]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def add(self, child: Child[Any]) -> None:
+        """Let a child end with the group.
+
+        Raises:
+            ChildrenEndedError: The group has ended.
+        """
+        with self._lock:
+            if self._ended:
+                raise ChildrenEndedError("interrupted")
+            self._children.add(child)
+
+    def end(self) -> None:
+        """Kill every child; none can be added any more."""
+        with self._lock:
+            self._ended = True
+            for each in list(self._children):
+                each.kill()
+
+
+def _import_path() -> str:
+    """This process's import path, so that a child finds this package and whatever else this process finds."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [str(path) for each in sys.path if (path := Path(each).absolute()).exists()]
+    return os.pathsep.join(paths if root in paths else [root, *paths])
+
+
+def _kill_group(process_id: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # a zombie alone, as macOS has it
+        os.killpg(process_id, signal.SIGKILL)
+
+
+def _deadline(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _wait(descriptor: int, event: int, deadline: float | None) -> None:
+    """Wait until a pipe can be used.
+
+    Raises:
+        TimeoutError: Not before the deadline.
+    """
+    poll = select.poll()
+    poll.register(descriptor, event)
+    left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
+    if not poll.poll(left_ms):
+        raise TimeoutError("the child says nothing")

@@ -1,0 +1,72 @@
+"""Frames: whatever bytes come, messages of the type or a typed error that says what came instead."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
+from tests.children.misbehaving import Do, Said
+
+
+def reader(*, bound: int = 1 << 20) -> FrameReader[Do | Said]:
+    return FrameReader(Do | Said, bound=bound)
+
+
+@given(st.lists(st.binary(max_size=300)), st.integers(1, 50))
+def test_messages_come_through_however_they_are_cut(data: list[bytes], size: int) -> None:
+    sent = [Said(number=number, data=each) for number, each in enumerate(data)]
+    whole = b"".join(map(pack_frame, sent))
+    taker, received = reader(), []
+    for start in range(0, len(whole), size):
+        taker.feed(whole[start : start + size])
+        while (message := taker.take()) is not None:
+            received.append(message)
+    assert received == sent
+    taker.end()
+
+
+def test_what_is_cut_off_is_an_error_that_shows_it() -> None:
+    frame = pack_frame(Do("truncate"))
+    for end in range(1, len(frame)):
+        taker = reader()
+        taker.feed(frame[:end])
+        assert taker.take() is None
+        with pytest.raises(FrameError, match=f"cut off after {end} bytes"):
+            taker.end()
+
+
+def test_too_large_a_frame_is_refused_before_it_comes() -> None:
+    taker = reader(bound=64)
+    taker.feed((65).to_bytes(4, "little"))
+    with pytest.raises(FrameError, match="65 bytes is over the bound of 64"):
+        taker.take()
+    taker = reader(bound=64)
+    taker.feed((64).to_bytes(4, "little"))
+    assert taker.take() is None
+    with pytest.raises(FrameError, match=r"a Said of \d+ bytes is over the bound of 64"):
+        pack_frame(Said("x" * 100), bound=64)
+
+
+def test_what_came_instead_is_shown() -> None:
+    taker = reader()
+    taker.feed(b"WARNING: some driver greets\n")
+    with pytest.raises(FrameError, match="WARNING: some driver"):
+        taker.take()
+    taker = reader()
+    taker.feed((7).to_bytes(4, "little") + b"garbage")
+    with pytest.raises(FrameError, match="garbage"):
+        taker.take()
+    only: FrameReader[Do] = FrameReader(Do)
+    only.feed(pack_frame(Said("x")))
+    with pytest.raises(FrameError, match="said"):
+        only.take()
+
+
+def test_what_came_before_the_damage_is_good() -> None:
+    taker = reader()
+    taker.feed(pack_frame(Said("first")) + b"\xff\xff\xff\xff")
+    assert taker.take() == Said("first")
+    with pytest.raises(FrameError):
+        taker.take()
