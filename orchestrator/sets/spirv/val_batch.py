@@ -1,64 +1,70 @@
-"""Judge SPIR-V files under limits; run as a script.
+"""The process between this program and spirv-val: asks it about one file after the other, under the limits of a child.
 
-The process between this program and spirv-val. It limits itself, so that each spirv-val it starts inherits
-the limits, and judges a batch of files: one start of an interpreter serves many modules.
-
-argv: path of spirv-val, CPU seconds, bytes of memory, wall seconds, options of spirv-val after that stdin:
-one path a line.   stdout: for each a line of JSON, {"path", "status", "text"}
-
-Guarantees: imports nothing of this package; every path gets one line, or the process died, which its reader
-sees.
-
-Assumptions: paths were made by the caller and hold no line break.
+The limits on CPU time and memory are this process's own, and each spirv-val inherits them; one start of an interpreter
+serves many modules.
 """
 
 from __future__ import annotations
 
-import json
-import resource
+import os
 import subprocess
-import sys
 import time
 
+import msgspec
+
+from orchestrator.children.child import Channel
+
 _TEXT_CAP = 2000
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
-def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (bound, bound))
+class Judge(msgspec.Struct, frozen=True, tag="judge"):
+    """A request: ask spirv-val about a file.
+
+    Attributes:
+        command: The program and its arguments, the file among them.
+        wall_s: How long it may take, seconds.
+    """
+
+    command: tuple[str, ...]
+    wall_s: float
 
 
-def main() -> int:
-    """Judge the files that stdin names."""
-    program, cpu_s, memory_bytes, wall_s, *options = sys.argv[1:]
-    # The limit on CPU time is each process's own; this one's is spent on waiting.
-    _limit(resource.RLIMIT_CPU, int(cpu_s))
-    _limit(resource.RLIMIT_AS, int(memory_bytes))
-    _limit(resource.RLIMIT_CORE, 0)
-    for line in sys.stdin:
-        path = line.rstrip("\n")
-        began = time.monotonic()
-        try:
-            done = subprocess.run(
-                [program, *options, path],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=float(wall_s),
-                check=False,
-            )
-            status, text = (
-                done.returncode,
-                (done.stderr or done.stdout)[:_TEXT_CAP].decode("utf-8", "replace"),
-            )
-        except subprocess.TimeoutExpired:
-            status, text = None, f"no answer after {time.monotonic() - began:.0f} s"
-        except OSError as error:
-            status, text = 127, str(error)
-        sys.stdout.write(json.dumps({"path": path, "status": status, "text": text}) + "\n")
-        sys.stdout.flush()
-    return 0
+class Judged(msgspec.Struct, frozen=True, tag="judged"):
+    """What spirv-val said.
+
+    Attributes:
+        status: Its exit code; negative, the signal that ended it; None where it took too long.
+        text: Its words, cut off.
+    """
+
+    status: int | None
+    text: str
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+Request = Judge
+
+
+def serve(channel: Channel[Judge, Judged]) -> None:
+    """Ask, for as long as there are requests."""
+    environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    for request in channel:
+        channel.send(_judged(request, environment))
+
+
+def _judged(request: Judge, environment: dict[str, str]) -> Judged:
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            request.command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=request.wall_s,
+            check=False,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        return Judged(None, f"no answer after {time.monotonic() - began:.0f} s")
+    except OSError as error:
+        return Judged(127, str(error))
+    return Judged(done.returncode, (done.stderr or done.stdout)[:_TEXT_CAP].decode("utf-8", "replace"))

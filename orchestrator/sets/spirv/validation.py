@@ -1,30 +1,24 @@
-"""Validation of SPIR-V by spirv-val.
+"""Validation of SPIR-V by spirv-val (Khronos' SPIRV-Tools), in child processes and under limits.
 
-Ask spirv-val (Khronos' SPIRV-Tools) about shader modules, out of process and under limits, since a module
-of unknown origin may be made to crash or to stall a validator as well as a driver.
+    code ──> without its source-language notes ──> files in a directory of ours ──> val_batch, several at a time
+         <── verdict: VALID, INVALID, UNKNOWN
 
-code ──> without its source-language notes ──> files in a directory of ours ──> spirv_val_batch, several at
-a time <── verdict: VALID, INVALID, UNKNOWN
+A module of unknown origin may be made to crash or to stall a validator as well as a driver.
 
-Guarantees: - Never raises for what a module holds. Each module has one verdict, and what ends a validator
-(a signal, time, memory) is UNKNOWN with the cause: it says nothing about the module, and whoever trusts
-only VALID is on the safe side. - A validator that is older than a module does not refuse it: what it does
-not know is UNKNOWN. - CPU seconds, wall seconds and address space are bounded for each module, and so is
-what is read of its words.
-
-Assumptions: spirv-val judges by the rules of Vulkan 1.3 with the layouts that features may relax; which of
-them a device enables is the requirement check's business.
+Guarantees: nothing is raised for what a module holds. Each module has one verdict. What ends a validator (a signal, time,
+memory) is UNKNOWN with the cause: it says nothing about the module, and whoever trusts only VALID is on the safe side. So
+is what a validator that is older than the module does not know. CPU seconds, wall seconds, address space and words are
+bounded for each module.
+Assumptions: spirv-val judges by the rules of Vulkan 1.3 with the layouts that features may relax; which of these a device
+enables is the requirement check's business.
 """
 
 from __future__ import annotations
 
 import enum
-import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,7 +26,9 @@ from pathlib import Path
 import numpy as np
 from attrs import field, frozen, validators
 
-from orchestrator.sets.spirv import val_batch as spirv_val_batch
+from orchestrator.children.parent import Child, ChildGroup, Ended
+from orchestrator.children.protocol import ChildLimits
+from orchestrator.sets.spirv.val_batch import Judge, Judged
 
 PROGRAM = "spirv-val"
 OPTIONS = (
@@ -53,6 +49,7 @@ _TOO_OLD = (
     "Unknown extended instruction",
 )
 _TEXT_SHOWN = 300
+_PATIENCE_S = 30.0
 
 
 class Verdict(enum.StrEnum):
@@ -107,6 +104,7 @@ def validate_modules(
     *,
     limits: ValidationLimits | None = None,
     processes: int = 1,
+    children: ChildGroup | None = None,
 ) -> Mapping[int, Judgement]:
     """Ask spirv-val about modules. Blocking.
 
@@ -115,25 +113,26 @@ def validate_modules(
         program: Path of spirv-val, as from `find_spirv_val`.
         limits: What it may use for one module.
         processes: How many to ask about at a time.
+        children: A group that ends this early where it ends.
 
     Returns:
         A judgement for each hash.
 
     Raises:
+        ChildrenEndedError: The group ended.
         OSError: There is no place for temporary files, or no process can be started.
     """
-    bounds = limits or ValidationLimits()
+    bounds, group = limits or ValidationLimits(), children or ChildGroup()
     with tempfile.TemporaryDirectory(prefix="orchestrator-spirv-") as folder:
-        paths: dict[str, int] = {}
+        paths: list[tuple[int, str]] = []
         for key, code in modules:
             path = Path(folder) / f"{key:016x}.spv"
             path.write_bytes(without_source_notes(code))
-            paths[str(path)] = key
-        names = list(paths)
-        batches = [names[number::processes] for number in range(min(processes, len(names)))]
+            paths.append((key, str(path)))
+        batches = [paths[number::processes] for number in range(min(processes, len(paths)))]
         with ThreadPoolExecutor(max(1, len(batches))) as pool:
-            found = list(pool.map(lambda batch: _judge(batch, program, bounds), batches))
-    return {paths[path]: judgement for batch in found for path, judgement in batch.items()}
+            found = list(pool.map(lambda batch: _judge(batch, program, bounds, group), batches))
+    return {key: judgement for batch in found for key, judgement in batch.items()}
 
 
 def without_source_notes(code: bytes) -> bytes:
@@ -161,58 +160,35 @@ def without_source_notes(code: bytes) -> bytes:
     return b"".join(part.tobytes() for part in kept)
 
 
-def _judge(paths: Sequence[str], program: str, limits: ValidationLimits) -> dict[str, Judgement]:
-    """Judge a batch; a process that dies is started again behind the module that it died with."""
-    found: dict[str, Judgement] = {}
-    rest = list(paths)
-    while rest:
-        answers, problem = _ask(rest, program, limits)
-        found.update(answers)
-        rest = [path for path in rest if path not in found]
-        if rest and not answers:
-            found[rest[0]] = Judgement(
-                Verdict.UNKNOWN, problem or "the process that asks spirv-val gave no answer"
-            )
-            del rest[0]
+def _judge(
+    paths: Sequence[tuple[int, str]], program: str, limits: ValidationLimits, group: ChildGroup
+) -> dict[int, Judgement]:
+    """Judge a batch, in a new child after each module that ended one."""
+    found: dict[int, Judgement] = {}
+    left = deque(paths)
+    bounds = ChildLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes)
+    while left:
+        with Child[Judged]("spirv-val", Judged, limits=bounds) as child:
+            group.add(child)
+            for _, path in left:
+                child.send(Judge((program, *OPTIONS, path), limits.wall_s))
+            answer: Judged | Ended | None = None
+            while left and not isinstance(answer, Ended):
+                try:
+                    answer = child.receive(limits.wall_s + _PATIENCE_S)
+                except TimeoutError:
+                    answer = child.end(0.0)
+                found[left.popleft()[0]] = _judgement(answer)
     return found
 
 
-def _ask(paths: Sequence[str], program: str, limits: ValidationLimits) -> tuple[dict[str, Judgement], str]:
-    command = [sys.executable, "-I", "-S", spirv_val_batch.__file__, program]
-    command += [str(limits.cpu_s), str(limits.memory_bytes), str(limits.wall_s), *OPTIONS]
-    patience = limits.wall_s * len(paths) + 30
-    try:
-        done = subprocess.run(
-            command,
-            input="".join(f"{path}\n" for path in paths).encode(),
-            capture_output=True,
-            timeout=patience,
-            check=False,
-            env={
-                name: os.environ[name]
-                for name in ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
-                if name in os.environ
-            },
+def _judgement(answer: Judged | Ended) -> Judgement:
+    if isinstance(answer, Ended):
+        why = answer.fault or answer.words[-_TEXT_SHOWN:]
+        return Judgement(
+            Verdict.UNKNOWN, f"the process that asks spirv-val ended with {answer.how}: {why}".rstrip(": ")
         )
-    except subprocess.TimeoutExpired as late:
-        return _answers(late.output or b""), f"no answer after {patience:.0f} s"
-    problem = done.stderr[-_TEXT_SHOWN:].decode("utf-8", "replace").strip()
-    return _answers(done.stdout), problem
-
-
-def _answers(output: bytes) -> dict[str, Judgement]:
-    found = {}
-    for line in output.splitlines():
-        try:
-            answer = json.loads(line)
-            found[str(answer["path"])] = _judgement(answer["status"], str(answer["text"]))
-        except (ValueError, KeyError, TypeError):
-            break  # the last line of a process that died; what it was about is asked again
-    return found
-
-
-def _judgement(status: int | None, text: str) -> Judgement:
-    said = " ".join(text.split())[:_TEXT_SHOWN]
+    status, said = answer.status, " ".join(answer.text.split())[:_TEXT_SHOWN]
     if status == 0:
         return Judgement(Verdict.VALID)
     if status is None:
