@@ -51,9 +51,18 @@ from typing import NamedTuple
 
 from attrs import define, field, frozen
 
-from orchestrator.bench.jobs import Answer, Job, Probed, ProbeJob, ProbeStep, Refused, SampleJob
+from orchestrator.bench.jobs import (
+    Answer,
+    Job,
+    Probed,
+    ProbeJob,
+    ProbeStep,
+    Refused,
+    SampleJob,
+    run_in_process,
+)
 from orchestrator.bench.rows import FailedSample, Sample, Start
-from orchestrator.bench.runner import WARM_PIPELINES_MOST, BenchError, run_in_process
+from orchestrator.bench.runner import WARM_PIPELINES_MOST, BenchError
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, by_round, estimate, noise_of, paired_ratio
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import NoDeviceError

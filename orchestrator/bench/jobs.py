@@ -5,11 +5,19 @@
 from __future__ import annotations
 
 import enum
+import time
 
 import msgspec
 
 from orchestrator.bench.rows import FailedSample, Sample, Turn
+from orchestrator.children.parent import Child, Ended
+from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
+
+_JOB_TIMEOUT_S = 3600.0
+_ENDING_S = 60.0
+_REASON_LENGTH = 400
+_LIMITS = ChildLimits(frame_bytes=64 << 20)
 
 
 class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
@@ -142,3 +150,20 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="r
 
 Job = SampleJob | FillJob | ProbeJob
 Answer = Sample | FailedSample | Filled | Probed | Refused
+
+
+def run_in_process(job: Job) -> Answer:
+    """Do a job in a process of its own; one that crashes or hangs gives a `Refused`. Blocking."""
+    began = time.perf_counter()
+    with Child[Answer]("bench", Answer, limits=_LIMITS) as child:
+        try:
+            answer = child.ask(job, _JOB_TIMEOUT_S)
+        except TimeoutError:
+            return Refused(kind="timeout", reason=f"the sample did not end within {_JOB_TIMEOUT_S:.0f} s")
+        if isinstance(answer, Ended):
+            last = answer.fault or answer.words[-_REASON_LENGTH:]
+            return Refused(kind="crash", reason=f"the process of the sample ended with {answer.how}: {last}")
+        child.end(_ENDING_S)
+    if isinstance(answer, Sample):  # the process itself does not know what starting it took
+        answer = msgspec.structs.replace(answer, process_s=time.perf_counter() - began)
+    return answer

@@ -13,10 +13,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import NoReturn
 import msgspec
 from attrs import define, evolve, field, frozen
 
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
 from orchestrator.bench.matrix import Eta, Matrix, eta_of, next_round, remaining
 from orchestrator.bench.rows import (
     Arm,
@@ -50,9 +47,6 @@ WARM_SECONDS = 1.0
 """A warm run hands over as many pipelines as one worker takes in this time, up to the number above."""
 WARM_SECONDS_MOST = 3.0
 """The same for all workers: on some drivers many take hits a hundred times slower than one."""
-
-_SAMPLE_TIMEOUT_S = 3600.0
-_REASON_LENGTH = 400
 
 
 class BenchError(OrchestratorError):
@@ -301,43 +295,3 @@ def cannot(what: str, answer: Answer) -> NoReturn:
     if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:
         raise NoDeviceError(answer.reason)
     raise BenchError(f"{what}: {reason_of(answer)}")
-
-
-def run_in_process(job: Job) -> Answer:
-    """Do a job in a process of its own; one that crashes or hangs gives a `Refused`."""
-    began = time.perf_counter()
-    command = [sys.executable, "-m", "orchestrator.bench.sample_process"]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=_environment(),
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(msgspec.json.encode(job), timeout=_SAMPLE_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return Refused(kind="timeout", reason=f"the sample did not end within {_SAMPLE_TIMEOUT_S:.0f} s")
-    except BaseException:
-        process.kill()
-        process.communicate()
-        raise
-    try:
-        decoded: Answer = msgspec.json.decode(out, type=Answer)
-    except msgspec.MsgspecError:
-        last = err.decode("utf-8", "replace").strip()[-_REASON_LENGTH:]
-        how = f"signal {-process.returncode}" if process.returncode < 0 else f"exit code {process.returncode}"
-        return Refused(kind="crash", reason=f"the process of the sample ended with {how}: {last}")
-    if isinstance(decoded, Sample):  # the process itself does not know what starting it took
-        decoded = msgspec.structs.replace(decoded, process_s=time.perf_counter() - began)
-    return decoded
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with the package to be found where this one found it."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
 from orchestrator.bench.matrix import Matrix
 from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, read_rows
 from orchestrator.bench.runner import (
@@ -23,7 +23,6 @@ from orchestrator.bench.runner import (
     BenchProgress,
     passes_for,
     run_bench,
-    run_in_process,
     timelines_of,
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
