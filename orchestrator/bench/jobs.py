@@ -1,6 +1,7 @@
-# Purpose: what crosses between the process of a benchmark and those of its samples: a job in, an answer out, as JSON.
-# Guarantees: values; decoding checks them.
-"""Jobs and answers of sample processes."""
+"""Jobs of a benchmark, each done in a process of its own: a driver reads its target and its environment once.
+
+Guarantees: a job that cannot be done has an answer that says so, and so has one whose process crashes or hangs.
+"""
 
 from __future__ import annotations
 

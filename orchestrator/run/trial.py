@@ -1,39 +1,91 @@
-# Purpose: find out which pipelines a driver dies of, or never returns from, before a run gives them to it in this process.
-#
-#   jobs ──> lane 0: child process ── one pipeline at a time ──> survived
-#            lane 1: child process ── one pipeline at a time ──> died: named, a fresh child goes on behind it
-#
-# Guarantees:
-# - Exactly one pipeline is in a child's driver, so that whatever ends the child is a verdict on that one.
-# - A pipeline has a bounded time; a child that does not answer is killed, and the pipeline named.
-# - No child outlives the call, however it ends; one whose parent is killed ends by itself.
-#
-# Assumptions: a driver does in this process what it did in the child. Drivers whose crashes depend on what was compiled
-# before can still surprise; only a run that stays in children altogether would not be hit by that.
-"""Trials of pipelines in child processes."""
+"""Trials: find out in child processes which pipelines a driver dies of, or never returns from, before a run has them.
+
+    jobs ──> lane 0: child ── one pipeline at a time ──> survived
+             lane 1: child ── one pipeline at a time ──> died: named, and a new child goes on with the next
+
+Guarantees: exactly one pipeline is in a child's driver, so whatever ends the child is a verdict on that one. A child that
+does not answer in time is killed, and its pipeline named.
+Assumptions: a driver does in this process what it did in the child. A crash that depends on what was compiled before can
+still come.
+"""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
+import msgspec
 import trio
 from attrs import define, field, frozen
 
+from orchestrator.children.parent import Ended
+from orchestrator.children.protocol import ChildLimits
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
-from orchestrator.run.frames import FrameError, FrameReader, pack_frame
+from orchestrator.run.async_child import AsyncChild, first_error, open_child
 from orchestrator.run.options import TrialLimits
-from orchestrator.run.trial_messages import Answer, Ready, Setup, Survived, Try, Unready
 from orchestrator.sets.jobs import PipelineJob
 
 _OPENING_S = 120.0
-_READ_SIZE = 1 << 16
+_WORDS = 300
+
+
+class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
+    """The first request: what to open.
+
+    Attributes:
+        archive: Path of the set.
+        selector: The device, as `open_device` takes it.
+        opener: See `orchestrator.run.options.TrialLimits`.
+        driver_caches: Leave the driver's own caches on.
+        request: What the device is opened as.
+    """
+
+    archive: str
+    selector: str = ""
+    opener: str = ""
+    driver_caches: bool = False
+    request: DeviceRequest = DeviceRequest()
+
+
+class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
+    """A request: compile this pipeline now.
+
+    Attributes:
+        kind: Its `PipelineKind`.
+        key: Its hash.
+    """
+
+    kind: str
+    key: int
+
+
+class Ready(msgspec.Struct, tag="ready", forbid_unknown_fields=True):
+    """Everything is open."""
+
+
+class Unready(msgspec.Struct, tag="unready", forbid_unknown_fields=True):
+    """Something could not be opened, and the child ends.
+
+    Attributes:
+        reason: Why.
+    """
+
+    reason: str
+
+
+class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
+    """The driver came back from this pipeline, whatever it said.
+
+    Attributes:
+        key: Its hash.
+    """
+
+    key: int
+
+
+Request = Setup | Try
+Answer = Ready | Unready | Survived
 
 
 @frozen
@@ -72,31 +124,16 @@ async def try_pipelines(
         DeviceError: A child could not open the device or the set.
         trio.Cancelled: The surrounding scope was cancelled; the children are gone.
     """
-    state = _State(deque(jobs), setup, limits)
-    try:
+    lanes = _Lanes(deque(jobs), setup, limits)
+    with first_error():
         async with trio.open_nursery() as beside:
             if stop is not None:
                 beside.start_soon(_end_when, stop, beside.cancel_scope)
             async with trio.open_nursery() as nursery:
                 for _ in range(min(processes, len(jobs))):
-                    nursery.start_soon(_lane, state)
+                    nursery.start_soon(lanes.run_one)
             beside.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
-    return Trials(frozenset(state.survived), state.died, state.started)
-
-
-@define(eq=False)
-class _State:
-    queue: deque[PipelineJob]
-    setup: Setup
-    limits: TrialLimits
-    survived: list[PipelineJob] = field(factory=list)
-    died: dict[PipelineJob, str] = field(factory=dict)
-    started: int = 0
+    return Trials(frozenset(lanes.survived), lanes.died, lanes.started)
 
 
 async def _end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
@@ -104,98 +141,54 @@ async def _end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _lane(state: _State) -> None:
-    while state.queue:
-        state.started += 1
-        async with _open_child(state.setup) as child:
-            while state.queue:
-                job = state.queue.popleft()
-                end = await child.attempt(job, state.limits.pipeline_s)
-                if end is None:
-                    state.survived.append(job)
-                    continue
-                state.died[job] = end
-                break
-
-
 @define(eq=False)
-class _Child:
-    process: trio.Process
-    requests: trio.abc.SendStream
-    answers: trio.abc.ReceiveStream
-    reader: FrameReader[Answer] = field(factory=lambda: FrameReader(Answer))
+class _Lanes:
+    queue: deque[PipelineJob]
+    setup: Setup
+    limits: TrialLimits
+    survived: list[PipelineJob] = field(factory=list)
+    died: dict[PipelineJob, str] = field(factory=dict)
+    started: int = 0
 
-    async def answer(self) -> Answer | None:
-        """The next answer; None where the child ended without one, or speaks nonsense."""
-        try:
-            while data := await self.answers.receive_some(_READ_SIZE):
-                for message in self.reader.feed(data):
-                    return message
-        except (trio.BrokenResourceError, FrameError):
-            return None
-        return None
+    async def run_one(self) -> None:
+        """Try pipelines until none is left, in as many children as it takes, one at a time."""
+        while self.queue:
+            self.started += 1
+            bounds = ChildLimits(memory_bytes=self.limits.memory_bytes)
+            async with open_child("trial", Answer, bounds) as child:
+                await self._set_up(child)
+                while self.queue:
+                    job = self.queue.popleft()
+                    end = await self._attempt(child, job)
+                    if end is not None:
+                        self.died[job] = end
+                        break
+                    self.survived.append(job)
 
-    async def attempt(self, job: PipelineJob, limit_s: float) -> str | None:
-        """Try one pipeline; why it is not to be had, or None."""
-        with trio.move_on_after(limit_s):
-            try:
-                await self.requests.send_all(pack_frame(Try(job.kind.value, job.key)))
-            except trio.BrokenResourceError:
-                return await self.end()
-            answer = await self.answer()
-            if isinstance(answer, Survived) and answer.key == job.key:
-                return None
-            return await self.end()
-        return f"the driver did not come back from it within {limit_s:g} s, in a process of its own"
-
-    async def end(self) -> str:
-        """How the child ended, in words."""
-        with trio.move_on_after(5) as waiting:
-            status = await self.process.wait()
-        if waiting.cancelled_caught:
-            return "the process that compiled it stopped answering"
-        if status >= 0:
-            return f"the process that compiled it ended with exit status {status}"
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        return f"the driver crashed on it: {name}, in a process of its own"
-
-
-@asynccontextmanager
-async def _open_child(setup: Setup) -> AsyncIterator[_Child]:
-    """A child that is ready.
-
-    Raises:
-        DeviceError: It cannot open what it needs.
-    """
-    package = str(Path(__file__).parents[2])
-    paths = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    process = await trio.lowlevel.open_process(
-        [sys.executable, "-m", "orchestrator.run.trial_process"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-    )
-    try:
-        if process.stdin is None or process.stdout is None:
-            raise DeviceError("a trial process has no pipes")
-        child = _Child(process, process.stdin, process.stdout)
-        answer: Answer | None = None
+    async def _set_up(self, child: AsyncChild[Answer]) -> None:
+        answer: Answer | Ended | None = None
         with trio.move_on_after(_OPENING_S):
-            await child.requests.send_all(pack_frame(setup))
-            answer = await child.answer()
+            answer = await child.ask(self.setup)
         if isinstance(answer, Unready):
             raise DeviceError(f"a trial process could not open what it needs: {answer.reason}")
         if not isinstance(answer, Ready):
-            raise DeviceError(f"a trial process did not get ready: {await child.end()}")
-        yield child
-    finally:
-        with trio.CancelScope(shield=True):
-            process.kill()
-            await process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream is not None:
-                    await stream.aclose()
+            said = f": {answer.words[-_WORDS:]}" if isinstance(answer, Ended) and answer.words else ""
+            raise DeviceError(f"a trial process did not get ready: {_in_words(answer)}{said}")
+
+    async def _attempt(self, child: AsyncChild[Answer], job: PipelineJob) -> str | None:
+        """Try one pipeline; why it is not to be had, or None."""
+        with trio.move_on_after(self.limits.pipeline_s):
+            answer = await child.ask(Try(job.kind.value, job.key))
+            if isinstance(answer, Survived) and answer.key == job.key:
+                return None
+            return _in_words(answer)
+        return f"the driver did not come back from it within {self.limits.pipeline_s:g} s, in a process of its own"
+
+
+def _in_words(answer: Answer | Ended | None) -> str:
+    """Why a child gave no good answer."""
+    if not isinstance(answer, Ended) or answer.killed:
+        return "the process that compiled it stopped answering"
+    if answer.signal:
+        return f"the driver crashed on it: {answer.signal}, in a process of its own"
+    return f"the process that compiled it ended with exit status {answer.status}"

@@ -1,9 +1,8 @@
-"""Keeps pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
+"""Vetting: keep pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
 
-Guarantees: what is left out has one outcome, with the module or the signal in its reason; what links a library that is
-left out is left out too. With `ModulePolicy.ISOLATE`, nothing that was not tried is given to the driver here.
-Assumptions: spirv-val finds invalid modules, not bugs of a driver with valid ones. Those ISOLATE finds, at the price of
-compiling twice.
+Guarantees: what is left out has one outcome, whose reason names the module or the signal; what links a library that is left
+out is left out, too. With `ISOLATE`, the driver here gets nothing that was not tried.
+Assumptions: spirv-val finds invalid modules, not a driver's bugs with valid ones. `ISOLATE` finds those, and compiles twice.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import field, frozen
@@ -20,12 +20,13 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
-from orchestrator.run.trial import try_pipelines
-from orchestrator.run.trial_messages import Setup
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.spirv.validation import Judgement, Verdict, find_spirv_val, validate_modules
+
+if TYPE_CHECKING:
+    from orchestrator.children.parent import ChildGroup
+    from orchestrator.sets.spirv.validation import Judgement
 
 _SHOWN = 3
 
@@ -86,8 +87,12 @@ class Vetter:
         """
         if self.policy is ModulePolicy.OFF or not len(image):
             return Vetted()
-        judged, notes = await trio.to_thread.run_sync(self._judge, image)
-        refused = {index: each for index, each in judged.items() if each.verdict is Verdict.INVALID}
+        from orchestrator.sets.spirv import validation
+
+        judged, notes = await self._judge(image)
+        refused = {
+            index: each for index, each in judged.items() if each.verdict is validation.Verdict.INVALID
+        }
         notes += self._module_notes(image, judged)
         if self.policy is ModulePolicy.WARN:
             return Vetted(notes=tuple(notes))
@@ -101,19 +106,30 @@ class Vetter:
             return Vetted(_outcomes(image, OutcomeStatus.SKIPPED, reasons), notes=tuple(notes))
         return await self._isolate(image, request, refused, notes, stop)
 
-    def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
-        program = find_spirv_val()
+    async def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
+        from orchestrator.run.async_child import run_with_children
+        from orchestrator.sets.spirv import validation
+
+        program = validation.find_spirv_val()
         if program is None:
             return {}, ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
-        modules = []
-        for index, each in enumerate(image.modules):
-            try:
-                modules.append((index, each.load()))
-            except RecordError:
-                continue  # it was read once, and is damage of the set if it cannot be again
-        return dict(validate_modules(modules, program, processes=self.processes)), []
+
+        def judge(children: ChildGroup) -> dict[int, Judgement]:
+            modules = []
+            for index, each in enumerate(image.modules):
+                try:
+                    modules.append((index, each.load()))
+                except RecordError:
+                    continue  # it was read once, and is damage of the set if it cannot be again
+            return dict(
+                validation.validate_modules(modules, program, processes=self.processes, children=children)
+            )
+
+        return await run_with_children(judge), []
 
     def _module_notes(self, image: CreateInfoImage, judged: dict[int, Judgement]) -> list[str]:
+        from orchestrator.sets.spirv.validation import Verdict
+
         notes = []
         compiled = "; their pipelines are compiled all the same" if self.policy is ModulePolicy.WARN else ""
         for verdict, words in (
@@ -137,20 +153,21 @@ class Vetter:
         notes: list[str],
         stop: trio.Event | None,
     ) -> Vetted:
+        from orchestrator.run import trial
+
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="orchestrator-trial-") as folder:
             archive = Path(folder) / "set.foz"
             await trio.to_thread.run_sync(self._write, archive)
-            trials = await try_pipelines(
+            trials = await trial.try_pipelines(
                 jobs,
-                Setup(
+                trial.Setup(
                     archive=str(archive),
                     selector=self.selector,
                     opener=self.limits.opener,
                     driver_caches=self.driver_caches,
                     request=request,
-                    memory_bytes=self.limits.memory_bytes,
                 ),
                 limits=self.limits,
                 processes=self.processes,

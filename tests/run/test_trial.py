@@ -1,5 +1,4 @@
-# Purpose: pipelines are tried in child processes, one at a time; whatever ends a child is named, and no child is left.
-"""Trials in child processes, and the frames that they speak."""
+"""Trials in child processes: one pipeline at a time; whatever ends a child is named, and no child is left."""
 
 from __future__ import annotations
 
@@ -13,10 +12,8 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
-from orchestrator.run.frames import FrameError, FrameReader, pack_frame
 from orchestrator.run.options import TrialLimits
-from orchestrator.run.trial import Trials, try_pipelines
-from orchestrator.run.trial_messages import Answer, Request, Setup, Survived, Try
+from orchestrator.run.trial import Setup, Trials, try_pipelines
 from orchestrator.sets.jobs import PipelineJob
 from tests.run.small_sets import compute_keys, write_small_set
 
@@ -110,20 +107,3 @@ async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:
         scope.cancel()
         await tried(archive)
     assert children() == before
-
-
-def test_frames() -> None:
-    sent = [Try("compute", 1), Setup(archive="x")]
-    reader: FrameReader[Request] = FrameReader(Request)
-    received = []
-    for byte in b"".join(map(pack_frame, sent)):
-        received += reader.feed(bytes([byte]))
-    assert received == sent
-    assert reader.is_between
-    with pytest.raises(FrameError, match="over the cap"):
-        reader.feed(b"\xff\xff\xff\x7f")
-    with pytest.raises(FrameError, match="survived"):
-        FrameReader[Request](Request).feed(pack_frame(Survived(1)))
-    with pytest.raises(FrameError, match="over the cap"):
-        pack_frame(Setup(archive="x" * 100), cap=64)
-    assert FrameReader[Answer](Answer).feed(pack_frame(Survived(1))) == [Survived(1)]

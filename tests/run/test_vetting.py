@@ -12,12 +12,11 @@ from attrs import frozen
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.run import vetting
+from orchestrator.run import trial
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.run.trial import Trials
-from orchestrator.run.trial_messages import Setup
+from orchestrator.run.trial import Setup, Trials
 from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -26,6 +25,7 @@ from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
 from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
@@ -44,13 +44,13 @@ def archive(tmp_path: Path) -> Path:
 def refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A validator that refuses the first module of an image, and does not know the last."""
 
-    def judge(modules: list[tuple[int, bytes]], program: str, *, processes: int) -> dict[int, Judgement]:
+    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, Judgement]:
         verdicts = {index: Judgement(Verdict.VALID) for index, _ in modules}
         verdicts[len(modules) - 1] = Judgement(Verdict.UNKNOWN, "spirv-val: too old")
         return verdicts | {0: Judgement(Verdict.INVALID, "spirv-val: error: broken")}
 
-    monkeypatch.setattr(vetting, "validate_modules", judge)
-    monkeypatch.setattr(vetting, "find_spirv_val", lambda: "spirv-val")
+    monkeypatch.setattr(validation, "validate_modules", judge)
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
 
 
 def uses_of_first(archive: Path) -> set[int]:
@@ -86,7 +86,7 @@ async def test_skip_leaves_out_the_pipelines_of_refused_modules(archive: Path) -
 
 
 async def test_without_spirv_val_it_says_so(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetting, "find_spirv_val", lambda: None)
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: None)
     report = await compiled(archive, None, Opener(), spirv_val=ModulePolicy.SKIP)
     assert report.counts()[OutcomeStatus.COMPILED] == COUNT
     assert any("spirv-val was not found" in each for each in report.notes)
@@ -158,14 +158,14 @@ def linked(tmp_path: Path) -> LinkedSet:
 async def test_what_links_a_library_of_a_refused_module_is_skipped(
     linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(modules: list[tuple[int, bytes]], program: str, *, processes: int) -> dict[int, Judgement]:
+    def judge(modules: list[tuple[int, bytes]], program: str, **options: object) -> dict[int, Judgement]:
         refused = Judgement(Verdict.INVALID, "spirv-val: error: broken")
         return {
             index: refused if code == linked.code else Judgement(Verdict.VALID) for index, code in modules
         }
 
-    monkeypatch.setattr(vetting, "validate_modules", judge)
-    monkeypatch.setattr(vetting, "find_spirv_val", lambda: "spirv-val")
+    monkeypatch.setattr(validation, "validate_modules", judge)
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: "spirv-val")
     opener = Opener()
     report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.SKIP)
     skipped = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.SKIPPED)}
@@ -183,8 +183,8 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
         died = {job: "the driver crashed on it: SIGSEGV" for job in jobs if job.key == linked.library}
         return Trials(frozenset(jobs) - died.keys(), died, 1)
 
-    monkeypatch.setattr(vetting, "try_pipelines", tried)
-    monkeypatch.setattr(vetting, "find_spirv_val", lambda: None)
+    monkeypatch.setattr(trial, "try_pipelines", tried)
+    monkeypatch.setattr(validation, "find_spirv_val", lambda: None)
     opener = Opener()
     report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.ISOLATE)
     failed = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.FAILED)}

@@ -18,8 +18,8 @@ from attrs import evolve
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from orchestrator.children import protocol as frames_module
 from orchestrator.errors import OrchestratorError
-from orchestrator.run import frames as frames_module
 from orchestrator.sets.archive import reader as archive_module
 from orchestrator.sets.spirv import walk as spirv_module
 from tests.stores.faults.conftest import CountCases
