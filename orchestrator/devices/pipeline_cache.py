@@ -1,9 +1,10 @@
-# Purpose: a pipeline cache as it crosses the seam between a device and who uses it, and what a read of one gives.
+# Purpose: a pipeline cache as it crosses the seam between a device and who uses it, and what a read of one
+# gives.
 #
-# Guarantees: the specification's rule for a cache with VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT (vkCreatePipelineCache:
-# commands that modify it are externally synchronized) is checked before the driver is entered, for every device: a second use
-# raises, and never crashes.
-# Assumptions: devices enter every use through `exclusive`, or through `begin_use` and `end_use`.
+# Guarantees: the specification's rule for a cache with VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT
+# (vkCreatePipelineCache: commands that modify it are externally synchronized) is checked before the driver is
+# entered, for every device: a second use raises, and never crashes. Assumptions: devices enter every use
+# through `exclusive`, or through `begin_use` and `end_use`.
 """`PipelineCache`, `PipelineCacheData`."""
 
 from __future__ import annotations
@@ -11,10 +12,37 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from attrs import define, field, frozen
 
 from orchestrator.errors import ExternalSynchronizationError
+
+CACHE_HEADER_SIZE: Final = 32
+"""Bytes of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
+
+# Behind the header: less than any driver needs for the key of a pipeline and what it finds by it.
+_NO_PIPELINE_BYTES: Final = 32
+
+
+def is_empty_cache(content: bytes | int) -> bool:
+    """Whether a cache holds no pipeline, so that it is not saved, counted or looked up in.
+
+    For an empty cache some drivers return the header alone, RADV 36 bytes (the header and a count of zero),
+    others more zeros. Zeros can only be told from the data: of a size alone, what may hold a pipeline counts
+    as if it did.
+
+    Args:
+        content: The cache's data, or its size in bytes where the data was not read.
+    """
+    if isinstance(content, int):
+        return content <= CACHE_HEADER_SIZE + _NO_PIPELINE_BYTES
+    if is_empty_cache(len(content)):
+        return True
+    size = int.from_bytes(content[:4], "little")  # headerSize, which may say that the header is longer
+    start = size if CACHE_HEADER_SIZE <= size <= len(content) else CACHE_HEADER_SIZE
+    # Compiled code is told from zeros by its first bytes, nearly always; the rest is counted only after that.
+    return not any(content[start : start + 64]) and content.count(0, start) == len(content) - start
 
 
 @define(eq=False, init=False)

@@ -71,16 +71,16 @@ from orchestrator.devices.device import (
     PipelineCache,
     PreparedPipelines,
 )
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE, is_empty_cache
 from orchestrator.errors import DriverError
 from orchestrator.run.merge import (
-    EMPTY_BYTES,
     Merged,
     merge_into,
     pruned_bytes,
     size_of,
 )
 from orchestrator.run.options import MergePolicy
-from orchestrator.run.records import HEADER_BYTES, Duplicates, MergeReport, RollingReport
+from orchestrator.run.records import Duplicates, MergeReport, RollingReport
 
 _BYTES_A_PIPELINE = 16 << 10
 _MOST_SPARES = 4
@@ -382,7 +382,7 @@ class Rotation:
         )
         self._folds.append(fold)
         self.warnings += merged.warnings
-        self.primary_is_filled |= merged.after > EMPTY_BYTES
+        self.primary_is_filled |= not is_empty_cache(merged.after)
         self._learn_size()
         while self._folding:
             self._device.destroy_pipeline_cache(self._folding.pop().cache)
@@ -390,7 +390,7 @@ class Rotation:
 
     def _learn_size(self) -> None:
         """Learn what a pipeline takes in a cache, from all folds."""
-        start = max(self._seed_bytes, HEADER_BYTES)
+        start = max(self._seed_bytes, CACHE_HEADER_SIZE)
         gained = sum(max(0, size - start) for size in self.folded_bytes())
         if pipelines := sum(fold.pipelines for fold in self._folds):
             self._each_bytes = max(1, gained // pipelines)
@@ -648,7 +648,7 @@ class RunCaches:
                 "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
                 "are internally synchronized, as in mode per-worker-internal"
             )
-        if self.seed and not self.looks_up and self._primary_bytes > EMPTY_BYTES:
+        if self.seed and not self.looks_up and not is_empty_cache(self._primary_bytes):
             self._seed_data = self._read(primary) or b""
         self._seed_bytes = len(self._seed_data)
         for number in range(self.worker_count):
@@ -671,7 +671,7 @@ class RunCaches:
             self._worker_caches,
             WorkerCacheMaker(self.device, self._seed_data, self._flagged),
             self.token,
-            primary_is_filled=self._primary_bytes > EMPTY_BYTES,
+            primary_is_filled=not is_empty_cache(self._primary_bytes),
             looked_up=self.looks_up,
             on_merged=self.on_merged,
         )
@@ -787,7 +787,7 @@ class RunCaches:
             # Between its first and its last merge the primary was one thing; the figures below are those of all.
             folded = self.rotation.folded_bytes()
             merged = evolve(merged, before=self._primary_bytes)
-        if compiled and max((merged.after, *merged.source_bytes, *folded)) <= EMPTY_BYTES:
+        if compiled and is_empty_cache(max((merged.after, *merged.source_bytes, *folded))):
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
                 "their header; saving it will not make the next run faster"

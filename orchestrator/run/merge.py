@@ -15,12 +15,9 @@ import numpy.typing as npt
 from attrs import frozen
 
 from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.errors import DriverError
-from orchestrator.run.records import HEADER_BYTES, Duplicates
-
-EMPTY_BYTES = 64
-"""Size up to which a cache holds no pipeline: the header and some bytes of the driver's own (RADV counts entries in 4)."""
-
+from orchestrator.run.records import Duplicates
 
 _BOOKKEEPING_BYTES = 1024
 
@@ -65,7 +62,7 @@ def merge_into(
     after = size_of(device, primary, warnings)
     largest = max(source_bytes, default=0)
     # Beyond its seed a warm worker cache gains some bytes of bookkeeping, which the primary need not take.
-    gained = largest - max(seed_bytes, HEADER_BYTES)
+    gained = largest - max(seed_bytes, CACHE_HEADER_SIZE)
     if gained > _BOOKKEEPING_BYTES and after < largest and after <= before:
         warnings.append(
             f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
@@ -100,9 +97,9 @@ def pruned_bytes(merged: Merged, folded: Sequence[int] = ()) -> int:
         merged: The last merge, with the size of the primary before the first one.
         folded: Sizes of the sources of earlier merges.
     """
-    payload = sum(max(0, size - HEADER_BYTES) for size in (*merged.source_bytes, *folded))
+    payload = sum(max(0, size - CACHE_HEADER_SIZE) for size in (*merged.source_bytes, *folded))
     # An empty primary may be shorter than a header on some drivers; its payload is not negative.
-    before, after = (max(0, size - HEADER_BYTES) for size in (merged.before, merged.after))
+    before, after = (max(0, size - CACHE_HEADER_SIZE) for size in (merged.before, merged.after))
     return max(0, payload + before - after)
 
 

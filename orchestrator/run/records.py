@@ -37,6 +37,7 @@ from orchestrator.devices.device import (
     PipelineExecutables,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, CostScheduler
@@ -51,8 +52,6 @@ from orchestrator.stores.saving import SaveReason
 FORMAT: Final = 2
 """Version of the encoding. 1 was the JSON of `compile` before it said its version. Fields may be added within one."""
 
-HEADER_BYTES: Final = 32
-"""Size of VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"): no pipeline is in it."""
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
 _NO_REASONS: Mapping[int, str] = {}
@@ -805,17 +804,21 @@ class MergeReport(Record, frozen=True):
         """Both together."""
         before = self.primary_bytes_before
         after = self.primary_bytes_after + other.primary_bytes_after - other.primary_bytes_before
-        gained = (each - max(other.seed_bytes, HEADER_BYTES) for each in other.source_bytes)
-        sources = _side_by_side(self.source_bytes, tuple(gained), beyond=max(self.seed_bytes, HEADER_BYTES))
+        gained = (each - max(other.seed_bytes, CACHE_HEADER_SIZE) for each in other.source_bytes)
+        sources = _side_by_side(
+            self.source_bytes, tuple(gained), beyond=max(self.seed_bytes, CACHE_HEADER_SIZE)
+        )
         rolling = _of_those_there(self.rolling, other.rolling)
-        rolled = rolling.source_bytes - rolling.caches * HEADER_BYTES if rolling else 0
-        payload = sum(max(0, each - HEADER_BYTES) for each in sources) + rolled
+        rolled = rolling.source_bytes - rolling.caches * CACHE_HEADER_SIZE if rolling else 0
+        payload = sum(max(0, each - CACHE_HEADER_SIZE) for each in sources) + rolled
         return type(self)(
             source_bytes=sources,
             seed_bytes=self.seed_bytes,
             primary_bytes_before=before,
             primary_bytes_after=after,
-            pruned_bytes=max(0, payload + max(0, before - HEADER_BYTES) - max(0, after - HEADER_BYTES))
+            pruned_bytes=max(
+                0, payload + max(0, before - CACHE_HEADER_SIZE) - max(0, after - CACHE_HEADER_SIZE)
+            )
             if sources
             else 0,
             duplicate_job_keys=self.duplicate_job_keys + other.duplicate_job_keys,

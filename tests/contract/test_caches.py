@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.device import CreationBatch
+from orchestrator.devices.pipeline_cache import is_empty_cache
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from tests.contract.subject import PIPELINES, Subject, hits, like_size
 
@@ -69,6 +70,13 @@ def test_a_cache_grows_with_what_is_created(subject: Subject) -> None:
         for cache in (subject.device.create_pipeline_cache(), subject.filled(0), subject.filled())
     ]
     assert sizes[0] < sizes[1] < sizes[2]
+
+
+def test_an_empty_cache_is_told_from_a_filled_one(subject: Subject) -> None:
+    device = subject.device
+    for cache, is_empty in ((device.create_pipeline_cache(), True), (subject.filled(), not subject.caches)):
+        assert is_empty_cache(device.pipeline_cache_data(cache).data) is is_empty
+        assert is_empty_cache(device.pipeline_cache_size(cache)) is is_empty
 
 
 def test_a_limited_read_is_incomplete_and_valid(subject: Subject) -> None:

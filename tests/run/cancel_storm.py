@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.simulated import (
     LockingStrategy,
     SimulatedDevice,
@@ -30,7 +31,6 @@ from orchestrator.devices.simulated import (
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.run.caches import Fold
-from orchestrator.run.records import HEADER_BYTES
 from orchestrator.schedule import FifoScheduler
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
@@ -213,7 +213,7 @@ def _check(
         return len(compiled), 0
     # The primary is nobody's now: reading and destroying it would raise otherwise.
     assert device.live_caches == 1
-    held = len(device.pipeline_cache_data(primary).data) - HEADER_BYTES
+    held = len(device.pipeline_cache_data(primary).data) - CACHE_HEADER_SIZE
     device.destroy_pipeline_cache(primary)
     assert held % ENTRY_BYTES == 0
     return len(compiled), there + len(compiled) - held // ENTRY_BYTES

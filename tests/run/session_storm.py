@@ -25,9 +25,9 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, RunOptions, open_session
-from orchestrator.run.records import HEADER_BYTES
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
     ENTRY_BYTES,
@@ -354,7 +354,7 @@ def _check(
         return len(compiled), 0
     # The primary is nobody's now: reading and destroying it would raise otherwise.
     assert device.live_caches == 1
-    held = len(device.pipeline_cache_data(primary).data) - HEADER_BYTES
+    held = len(device.pipeline_cache_data(primary).data) - CACHE_HEADER_SIZE
     device.destroy_pipeline_cache(primary)
     assert held % ENTRY_BYTES == 0
     return len(compiled), there + len(compiled) - held // ENTRY_BYTES
