@@ -21,9 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 
 
 def measure(job: Job) -> Figures:

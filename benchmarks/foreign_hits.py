@@ -33,8 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.devices import environment_of, list_devices, own_process
-from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 
 REPLAYER = "ORCHESTRATOR_REPLAYER"
 _HITS = re.compile(r"Pipeline cache hits reported: (\d+)")

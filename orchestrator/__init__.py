@@ -75,13 +75,14 @@ if TYPE_CHECKING:
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
     from orchestrator.sets.prepare import opened_groups as opened_groups
+    from orchestrator.stores.cache_file import LoadPolicy as LoadPolicy
+    from orchestrator.stores.cache_file import LoadStatus as LoadStatus
     from orchestrator.stores.cache_file import cache_path as cache_path
+    from orchestrator.stores.cache_file import load_into_cache as load_into_cache
     from orchestrator.stores.cache_file import read_cache_file as read_cache_file
-    from orchestrator.stores.errors import LoadStatus as LoadStatus
-    from orchestrator.stores.loading import load_into_cache as load_into_cache
-    from orchestrator.stores.saving import SavePolicy as SavePolicy
-    from orchestrator.stores.saving import save_cache_file as save_cache_file
-    from orchestrator.stores.saving import save_merged as save_merged
+    from orchestrator.stores.cache_file import save_cache_file as save_cache_file
+    from orchestrator.stores.cache_file import save_merged as save_merged
+    from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 _HOMES = {
     "orchestrator.devices": (
@@ -164,16 +165,15 @@ _HOMES = {
         "opened_groups",
     ),
     "orchestrator.stores.cache_file": (
+        "LoadPolicy",
+        "LoadStatus",
         "cache_path",
+        "load_into_cache",
         "read_cache_file",
-    ),
-    "orchestrator.stores.errors": ("LoadStatus",),
-    "orchestrator.stores.loading": ("load_into_cache",),
-    "orchestrator.stores.saving": (
-        "SavePolicy",
         "save_cache_file",
         "save_merged",
     ),
+    "orchestrator.stores.save_policy": ("SavePolicy",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -65,9 +65,7 @@ from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import OpenedGroup, opened_groups
-from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from orchestrator.version import version
 
 _SEED = 7

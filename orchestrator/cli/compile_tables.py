@@ -24,7 +24,7 @@ from orchestrator.cli.output import (
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import LoadStatus
 
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3

@@ -328,9 +328,8 @@ def _keys(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
 def _saved(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     """What the device would make of the cache file that is kept for it; the driver is not given it."""
     from orchestrator.cli.output import byte_text, path_text
-    from orchestrator.stores.cache_file import cache_path, read_cache_file
-    from orchestrator.stores.errors import LoadStatus
-    from orchestrator.stores.files.generations import previous_path
+    from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
+    from orchestrator.stores.files.recovery import previous_path
 
     subject = f"{name}, saved cache"
     path = cache_path(directory, identity)
@@ -367,9 +366,8 @@ def _directory(directory: Path) -> list[_Finding]:
     import shutil
 
     from orchestrator.cli.output import byte_text, path_text, plural
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-    from orchestrator.stores.files.quarantine import QUARANTINE_DIRECTORY
-    from orchestrator.stores.files.trust import distrust_directory
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
+    from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY
 
     subject, name = "cache directory", path_text(directory)
     if not directory.exists():

@@ -134,7 +134,8 @@ def explain(error: OrchestratorError) -> Failure:
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
     # Not imported above: this module is loaded on every call of the program, and the stores bring numpy along.
-    from orchestrator.stores.errors import QuarantineError, ReadError, SaveError
+    from orchestrator.stores.files.atomic_file import ReadError, SaveError
+    from orchestrator.stores.files.recovery import QuarantineError
 
     if isinstance(error, SaveError | ReadError | QuarantineError):
         step = "name a directory of your own with --cache-dir" if isinstance(error, SaveError) else ""

@@ -213,9 +213,9 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
         request_document,
         styled,
     )
-    from orchestrator.stores.errors import LoadStatus
+    from orchestrator.stores.cache_file import LoadStatus
+    from orchestrator.stores.feature_groups import read_feature_groups
     from orchestrator.stores.inspection import CacheFileKind
-    from orchestrator.stores.profile_file import read_feature_groups
 
     bare = found.kind is CacheFileKind.DRIVER_DATA
     whole = bare or found.status is LoadStatus.LOADED

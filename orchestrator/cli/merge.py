@@ -56,8 +56,8 @@ def merge_verb(
     """
     from orchestrator.cli.output import Output, device_document, path_text
     from orchestrator.devices import open_device, own_process
-    from orchestrator.stores.profile_file import add_feature_groups, read_feature_groups
-    from orchestrator.stores.saving import save_cache_file
+    from orchestrator.stores.cache_file import save_cache_file
+    from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
 
     out = Output(json=json)
     if output.is_dir():
@@ -104,9 +104,7 @@ def _merge(device: Device, files: list[Path], out: Output) -> tuple[list[_Merged
 def _add(device: Device, destination: PipelineCache, path: Path, out: Output) -> _Merged:
     from orchestrator.cli.output import path_text
     from orchestrator.errors import DriverError
-    from orchestrator.stores.cache_file import read_cache_file
-    from orchestrator.stores.errors import LoadStatus
-    from orchestrator.stores.loading import KEPT_FRACTION
+    from orchestrator.stores.cache_file import KEPT_FRACTION, LoadStatus, read_cache_file
 
     found = read_cache_file(path.resolve(), device.identity)
     if found.status is not LoadStatus.LOADED:

@@ -77,8 +77,7 @@ def usable_directory(given: Path | None) -> Path:
 
     import platformdirs
 
-    from orchestrator.stores.errors import SaveError
-    from orchestrator.stores.files.atomic_file import ensure_directory
+    from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
 
     directory = platformdirs.user_cache_path("orchestrator") if given is None else given
     ensure_directory(directory)

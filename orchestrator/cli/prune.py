@@ -68,7 +68,8 @@ def prune_verb(
     import platformdirs
 
     from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
-    from orchestrator.stores.pruning import PruneReport, SweepReport, plan_prune, prune, sweep_directory
+    from orchestrator.stores.files.recovery import SweepReport
+    from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
     bound, age = _size(max_size), _age(older_than)
     directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir

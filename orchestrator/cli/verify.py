@@ -108,11 +108,9 @@ def _check(path: Path) -> Iterator[_Checked]:
 
 
 def _check_directory(path: Path) -> Iterator[_Checked]:
-    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-    from orchestrator.stores.files.generations import PREVIOUS_SUFFIX
-    from orchestrator.stores.files.quarantine import QUARANTINE_DIRECTORY
-    from orchestrator.stores.files.trust import distrust_directory
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
+    from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -142,10 +140,9 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
 
 def _check_cache_file(path: Path) -> _Checked:
     from orchestrator.cli.output import byte_text
-    from orchestrator.stores.errors import LoadStatus
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-    from orchestrator.stores.files.generations import previous_path
-    from orchestrator.stores.files.trust import distrust, distrust_directory
+    from orchestrator.stores.cache_file import LoadStatus
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
+    from orchestrator.stores.files.recovery import previous_path
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
 
     found = inspect_cache_file(path)

@@ -102,9 +102,9 @@ from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, decode_group
-from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.errors import LoadStatus, SaveError
-from orchestrator.stores.profile_file import MadeFor, add_feature_groups
+from orchestrator.stores.cache_file import LoadStatus, cache_path
+from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.version import version
 
 TARGET_NS: Final = 200_000_000

@@ -66,15 +66,21 @@ from orchestrator.run.caches import Fold, MergedHook
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave
-from orchestrator.stores.cache_file import LoadResult, cache_path
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadResult,
+    LoadStatus,
+    cache_path,
+    load_into_cache,
+    save_merged,
+)
 from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
-from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
-from orchestrator.stores.loading import load_into_cache
 from orchestrator.stores.profile_file import CalibrationProfile as CalibrationProfile
 from orchestrator.stores.profile_file import Choice, ProfileLoad
 from orchestrator.stores.profile_file import load_profile as load_profile
-from orchestrator.stores.saving import FORCED, SaveDecider, SavePolicy, SaveReason, save_merged
+from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -89,7 +95,7 @@ class CacheKeeper:
         path: The cache file.
         loaded: What became of the file at the start.
         policy: When a save is due on the way.
-        relax_driver_version: See `read_cache_file`.
+        relax_driver_version: See `LoadPolicy`.
         last_lock_wait_s: How long the last save waits for another process.
         saves: What was saved or tried, in order.
     """
@@ -281,7 +287,7 @@ class CacheKeeper:
                 self.device,
                 self.path,
                 primary,
-                relax_driver_version=self.relax_driver_version,
+                LoadPolicy(relax_driver_version=self.relax_driver_version),
                 lock_wait_s=lock_wait_s,
             )
         except (SaveError, DriverError) as error:
@@ -544,8 +550,8 @@ class CompileCache:
         cache, loaded = load_into_cache(
             device,
             path,
+            LoadPolicy(relax_driver_version=options.relax_driver_version),
             internally_synchronized_merge=in_driver,
-            relax_driver_version=options.relax_driver_version,
             name="primary",
         )
         self.warm = loaded.status is LoadStatus.LOADED

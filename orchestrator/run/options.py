@@ -18,7 +18,7 @@ from attrs import Attribute, converters, field, frozen, validators
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.schedule import ScheduleOptions
-from orchestrator.stores.saving import SavePolicy
+from orchestrator.stores.save_policy import SavePolicy
 
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""

@@ -45,9 +45,8 @@ from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.records import Damage, RecordTag
-from orchestrator.stores.cache_file import LoadResult
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.saving import SaveReason
+from orchestrator.stores.cache_file import LoadResult, LoadStatus
+from orchestrator.stores.save_policy import SaveReason
 
 FORMAT: Final = 2
 """Version of the encoding. 1 was the JSON of `compile` before it said its version. Fields may be added within one."""

@@ -1,85 +1,183 @@
-"""Headers of cache files: ours, and Vulkan's header version one.
+"""Cache files: what is in one, where it is, whether a device may be given it, and how it is loaded and saved.
 
-The two headers of a cache file. The driver's data starts with Vulkan's own; in front of it stands ours,
-which proves what Vulkan's cannot: that the bytes are whole, and that the same driver, in the same ABI,
-wrote them.
+The driver's data starts with Vulkan's own header; ours stands before it and proves what Vulkan's cannot: that
+the bytes are whole, and that the same driver in the same ABI wrote them. All numbers are little-endian.
 
-PipelineCachePrefixHeader, 128 bytes, little-endian, followed by the driver's data and nothing else:
+    PipelineCachePrefixHeader, 128 bytes, followed by the driver's data and nothing else
+    offset  size  field
+         0     8  magic               89 "OPCF" 0d 0a 1a: a text-mode copy breaks it visibly
+         8     4  formatVersion       1
+        12     4  headerSize          128
+        16     8  dataSize            bytes of the driver's data, exactly the rest of the file
+        24    16  dataHash            xxh3_128 of the driver's data, canonical order
+        40     4  vendorID            VkPhysicalDeviceProperties::vendorID
+        44     4  deviceID            VkPhysicalDeviceProperties::deviceID
+        48     4  driverVersion       VkPhysicalDeviceProperties::driverVersion
+        52     4  driver ABI          bits of a pointer in the process that wrote the file
+        56     4  driverID            VkPhysicalDeviceDriverProperties::driverID
+        60     4  reserved            zero
+        64    16  pipelineCacheUUID   VkPhysicalDeviceProperties::pipelineCacheUUID
+        80    32  reserved            zero
+       112    16  headerHash          xxh3_128 of bytes 0 to 111, canonical order
 
-offset  size  field 0     8  magic               89 "OPCF" 0d 0a 1a: a text-mode copy breaks it visibly 8
-4  formatVersion       1 12     4  headerSize          128 16     8  dataSize            bytes of the
-driver's data, exactly the rest of the file 24    16  dataHash            xxh3_128 of the driver's data,
-canonical order 40     4  vendorID            VkPhysicalDeviceProperties::vendorID 44     4  deviceID
-VkPhysicalDeviceProperties::deviceID 48     4  driverVersion       VkPhysicalDeviceProperties::driverVersion
-52     4  driver ABI          bits of a pointer in the process that wrote the file 56     4  driverID
-VkPhysicalDeviceDriverProperties::driverID 60     4  reserved            zero 64    16  pipelineCacheUUID
-VkPhysicalDeviceProperties::pipelineCacheUUID 80    32  reserved            zero 112    16  headerHash
-xxh3_128 of bytes 0 to 111, canonical order
+    VkPipelineCacheHeaderVersionOne, 32 bytes (specification, Pipeline Cache Header)
+         0     4  headerSize          of the whole header; at least 32
+         4     4  headerVersion       1
+         8     4  vendorID
+        12     4  deviceID
+        16    16  pipelineCacheUUID
 
-VkPipelineCacheHeaderVersionOne, 32 bytes, little-endian (specification, Pipeline Cache Header):
+Reading proves in this order: size cap, owner, magic and version, header hash, exact length, identity field by
+field, data hash, Vulkan's header agrees with ours. It never raises: what is wrong is a `LoadStatus`, the
+field and a sentence. Nothing is LOADED that is not, byte for byte, what the same driver gave. A later format
+that uses reserved fields counts up formatVersion.
 
-offset  size  field 0     4  headerSize          of the whole header; at least 32 4     4  headerVersion
-1 8     4  vendorID 12     4  deviceID 16    16  pipelineCacheUUID
+Loading tries the current generation and then the previous one; with neither the cache is empty. Only a device
+that cannot create even an empty cache raises. A file that the driver failed on, or died of, goes to the
+quarantine, if it is still what is there. Readers wait for no lock: what would change the directory waits for
+a load without a writer.
 
-Guarantees: a header with any bit flipped is refused, and as damage, not as another device; a field is named
-as Vulkan names it. Reserved fields that are not zero are refused: a later format that uses them counts up
-formatVersion. Nothing here does I/O.
+Saving replaces nothing good by what is worthless. `save_cache_file` replaces what is there; `save_merged`
+loads it under the writer's lock, merges it with ours on the device and writes what came of it, so that
+processes that compiled different pipelines lose neither. What is there but could not be read may be good, and
+is left alone. Where the driver's merge gives much less than the larger of the two (some do nothing and say
+success), the larger one is kept. Whoever saves has something new, which cannot be told from the data: RADV
+walks a hash set, so the same pipelines give another order and, with padding, another size each time (276,632
+to 276,664 bytes for 71 pipelines).
 
-Cache files: where they are, what they hold, and whether a device may be given it.
-
-What a cache file is, where it is, and how its content is proven before a driver is given it.
-
-size cap -> permissions -> magic, version, header hash -> exact length -> identity, field by field -> data
-hash -> Vulkan's header agrees with ours
-
-Guarantees: - One file per device identity and ABI; its name says which. driverVersion is not part of the
-name: a driver update finds the old file, says that it is another driver's, and the next save replaces it. -
-Reading never raises; what is wrong is a LoadStatus, the field, and a sentence. Nothing is LOADED that was
-not proven to be, byte for byte, what the same driver gave. - Nothing that is worthless is worth saving: no
-empty data, no bare header, no header with a count of zero.
-
-Assumptions: a hash finds accidents, not attackers; against those, only what the user alone may write is
-read.
+Assumptions: a driver that returned from create keeps to what it returned.
 """
 
 from __future__ import annotations
 
+import enum
 import re
 import struct
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import attrs
-from attrs import frozen
+from attrs import define, evolve, frozen
 
-from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.errors import (
-    CacheHeaderError,
-    LoadStatus,
-    MissingFileError,
-    ReadError,
-    TooLargeError,
-    UntrustedError,
-)
+from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE, is_empty_cache
+from orchestrator.errors import DriverError, OrchestratorError
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    TooLargeError,
+    UntrustedError,
+    content_hash128,
+    likely_cause,
     read_capped_parts,
     read_head,
+    write_atomically,
 )
-from orchestrator.stores.files.trust import trust_check
-from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.files.recovery import (
+    DeadSentinel,
+    QuarantineError,
+    dead_sentinels,
+    has_previous,
+    is_sentinel_of,
+    keep_as_previous,
+    loading_sentinel,
+    previous_path,
+    quarantine_file,
+    sweep_file,
+)
+from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, check_directory
 
 MAGIC = b"\x89OPCF\r\n\x1a"
 FORMAT_VERSION = 1
 PREFIX_HEADER_SIZE = 128
-VULKAN_HEADER_SIZE = 32
 VULKAN_HEADER_VERSION_ONE = 1
+
+DEFAULT_CAP = 1 << 30
+"""Bytes that a cache file may have unless a caller says otherwise: 1 GiB."""
+
+KEPT_FRACTION = 0.10
+"""A driver that keeps less than this of the data behind the header has dropped it."""
+
+# A merge that gives less than this of the larger of the two has lost something: more than padding can account
+# for.
+_MERGED_FRACTION = 0.9
 
 _PREFIX = struct.Struct("<8sIIQ16sIIIIII16s32s")
 _VERSION = struct.Struct("<8sI")
 _VULKAN = struct.Struct("<IIII16s")
 _HASHED = _PREFIX.size
 _RESERVED = bytes(32)
+
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+_SLUG_LENGTH = 40
+
+
+class LoadStatus(enum.StrEnum):
+    """What became of a cache file when it was read and offered to a driver.
+
+    Only LOADED gives the driver's cache something; every other one means an empty cache.
+
+    LOADED: read, proven, and kept by the driver.
+    MISSING: there is no such file.
+    EMPTY: the file, or the driver's data in it, has no bytes.
+    TRUNCATED: shorter than its header says, or than a header.
+    EXTENDED: longer than its header says.
+    BAD_MAGIC: not a cache file of this program.
+    UNSUPPORTED_VERSION: a cache file of another format version.
+    HEADER_DAMAGED: the header disagrees with its own hash.
+    HASH_MISMATCH: the driver's data disagrees with its hash.
+    OTHER_DEVICE: made on another device.
+    OTHER_DRIVER: made by another driver, or another version or build of it.
+    OTHER_ABI: made by a process with another pointer size.
+    VULKAN_HEADER_MISMATCH: the header in the driver's data is not a version one, or disagrees with ours.
+    TOO_LARGE: larger than the cap of the caller.
+    UNREADABLE: the system would not let it be read, or it is no regular file.
+    UNTRUSTED_PERMISSIONS: others own it or may write it, or the directory that it is in.
+    CRASHED_LAST_TIME: a process died while a driver was given this data; the driver was not given it again.
+    REJECTED_BY_DRIVER: proven, and the driver still failed to create a cache from it.
+    DROPPED_BY_DRIVER: the driver took it without an error and kept next to nothing of it.
+    """
+
+    LOADED = "LOADED"
+    MISSING = "MISSING"
+    EMPTY = "EMPTY"
+    TRUNCATED = "TRUNCATED"
+    EXTENDED = "EXTENDED"
+    BAD_MAGIC = "BAD_MAGIC"
+    UNSUPPORTED_VERSION = "UNSUPPORTED_VERSION"
+    HEADER_DAMAGED = "HEADER_DAMAGED"
+    HASH_MISMATCH = "HASH_MISMATCH"
+    OTHER_DEVICE = "OTHER_DEVICE"
+    OTHER_DRIVER = "OTHER_DRIVER"
+    OTHER_ABI = "OTHER_ABI"
+    VULKAN_HEADER_MISMATCH = "VULKAN_HEADER_MISMATCH"
+    TOO_LARGE = "TOO_LARGE"
+    UNREADABLE = "UNREADABLE"
+    UNTRUSTED_PERMISSIONS = "UNTRUSTED_PERMISSIONS"
+    CRASHED_LAST_TIME = "CRASHED_LAST_TIME"
+    REJECTED_BY_DRIVER = "REJECTED_BY_DRIVER"
+    DROPPED_BY_DRIVER = "DROPPED_BY_DRIVER"
+
+
+class CacheHeaderError(OrchestratorError):
+    """Bytes are not the header that they should be.
+
+    Attributes:
+        status: The word for it.
+        field: The field that is wrong, or None where it is the whole.
+        reason: What is wrong and the likely cause.
+    """
+
+    def __init__(self, status: LoadStatus, field: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.field = field
+        self.reason = reason
 
 
 @frozen
@@ -128,11 +226,11 @@ class PipelineCacheHeader:
         Raises:
             CacheHeaderError: It is not a header version one (VULKAN_HEADER_MISMATCH).
         """
-        if len(data) < VULKAN_HEADER_SIZE:
+        if len(data) < CACHE_HEADER_SIZE:
             raise CacheHeaderError(
                 LoadStatus.VULKAN_HEADER_MISMATCH,
                 "headerSize",
-                f"the driver's data has {len(data)} bytes, fewer than the {VULKAN_HEADER_SIZE} of its header",
+                f"the driver's data has {len(data)} bytes, fewer than the {CACHE_HEADER_SIZE} of its header",
             )
         size, version, vendor_id, device_id, uuid = _VULKAN.unpack_from(data)
         if version != VULKAN_HEADER_VERSION_ONE:
@@ -141,22 +239,23 @@ class PipelineCacheHeader:
                 "headerVersion",
                 f"headerVersion of the driver's data is {version}, not VK_PIPELINE_CACHE_HEADER_VERSION_ONE",
             )
-        if not VULKAN_HEADER_SIZE <= size <= len(data):
+        if not CACHE_HEADER_SIZE <= size <= len(data):
             raise CacheHeaderError(
                 LoadStatus.VULKAN_HEADER_MISMATCH,
                 "headerSize",
-                f"headerSize of the driver's data is {size}, not within {VULKAN_HEADER_SIZE} and {len(data)}",
+                f"headerSize of the driver's data is {size}, not within {CACHE_HEADER_SIZE} and {len(data)}",
             )
         return cls(size, vendor_id, device_id, uuid)
 
     def difference(self, identity: DeviceIdentity) -> FieldDifference | None:
         """The first field that differs from a device's, or None."""
-        status = LoadStatus.VULKAN_HEADER_MISMATCH
-        return _first(
-            _difference(status, "vendorID", identity.vendor_id, self.vendor_id),
-            _difference(status, "deviceID", identity.device_id, self.device_id),
-            _difference(status, "pipelineCacheUUID", identity.pipeline_cache_uuid, self.pipeline_cache_uuid),
+        found = _differences(
+            LoadStatus.VULKAN_HEADER_MISMATCH,
+            ("vendorID", identity.vendor_id, self.vendor_id),
+            ("deviceID", identity.device_id, self.device_id),
+            ("pipelineCacheUUID", identity.pipeline_cache_uuid, self.pipeline_cache_uuid),
         )
+        return found[0] if found else None
 
 
 @frozen
@@ -282,21 +381,20 @@ class PipelineCachePrefixHeader:
         Args:
             identity: Of the device that is to take the data.
         """
-        pairs = (
-            (LoadStatus.OTHER_DEVICE, "vendorID", identity.vendor_id, self.vendor_id),
-            (LoadStatus.OTHER_DEVICE, "deviceID", identity.device_id, self.device_id),
-            (LoadStatus.OTHER_ABI, "driver ABI", identity.driver_abi, self.driver_abi),
-            (LoadStatus.OTHER_DRIVER, "driverID", identity.driver_id, self.driver_id),
-            (LoadStatus.OTHER_DRIVER, "driverVersion", identity.driver_version, self.driver_version),
-            (
+        return (
+            *_differences(
+                LoadStatus.OTHER_DEVICE,
+                ("vendorID", identity.vendor_id, self.vendor_id),
+                ("deviceID", identity.device_id, self.device_id),
+            ),
+            *_differences(LoadStatus.OTHER_ABI, ("driver ABI", identity.driver_abi, self.driver_abi)),
+            *_differences(
                 LoadStatus.OTHER_DRIVER,
-                "pipelineCacheUUID",
-                identity.pipeline_cache_uuid,
-                self.pipeline_cache_uuid,
+                ("driverID", identity.driver_id, self.driver_id),
+                ("driverVersion", identity.driver_version, self.driver_version),
+                ("pipelineCacheUUID", identity.pipeline_cache_uuid, self.pipeline_cache_uuid),
             ),
         )
-        found = (_difference(*pair) for pair in pairs)
-        return tuple(one for one in found if one is not None)
 
 
 def _truncated(size: int) -> CacheHeaderError:
@@ -307,12 +405,14 @@ def _truncated(size: int) -> CacheHeaderError:
     )
 
 
-def _difference(
-    status: LoadStatus, name: str, expected: int | bytes, found: int | bytes
-) -> FieldDifference | None:
-    if expected == found:
-        return None
-    return FieldDifference(status, name, _text(name, expected), _text(name, found))
+def _differences(
+    status: LoadStatus, *triples: tuple[str, int | bytes, int | bytes]
+) -> tuple[FieldDifference, ...]:
+    return tuple(
+        FieldDifference(status, name, _text(name, expected), _text(name, found))
+        for name, expected, found in triples
+        if expected != found
+    )
 
 
 def _text(name: str, value: int | bytes) -> str:
@@ -321,20 +421,6 @@ def _text(name: str, value: int | bytes) -> str:
     if name == "driver ABI":
         return f"{value} bits"
     return str(value) if name == "driverID" else f"{value:#x}"
-
-
-def _first(*candidates: FieldDifference | None) -> FieldDifference | None:
-    return next((one for one in candidates if one is not None), None)
-
-
-CACHE_FILE_SUFFIX = ".pipeline-cache"
-"""How the name of every cache file ends."""
-
-DEFAULT_CAP = 1 << 30
-"""Bytes that a cache file may have unless a caller says otherwise: 1 GiB."""
-
-_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-_SLUG_LENGTH = 40
 
 
 @frozen
@@ -350,7 +436,8 @@ class LoadResult:
         data: The driver's data, without our header; empty unless the status is LOADED.
         quarantined: Where the file was moved to, or None.
         instead_of: Where this is of the previous generation: what became of the current one. None otherwise.
-        previous: Where neither generation loaded and this is of the current one: what became of the previous one.
+        previous: Where neither generation loaded and this is of the current one: what became of the previous
+            one.
         data_hash: xxh3_128 of the data that was proven, 16 bytes; empty where none was.
     """
 
@@ -382,15 +469,31 @@ class SaveReport:
     leftovers: tuple[Path, ...] = ()
 
 
+@frozen
+class LoadPolicy:
+    """Which files a driver may be given.
+
+    Attributes:
+        cap: Bytes that a file may have.
+        relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
+            known to change pipelineCacheUUID whenever their data changes.
+        tolerated_crashes: Processes that may have died with a file's data before it goes to the quarantine. A
+            caller that kills its own processes cannot tell those deaths from the driver's, and forgives some.
+    """
+
+    cap: int = DEFAULT_CAP
+    relax_driver_version: bool = False
+    tolerated_crashes: int = 0
+
+
+DEFAULT_POLICY = LoadPolicy()
+
+
 def cache_path(directory: Path, identity: DeviceIdentity) -> Path:
     """Where the cache of a device is kept: one file per device identity and ABI.
 
-    The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI and
-    pipelineCacheUUID, so that two builds of a driver beside each other keep a file each.
-
-    Args:
-        directory: The directory of cache files.
-        identity: Of the device.
+    The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI
+    and pipelineCacheUUID, so that two builds of a driver beside each other keep a file each.
 
     Returns:
         Such as `radv-amd-radeon-rx-6800-radv-navi21-64bit-0f3a5b7c9d1e.pipeline-cache` in the directory.
@@ -453,7 +556,8 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
         raise CacheHeaderError(
             LoadStatus.HASH_MISMATCH,
             "dataHash",
-            f"dataHash: expected {header.data_hash.hex()}, found {found.hex()}: the data was damaged since it was saved",
+            f"dataHash: expected {header.data_hash.hex()}, found {found.hex()}: "
+            "the data was damaged since it was saved",
         )
     inner = PipelineCacheHeader.unpack(data)
     for name, ours, theirs in (
@@ -472,9 +576,7 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
 def read_cache_file(
     path: Path,
     identity: DeviceIdentity,
-    *,
-    cap: int = DEFAULT_CAP,
-    relax_driver_version: bool = False,
+    policy: LoadPolicy = DEFAULT_POLICY,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> LoadResult:
     """Read a cache file and prove that a device may be given its data. Never raises. Thread-safe.
@@ -482,33 +584,25 @@ def read_cache_file(
     Args:
         path: The file, as from `cache_path`.
         identity: Of the device that is to take the data.
-        cap: Bytes that the file may have.
-        relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
-            known to change pipelineCacheUUID whenever their data changes.
+        policy: Which files the device may be given.
         operations: The calls to use.
 
     Returns:
         LOADED with the driver's data, or what is wrong.
     """
     try:
-        head, data = read_capped_parts(
-            path, PREFIX_HEADER_SIZE, cap, operations, check=trust_check(path, operations)
-        )
-    except MissingFileError as error:
-        return LoadResult(LoadStatus.MISSING, path, detail=error.reason)
-    except TooLargeError as error:
-        return LoadResult(LoadStatus.TOO_LARGE, path, detail=error.reason)
-    except UntrustedError as error:
-        return LoadResult(LoadStatus.UNTRUSTED_PERMISSIONS, path, detail=error.reason)
+        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, policy.cap, operations, trusted=True)
     except ReadError as error:
-        return LoadResult(LoadStatus.UNREADABLE, path, detail=error.reason)
+        return LoadResult(read_status(error), path, detail=error.reason)
     try:
         header = PipelineCachePrefixHeader.unpack(head)
         _check_length(header, data)
         differences = header.differences(identity)
-        refused = [one for one in differences if not (relax_driver_version and one.field == "driverVersion")]
+        relaxed = {"driverVersion"} if policy.relax_driver_version else set()
+        refused = [one for one in differences if one.field not in relaxed]
         if refused:
-            return _refusal(path, refused)
+            said = "; ".join(str(one) for one in refused)
+            return LoadResult(refused[0].status, path, refused[0].field, said)
         _check_data(header, data)
     except CacheHeaderError as error:
         return LoadResult(error.status, path, error.field, error.reason)
@@ -516,12 +610,21 @@ def read_cache_file(
     return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data, data_hash=header.data_hash)
 
 
+def read_status(error: ReadError) -> LoadStatus:
+    """The word for a read that failed."""
+    match error:
+        case MissingFileError():
+            return LoadStatus.MISSING
+        case TooLargeError():
+            return LoadStatus.TOO_LARGE
+        case UntrustedError():
+            return LoadStatus.UNTRUSTED_PERMISSIONS
+        case _:
+            return LoadStatus.UNREADABLE
+
+
 def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes | None:
     """The hash that the header of a cache file gives its data, to tell whether it is still the same file.
-
-    Args:
-        path: The file.
-        operations: The calls to use.
 
     Returns:
         16 bytes, or None where there is no file with a header that is whole and trusted.
@@ -530,15 +633,10 @@ def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIO
         ReadError: There is a file, and what it holds cannot be known.
     """
     try:
-        head = read_head(path, PREFIX_HEADER_SIZE, operations, check=trust_check(path, operations))
+        head = read_head(path, PREFIX_HEADER_SIZE, operations, trusted=True)
         return PipelineCachePrefixHeader.unpack(head).data_hash
     except (MissingFileError, UntrustedError, CacheHeaderError):
         return None
-
-
-def _refusal(path: Path, differences: list[FieldDifference]) -> LoadResult:
-    first = differences[0]
-    return LoadResult(first.status, path, first.field, "; ".join(str(one) for one in differences))
 
 
 def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | None:
@@ -558,15 +656,507 @@ def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | N
     difference = inner.difference(identity)
     if difference is not None:
         return f"the data would be refused when loaded: the driver's header differs in {difference}"
-    if _only_zeros(data, inner.header_size):
-        # An empty cache of RADV is 36 bytes: the header and a count of zero. A stub's is the header alone.
-        zeros = " and zeros" if len(data) > inner.header_size else ""
-        return f"the driver's cache holds nothing: its {len(data)} bytes are a header{zeros}"
+    if is_empty_cache(data):
+        behind = data[inner.header_size :]
+        what = (
+            "a header"
+            if not behind
+            else f"a header and {len(behind)} bytes"
+            if any(behind)
+            else "a header and zeros"
+        )
+        return f"the driver's cache holds nothing: its {len(data)} bytes are {what}"
     if PREFIX_HEADER_SIZE + len(data) > cap:
-        return f"the file would have {PREFIX_HEADER_SIZE + len(data)} bytes, more than the {cap} that are allowed"
+        size = PREFIX_HEADER_SIZE + len(data)
+        return f"the file would have {size} bytes, more than the {cap} that are allowed"
     return None
 
 
-def _only_zeros(data: bytes, start: int) -> bool:
-    # Compiled code is told from zeros by its first bytes, nearly always; the rest is counted only after that.
-    return not any(data[start : start + 64]) and data.count(0, start) == len(data) - start
+def load_into_cache(
+    device: Device,
+    path: Path,
+    policy: LoadPolicy = DEFAULT_POLICY,
+    *,
+    externally_synchronized: bool = False,
+    internally_synchronized_merge: bool = False,
+    name: str = "cache",
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> tuple[PipelineCache, LoadResult]:
+    """Create a cache on a device with what a file holds, or an empty one where that cannot be trusted.
+
+    Blocking; any number of threads and processes may load at a time.
+
+    Args:
+        device: The device; the caller owns the cache and destroys it there.
+        path: The file, as from `cache_path`.
+        policy: Which files the device may be given.
+        externally_synchronized: See `Device.create_pipeline_cache`.
+        internally_synchronized_merge: See `Device.create_pipeline_cache`.
+        name: Of the cache, for messages.
+        operations: The calls to use.
+
+    Returns:
+        The cache, and what became of the file, or of its previous generation.
+
+    Raises:
+        DriverError: The device could not create even an empty cache, or not say the size of one; the file is
+            not blamed then, and stays.
+        DeviceError: A flag is asked for that the device does not have.
+    """
+
+    def create(initial_data: bytes) -> PipelineCache:
+        return device.create_pipeline_cache(
+            initial_data,
+            externally_synchronized=externally_synchronized,
+            internally_synchronized_merge=internally_synchronized_merge,
+            name=name,
+        )
+
+    cache, result = _CacheLoader(device, path, create, policy, operations).load()
+    return (create(b"") if cache is None else cache), result
+
+
+@define(eq=False)
+class _CacheLoader:
+    """One load of one cache file. Used once, by one thread.
+
+    Attributes:
+        device: The device.
+        path: The file.
+        create: Creates a cache with initial data.
+        policy: Which files the device may be given.
+        operations: The calls to use.
+        has_lock: Whether the caller is the writer already.
+    """
+
+    device: Device
+    path: Path
+    create: Callable[[bytes], PipelineCache]
+    policy: LoadPolicy
+    operations: FileOperations
+    has_lock: bool = False
+    _dead: tuple[DeadSentinel, ...] | None = attrs.field(default=None, init=False)
+    # Whether no sentinel stands that could still accuse what is there; False where that is not known.
+    _unaccused: bool = attrs.field(default=False, init=False)
+
+    def load(self) -> tuple[PipelineCache | None, LoadResult]:
+        """Load the current generation, or else the previous one.
+
+        Returns:
+            The cache, or None where there is nothing that the device may be given; and what became of the
+            file.
+
+        Raises:
+            DriverError: See `load_into_cache`.
+        """
+        cache, current = self._load_one(self.path)
+        if cache is not None:
+            try:
+                return cache, self._settled(current)
+            except BaseException:
+                self.device.destroy_pipeline_cache(cache)
+                raise
+        cache, previous = self._load_one(previous_path(self.path))
+        if previous.status is LoadStatus.MISSING:
+            return None, current
+        if cache is not None or current.status is LoadStatus.MISSING:
+            said = _joined(f"the current generation: {current.status}: {current.detail}", previous.detail)
+            return cache, evolve(previous, detail=said, instead_of=current)
+        said = _joined(current.detail, f"the previous generation: {previous.status}: {previous.detail}")
+        return None, evolve(current, detail=said, previous=previous)
+
+    def _load_one(self, path: Path) -> tuple[PipelineCache | None, LoadResult]:
+        result = read_cache_file(path, self.device.identity, self.policy, self.operations)
+        if result.status is not LoadStatus.LOADED:
+            return None, result
+        deaths = [one for one in self._dead_sentinels() if one.data_hash == result.data_hash]
+        if len(deaths) > self.policy.tolerated_crashes:
+            return None, self._accused(result, deaths)
+        return self._offer(result, deaths)
+
+    def _offer(
+        self, result: LoadResult, deaths: list[DeadSentinel]
+    ) -> tuple[PipelineCache | None, LoadResult]:
+        """Give the driver data that is proven; without a cache, the file is in the quarantine."""
+        cache: PipelineCache | None = None
+        try:
+            try:
+                with loading_sentinel(self.path, result.data_hash, self.operations) as problems:
+                    cache = self.create(result.data)
+            except DriverError as error:
+                # Where an empty cache fails too, the device is at fault and the file stays.
+                self.device.destroy_pipeline_cache(self.create(b""))
+                refused = evolve(
+                    result,
+                    status=LoadStatus.REJECTED_BY_DRIVER,
+                    data=b"",
+                    detail=_joined(result.detail, str(error)),
+                )
+                return None, self._quarantined(refused)
+            problems.extend(self._remove(deaths))
+            self._unaccused = self._unaccused and not problems
+            judged = _judge_kept(result, self.device.pipeline_cache_size(cache))
+        except BaseException:
+            if cache is not None:
+                self.device.destroy_pipeline_cache(cache)
+            raise
+        return cache, evolve(judged, detail=_joined(judged.detail, *problems))
+
+    def _settled(self, result: LoadResult) -> LoadResult:
+        """The current generation has loaded, so the previous one may go. A writer has its own use for it."""
+        if self.has_lock or result.status is not LoadStatus.LOADED or not self._unaccused:
+            # With a sentinel left, the current generation may yet go to the quarantine: this one stays for
+            # then.
+            return result
+        try:
+            if has_previous(self.path, self.operations):
+                with writer_lock(self.path, self.operations, wait_s=0) as held:
+                    if held and stored_data_hash(self.path, self.operations) == result.data_hash:
+                        self.operations.unlink(previous_path(self.path))
+        except (SaveError, ReadError) as error:
+            why = error.reason
+        except OSError as error:
+            why = likely_cause(error)
+        else:
+            return result
+        return evolve(result, detail=_joined(result.detail, f"the previous generation stays: {why}"))
+
+    def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
+        ids = ", ".join(str(one.process_id) for one in deaths)
+        said = f"a process (id {ids}) died while the driver was given this data"
+        refused = evolve(
+            result, status=LoadStatus.CRASHED_LAST_TIME, data=b"", detail=_joined(result.detail, said)
+        )
+        moved = self._quarantined(refused)
+        if moved.quarantined is None:
+            # The sentinels go on accusing what is still there.
+            return moved
+        return evolve(moved, detail=_joined(moved.detail, *self._remove(deaths)))
+
+    def _quarantined(self, result: LoadResult) -> LoadResult:
+        """Move the file away, if it is still the one that was refused."""
+        lock = nullcontext(True) if self.has_lock else writer_lock(self.path, self.operations, wait_s=0)
+        try:
+            with lock as held:
+                if not held:
+                    return evolve(
+                        result, detail=_joined(result.detail, "it stays, since a process is saving")
+                    )
+                if stored_data_hash(result.path, self.operations) != result.data_hash:
+                    return evolve(result, detail=_joined(result.detail, "it was replaced meanwhile"))
+                moved_to = quarantine_file(result.path, self.operations)
+        except QuarantineError as failure:
+            said = _joined(result.detail, str(failure))
+            return evolve(result, detail=said, quarantined=failure.moved_to)
+        except (SaveError, ReadError) as failure:
+            return evolve(result, detail=_joined(result.detail, f"it stays: {failure.reason}"))
+        return evolve(
+            result, detail=_joined(result.detail, "the file is in the quarantine"), quarantined=moved_to
+        )
+
+    def _dead_sentinels(self) -> tuple[DeadSentinel, ...]:
+        if self._dead is None:
+            try:
+                names = self.operations.list_directory(self.path.parent)
+                self._dead = dead_sentinels(self.path, self.operations, names)
+                standing = {name for name in names if is_sentinel_of(self.path, name)}
+                self._unaccused = standing <= {one.path.name for one in self._dead}
+            except OSError:
+                # A directory that is not listed accuses nobody; the file itself was read.
+                self._dead = ()
+        return self._dead
+
+    def _remove(self, deaths: list[DeadSentinel]) -> list[str]:
+        """Remove sentinels that have had their say."""
+        problems = []
+        for one in deaths:
+            try:
+                self.operations.unlink(one.path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                problems.append(f"{one.path} could not be removed: {likely_cause(error)}")
+                self._unaccused = False
+        return problems
+
+
+def _joined(*sentences: str) -> str:
+    return "; ".join(sentence for sentence in sentences if sentence)
+
+
+def _judge_kept(result: LoadResult, kept: int) -> LoadResult:
+    """Find out whether the driver kept what it was given.
+
+    Compared behind the header, which every cache has: of small data it alone would be more than the bound.
+    """
+    header_size = PipelineCacheHeader.unpack(result.data).header_size
+    given_payload = len(result.data) - header_size
+    kept_payload = max(kept - header_size, 0)
+    if kept_payload >= KEPT_FRACTION * given_payload:
+        return result
+    return evolve(
+        result,
+        status=LoadStatus.DROPPED_BY_DRIVER,
+        detail=_joined(
+            result.detail, f"the driver was given {len(result.data)} bytes and kept {kept}, without an error"
+        ),
+        data=b"",
+    )
+
+
+def save_cache_file(
+    path: Path,
+    identity: DeviceIdentity,
+    data: bytes,
+    *,
+    cap: int = DEFAULT_CAP,
+    lock_wait_s: float = LOCK_WAIT_S,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> SaveReport:
+    """Save what a driver's cache gave, if it is worth keeping.
+
+    The directory is created, mode 0700, where it is missing. Threads and processes may save to one path at a
+    time: each file is whole, and the last one stays.
+
+    Args:
+        path: The file, as from `cache_path`.
+        identity: Of the device that gave the data.
+        data: Exactly the bytes that the driver wrote.
+        cap: Bytes that the file may have; more would be refused when it is loaded.
+        lock_wait_s: How long to wait for another writer.
+        operations: The calls to use.
+
+    Returns:
+        What was written, or why nothing was.
+
+    Raises:
+        SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
+    """
+    reason = not_worth_saving(identity, data, cap) or check_directory(path, operations)
+    if reason is not None:
+        return SaveReport(path, 0, reason)
+    with writer_lock(path, operations, wait_s=lock_wait_s) as held:
+        if not held:
+            return SaveReport(path, 0, _locked_out(lock_wait_s))
+        swept = sweep_file(path, operations, content_hash=stored_data_hash)
+        leftovers = swept.failed + keep_as_previous(
+            path,
+            cap,
+            operations,
+            # With a previous one, the current one has not loaded, so it may be the worse of the two.
+            lambda: not has_previous(path, operations) and _is_whole(path, operations),
+        )
+        return SaveReport(path, _replace_current(path, identity, data, operations), leftovers=leftovers)
+
+
+def _is_whole(path: Path, operations: FileOperations) -> bool:
+    try:
+        return stored_data_hash(path, operations) is not None
+    except ReadError:
+        return False
+
+
+def _locked_out(waited_s: float) -> str:
+    return f"another process is saving this file, and did not finish within {waited_s:g} s"
+
+
+def _replace_current(path: Path, identity: DeviceIdentity, data: bytes, operations: FileOperations) -> int:
+    """Write the current generation, under the lock; returns bytes written."""
+    header = PipelineCachePrefixHeader.describe(identity, data).pack()
+    return write_atomically(path, (header, data), operations)
+
+
+# What is there may be good, and could not be looked at: it is not replaced by something that lacks it.
+_NOT_REPLACED = frozenset({LoadStatus.UNREADABLE, LoadStatus.TOO_LARGE})
+
+
+@frozen
+class MergedSaveReport:
+    """What became of a save that merges.
+
+    Attributes:
+        path: The file.
+        saved_bytes: Bytes of the file that was written, header included; 0 where it was skipped.
+        skipped: Why nothing was written, or None. A file that was there before is then unchanged.
+        found: What became of the file that was there when it was loaded; None where it did not come to that.
+        our_bytes: Size of our data.
+        bytes_before: Size of what was there, as the driver holds it; 0 where there was nothing to merge.
+        bytes_after: Size of what is there now; 0 where nothing is.
+        note: What a user should know, such as a driver that does not merge; empty where all is well.
+        leftovers: Files of processes that were killed, which could not be removed.
+        locked_out: Whether it was skipped because another process did not finish saving in time: worth
+            another try.
+        data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
+    """
+
+    path: Path
+    saved_bytes: int
+    skipped: str | None = None
+    found: LoadResult | None = None
+    our_bytes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    note: str = ""
+    leftovers: tuple[Path, ...] = ()
+    locked_out: bool = False
+    data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of driver's data that this save added to what was there."""
+        return max(0, self.bytes_after - self.bytes_before)
+
+
+def save_merged(
+    device: Device,
+    path: Path,
+    ours: PipelineCache | bytes,
+    policy: LoadPolicy = DEFAULT_POLICY,
+    *,
+    lock_wait_s: float = LOCK_WAIT_S,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> MergedSaveReport:
+    """Save a cache together with what other processes saved meanwhile.
+
+    Blocking, and as long as the driver takes to merge; one thread. A cache that is externally synchronized
+    must not be in use.
+
+    Args:
+        device: The device; both caches are of it.
+        path: The file, as from `cache_path`.
+        ours: The cache to save, which stays the caller's and is not changed, or its data.
+        policy: Which files the device may be given; its cap is that of the new file too.
+        lock_wait_s: How long to wait for another writer.
+        operations: The calls to use.
+
+    Returns:
+        What was written and what that added, or why nothing was.
+
+    Raises:
+        SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
+        DriverError: The driver would not give our data, or create a cache at all.
+        ExternalSynchronizationError: Our cache is in use.
+    """
+    data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
+    reason = not_worth_saving(device.identity, data, policy.cap) or check_directory(path, operations)
+    if reason is not None:
+        return MergedSaveReport(path, 0, reason, our_bytes=len(data))
+    with writer_lock(path, operations, wait_s=lock_wait_s) as held:
+        if not held:
+            return MergedSaveReport(path, 0, _locked_out(lock_wait_s), our_bytes=len(data), locked_out=True)
+        swept = sweep_file(path, operations, content_hash=stored_data_hash)
+        loader = _CacheLoader(
+            device,
+            path,
+            lambda initial_data: _create(device, initial_data, "what is there"),
+            policy,
+            operations,
+            has_lock=True,
+        )
+        report = _MergedSave(device, path, ours, data, policy.cap, operations).save(loader)
+    return evolve(report, leftovers=swept.failed + report.leftovers)
+
+
+def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
+    # One thread has it, so that the driver need not lock it.
+    flagged = device.features.externally_synchronized_caches
+    return device.create_pipeline_cache(initial_data, externally_synchronized=flagged, name=name)
+
+
+@define(eq=False)
+class _MergedSave:
+    """One save, under the lock.
+
+    Attributes:
+        device: The device.
+        path: The file.
+        ours: The cache to save, or its data.
+        data: Its data.
+        cap: Bytes that the file may have.
+        operations: The calls to use.
+    """
+
+    device: Device
+    path: Path
+    ours: PipelineCache | bytes
+    data: bytes
+    cap: int
+    operations: FileOperations
+
+    def save(self, loader: _CacheLoader) -> MergedSaveReport:
+        """Load what is there, merge, and write what came of it."""
+        cache, found = loader.load()
+        report = MergedSaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
+        try:
+            kept = _not_replaced(found)
+            if kept is not None:
+                return evolve(report, skipped=kept)
+            if cache is None or found.status is not LoadStatus.LOADED:
+                return self._write(report, self.data, proven=False)
+            held = self.device.pipeline_cache_size(cache)
+            merged, note = self._merge(cache)
+        finally:
+            if cache is not None:
+                self.device.destroy_pipeline_cache(cache)
+        report = evolve(report, bytes_before=held, bytes_after=held)
+        current = found.instead_of is None
+        if len(merged) < _MERGED_FRACTION * max(held, len(self.data)):
+            report = evolve(
+                report,
+                note=f"{note or 'this driver does not merge'}; of what was there ({held} bytes) and our "
+                f"cache ({len(self.data)} bytes) the larger one is kept",
+            )
+            merged = self.data if len(self.data) > held else found.data
+        if current and merged == found.data:
+            return self._skip(report)
+        return self._write(report, merged, proven=current)
+
+    def _merge(self, theirs: PipelineCache) -> tuple[bytes, str]:
+        """Merge into a fresh cache; returns its data, empty where the driver refused, and why."""
+        made: list[PipelineCache] = []
+        try:
+            made.append(_create(self.device, b"", "merged"))
+            ours = self.ours
+            if isinstance(ours, bytes):
+                ours = _create(self.device, ours, "ours")
+                made.append(ours)
+            self.device.merge_pipeline_caches(made[0], [theirs, ours])
+            return self.device.pipeline_cache_data(made[0]).data, ""
+        except DriverError as error:
+            return b"", f"the driver would not merge: {error}"
+        finally:
+            for one in made:
+                self.device.destroy_pipeline_cache(one)
+
+    def _skip(self, report: MergedSaveReport) -> MergedSaveReport:
+        try:
+            self.operations.sync_directory(self.path.parent)
+        except OSError as error:
+            raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
+        return evolve(report, skipped="nothing is new: what is there holds all of it")
+
+    def _write(self, report: MergedSaveReport, data: bytes, *, proven: bool) -> MergedSaveReport:
+        reason = not_worth_saving(self.device.identity, data, self.cap)
+        if reason is not None:
+            return evolve(report, skipped=reason)
+        leftovers: tuple[Path, ...] = ()
+        if proven:
+            leftovers = keep_as_previous(
+                self.path, self.cap, self.operations, lambda: _is_whole(self.path, self.operations)
+            )
+        written = _replace_current(self.path, self.device.identity, data, self.operations)
+        return evolve(
+            report,
+            saved_bytes=written,
+            bytes_after=len(data),
+            leftovers=leftovers,
+            data_hash=content_hash128(data),
+        )
+
+
+def _not_replaced(found: LoadResult) -> str | None:
+    """Why what is there is not replaced, or None: a generation that could not be looked at may be good."""
+    for one in (found, found.instead_of, found.previous):
+        if one is not None and one.status in _NOT_REPLACED:
+            return f"what is there is not replaced, since it may be good: {one.status}: {one.detail}"
+    return None

@@ -1,20 +1,17 @@
-# Purpose: what each pipeline cost to compile on a device, kept from run to run, so that the next run starts the longest
-# first and knows how long it will take. One file beside the device's cache file.
-#
-# | offset | size | field                                                     |
-# |--------|------|-----------------------------------------------------------|
-# |      0 |    8 | magic "ORCHDUR" and format version 1                      |
-# |      8 |    8 | number of entries, n                                      |
-# |     16 |   16 | xxh3_128 of everything behind the header                  |
-# |     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
-# | 32+8 n |  8 n | driver time of the last compile of each, nanoseconds      |
-#
-# Little-endian. The name of the file is that of the device's identity (cache_path), so a time is never another
-# device's. Times are hints: a file that cannot be proven whole is as good as none, and is replaced by the next save.
-#
-# Guarantees: reading never raises and is bounded; saving is atomic. Adding is done under the lock of the cache file's writers and
-# keeps what other sets and other processes recorded. Thread-safe.
-"""Recorded compile times by pipeline."""
+"""Recorded compile times by pipeline: the next run starts the longest first and knows how long it will take.
+
+| offset | size | field                                                     |
+|--------|------|-----------------------------------------------------------|
+|      0 |    8 | magic "ORCHDUR" and format version 1                      |
+|      8 |    8 | number of entries, n                                      |
+|     16 |   16 | xxh3_128 of everything behind the header                  |
+|     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
+| 32+8 n |  8 n | driver time of the last compile of each, ns               |
+
+Little-endian. The file is that of one device, so a time is never another device's. Times are hints: a file
+that cannot be proven whole is as good as none. Protection: that of every kind (see kinds). Adding keeps what
+other sets and other processes recorded.
+"""
 
 from __future__ import annotations
 
@@ -28,26 +25,15 @@ from attrs import field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    ensure_directory,
-    read_capped,
-    write_atomically,
-)
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.hashing import content_hash128
-from orchestrator.stores.kinds import DURATIONS_SUFFIX, beside
-
-MOST_ENTRIES: Final = 4_000_000
-"""More pipelines than any known set has; the newest are kept."""
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, content_hash128
+from orchestrator.stores.kinds import DURATIONS
 
 _HEADER: Final = struct.Struct("<7sBQ16s")
 _MAGIC: Final = b"ORCHDUR"
 _VERSION: Final = 1
-# Longer than for a cache file: a writer of hundreds of megabytes may be before us, and what was learned would be lost.
-_LOCK_WAIT_S: Final = 5.0
+
+MOST_ENTRIES: Final = (DURATIONS.cap - _HEADER.size) // 16
+"""More pipelines than any known set has; the newest are kept."""
 
 Keys = npt.NDArray[np.uint64]
 Nanoseconds = npt.NDArray[np.int64]
@@ -90,34 +76,13 @@ class Durations:
 
 def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
     """Where a device's compile times are kept."""
-    return beside(cache_path(directory, identity), DURATIONS_SUFFIX)
+    return DURATIONS.path(cache_path(directory, identity))
 
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
     """Read a file of compile times. Never raises: what cannot be used is empty and says why."""
-    try:
-        data = read_capped(path, _HEADER.size + 16 * MOST_ENTRIES, operations)
-    except MissingFileError:
-        return Durations()
-    except ReadError as error:
-        return Durations(problem=str(error))
-    if len(data) < _HEADER.size:
-        return Durations(problem=f"{path}: {len(data)} bytes are less than the header of {_HEADER.size}")
-    magic, version, count, expected = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or version != _VERSION:
-        return Durations(problem=f"{path}: at byte 0: not a file of compile times of version {_VERSION}")
-    if len(body) != 16 * count:
-        return Durations(
-            problem=f"{path}: at byte 8: {count} entries need {16 * count} bytes, {len(body)} are there"
-        )
-    if content_hash128(body) != expected:
-        return Durations(
-            problem=f"{path}: at byte 16: the content does not have the hash that was saved with it"
-        )
-    return Durations(
-        np.frombuffer(body, np.uint64, count).copy(), np.frombuffer(body, np.int64, count, 8 * count).copy()
-    )
+    known, problem = DURATIONS.read(path, _decode, operations)
+    return Durations(problem=f"{path}: {problem}" if problem else "") if known is None else known
 
 
 def add_durations(
@@ -131,37 +96,37 @@ def add_durations(
     Args:
         cache_file: The device's cache file; the times are kept beside it.
         keys: Hashes of the pipelines, shape (n,).
-        duration_ns: Driver time of each, shape (n,); 0 where there is none.
+        duration_ns: Driver time of each, ns, shape (n,); 0 where there is none.
         operations: The calls to use.
 
     Returns:
         What is recorded now.
 
     Raises:
-        SaveError: It could not be written, or another process did not finish writing in time; the old file is as it was.
+        SaveError: As `Kind.write`.
     """
-    path = beside(cache_file, DURATIONS_SUFFIX)
-    ensure_directory(path.parent, operations)
-    with writer_lock(cache_file, operations, wait_s=_LOCK_WAIT_S) as held:
-        if not held:
-            raise SaveError(path, "locking", "another process did not finish writing beside it in time")
-        known = read_durations(path, operations).updated(keys, duration_ns)
-        save_durations(path, known, operations)
-        return known
+    known = Durations()
+
+    def make() -> tuple[bytes, bytes]:
+        nonlocal known
+        known = read_durations(DURATIONS.path(cache_file), operations).updated(keys, duration_ns)
+        body = known.keys.astype("<u8").tobytes() + known.duration_ns.astype("<i8").tobytes()
+        return _HEADER.pack(_MAGIC, _VERSION, len(known), content_hash128(body)), body
+
+    DURATIONS.write(cache_file, make, operations)
+    return known
 
 
-def save_durations(
-    path: Path, durations: Durations, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> int:
-    """Replace a file of compile times.
-
-    Returns:
-        Bytes written.
-
-    Raises:
-        SaveError: It could not be written; the old file is as it was.
-    """
-    ensure_directory(path.parent, operations)
-    body = durations.keys.astype("<u8").tobytes() + durations.duration_ns.astype("<i8").tobytes()
-    header = _HEADER.pack(_MAGIC, _VERSION, len(durations), content_hash128(body))
-    return write_atomically(path, [header, body], operations)
+def _decode(data: bytes) -> Durations:
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
+    magic, version, count, expected = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if magic != _MAGIC or version != _VERSION:
+        raise ValueError(f"at byte 0: not a file of compile times of version {_VERSION}")
+    if len(body) != 16 * count:
+        raise ValueError(f"at byte 8: {count} entries need {16 * count} bytes, {len(body)} are there")
+    if content_hash128(body) != expected:
+        raise ValueError("at byte 16: the content does not have the hash that was saved with it")
+    keys, times = np.frombuffer(body, "<u8", count), np.frombuffer(body, "<i8", count, 8 * count)
+    return Durations(keys.astype(np.uint64), times.astype(np.int64))

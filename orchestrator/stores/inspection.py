@@ -1,6 +1,7 @@
-# Purpose: say what a file is without a device: a cache file of ours, a driver's bare data, or neither.
-# Guarantees: never raises; reads no more than the cap; what is damaged is described as far as it can be trusted.
-"""Inspection of cache files."""
+"""What a file is, without a device: a cache file of ours, a driver's bare data, or neither.
+
+Never raises and reads no more than the cap. What is damaged is described as far as it can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +13,29 @@ from attrs import frozen
 from orchestrator.stores.cache_file import (
     DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
+    CacheHeaderError,
+    LoadStatus,
     PipelineCacheHeader,
     PipelineCachePrefixHeader,
     prove_content,
+    read_status,
 )
-from orchestrator.stores.errors import (
-    CacheHeaderError,
-    LoadStatus,
-    MissingFileError,
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
     ReadError,
-    TooLargeError,
+    content_hash128,
     likely_cause,
+    read_capped_parts,
 )
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, read_capped_parts
-from orchestrator.stores.hashing import content_hash128
 
 
 class CacheFileKind(enum.StrEnum):
     """What a file is.
 
     CACHE_FILE: a cache file of this program, whole or damaged.
-    DRIVER_DATA: a driver's bare cache data, as vkGetPipelineCacheData gave it; nothing proves that it is whole.
+    DRIVER_DATA: a driver's bare cache data, as vkGetPipelineCacheData gave it; nothing proves that it is
+        whole.
     NOT_A_CACHE_FILE: something else.
     UNREADABLE: it could not be read.
     """
@@ -82,7 +85,7 @@ def inspect_cache_file(
     try:
         head, data = read_capped_parts(_followed(path, operations), PREFIX_HEADER_SIZE, cap, operations)
     except ReadError as error:
-        return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, _read_status(error), error.reason)
+        return CacheFileInspection(path, CacheFileKind.UNREADABLE, 0, read_status(error), error.reason)
     size = len(head) + len(data)
     try:
         prefix = PipelineCachePrefixHeader.unpack(head)
@@ -119,12 +122,6 @@ def _followed(path: Path, operations: FileOperations) -> Path:
         raise ReadError(path, likely_cause(error)) from error
 
 
-def _read_status(error: ReadError) -> LoadStatus:
-    if isinstance(error, MissingFileError):
-        return LoadStatus.MISSING
-    return LoadStatus.TOO_LARGE if isinstance(error, TooLargeError) else LoadStatus.UNREADABLE
-
-
 def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> CacheFileInspection:
     """A file that does not start with our magic: a driver's bare data, or nothing of ours."""
     header = _vulkan_header(content)
@@ -141,7 +138,8 @@ def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> Cac
         CacheFileKind.DRIVER_DATA,
         len(content),
         error.status,
-        "a driver's data without our header: nothing says which driver version and ABI it is of, or that it is whole",
+        "a driver's data without our header: nothing says which driver version and ABI it is of, "
+        "or that it is whole",
         vulkan_header=header,
     )
 

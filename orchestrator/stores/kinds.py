@@ -1,38 +1,167 @@
-"""The kinds of file that lie beside a device's cache file, under the same name with another ending.
+"""The kinds of file that stores keep: one table, one protection.
 
-Each is written under the lock of the cache file's writers, so that whoever has the lock knows that nobody
-else writes any of them. Tidying goes by this table: a kind that is not in it is neither swept nor pruned.
+A device has one cache file; files of the other kinds lie beside it, under the same name with another ending.
+`Kind` gives each of them the same:
+
+- Writing is atomic, under the lock of the cache file's writers, and only where the owner is to be trusted. It
+first
+  sweeps what a killed writer left.
+- Reading takes no lock, is bounded, and takes only what nobody else may write. It never raises: a file that
+cannot be
+  used is as good as none, and says why.
+- `prune` removes what is of another driver or too old, and sweeps all of them, by this table.
+
+A new kind (a plan file, pipeline binaries, identifiers, memory of the quarantine) is one row here, listed in
+`BESIDE`, and one new module: it defines the value and its encoding, reads with `KIND.read(path, decode)`, and
+writes with `KIND.write(cache_file, make)`. tests/stores/test_kinds.py asks for a writer and a reader of each
+row, and tries each protection on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
+import msgspec
+from attrs import frozen
 
-CALIBRATION_SUFFIX: Final = ".calibration.json"
-KEY_PROFILE_SUFFIX: Final = ".keys.json"
-DURATIONS_SUFFIX: Final = ".durations"
-FEATURE_GROUPS_SUFFIX: Final = ".groups"
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    distrust_directory,
+    ensure_directory,
+    likely_cause,
+    read_capped,
+    write_atomically,
+)
+from orchestrator.stores.files.recovery import sweep_file
+from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
 
-BESIDE_SUFFIXES: Final = (CALIBRATION_SUFFIX, KEY_PROFILE_SUFFIX, DURATIONS_SUFFIX, FEATURE_GROUPS_SUFFIX)
-"""The endings of all kinds."""
+CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
+"""How the name of every cache file ends."""
+
+T = TypeVar("T")
 
 
-def beside(cache_file: Path, suffix: str) -> Path:
-    """Where the file of a kind lies.
+def check_directory(path: Path, operations: FileOperations) -> str | None:
+    """Create the directory of a file where it is missing; why the file would be refused there, or None.
 
-    Args:
-        cache_file: The cache file; it need not be there.
-        suffix: One of `BESIDE_SUFFIXES`.
+    Raises:
+        SaveError: The directory could not be created, or its status not be had.
     """
-    return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + suffix)
+    ensure_directory(path.parent, operations)
+    try:
+        reason = distrust_directory(path.parent, operations)
+    except OSError as error:
+        raise SaveError(path, "checking the directory", likely_cause(error)) from error
+    return f"the file would be refused when loaded: {reason}" if reason is not None else None
+
+
+@frozen
+class Kind:
+    """A kind of file beside a cache file.
+
+    Attributes:
+        suffix: How the names of its files end, in place of the cache file's ending.
+        cap: Bytes that a file of it may have.
+        lock_wait_s: How long a writer waits for another one.
+        names_driver: Whether a file is a JSON object whose `identity` says which driver it is of (a
+            profile's).
+    """
+
+    suffix: str
+    cap: int
+    lock_wait_s: float = LOCK_WAIT_S
+    names_driver: bool = False
+
+    def path(self, cache_file: Path) -> Path:
+        """Where the file beside a cache file lies; the cache file need not be there."""
+        return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + self.suffix)
+
+    def read(
+        self,
+        path: Path,
+        decode: Callable[[bytes], T],
+        operations: FileOperations = REAL_FILE_OPERATIONS,
+    ) -> tuple[T | None, str]:
+        """Read a file. Never raises. Thread-safe.
+
+        Args:
+            path: The file.
+            decode: Gives the value of the content; raises ValueError where there is none.
+            operations: The calls to use.
+
+        Returns:
+            The value or None, and why a file that is there was not used, or "".
+        """
+        try:
+            return decode(read_capped(path, self.cap, operations, trusted=True)), ""
+        except MissingFileError:
+            return None, ""
+        except ReadError as error:
+            return None, error.reason
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return None, f"it is damaged: {error}"
+        except ValueError as error:
+            return None, str(error)
+
+    def write(
+        self,
+        cache_file: Path,
+        make: Callable[[], Iterable[bytes]],
+        operations: FileOperations = REAL_FILE_OPERATIONS,
+    ) -> Path:
+        """Replace the file beside a cache file, as its only writer. Thread-safe.
+
+        The directory is created, mode 0700, where it is missing. A killed writer's leftovers that cannot be
+        removed stay, and `sweep_directory` names them.
+
+        Args:
+            cache_file: The cache file.
+            make: Gives the content; called while the lock is held, so that it may read what is there and lose
+                nothing of another writer.
+            operations: The calls to use.
+
+        Returns:
+            Where the file is.
+
+        Raises:
+            SaveError: It could not be written, others may write its directory, or another process did not
+                finish writing beside the same cache file in time. The old file is unchanged, unless
+                `SaveError.replaced`.
+        """
+        path = self.path(cache_file)
+        if (reason := check_directory(path, operations)) is not None:
+            raise SaveError(path, "checking the directory", reason)
+        with writer_lock(cache_file, operations, wait_s=self.lock_wait_s) as held:
+            if not held:
+                raise SaveError(path, "locking", "another process did not finish writing beside it in time")
+            sweep_file(path, operations)
+            write_atomically(path, make(), operations)
+        return path
+
+
+CALIBRATION: Final = Kind(".calibration.json", cap=4 << 20, names_driver=True)
+KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, names_driver=True)
+# A writer of hundreds of megabytes may be before it, and what was learned would be lost. 4,000,000 entries of
+# 16 bytes.
+DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
+FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
+
+BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS)
+"""Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """The kind of a file beside a cache file, by its name; None for any other file."""
+    return next((each for each in BESIDE if path.name.endswith(each.suffix)), None)
 
 
 def cache_file_of(path: Path) -> Path:
     """The cache file that a file lies beside, whose writers' lock guards it; any other name is its own."""
-    for suffix in BESIDE_SUFFIXES:
-        if path.name.endswith(suffix):
-            return path.with_name(path.name.removesuffix(suffix) + CACHE_FILE_SUFFIX)
-    return path
+    kind = kind_of(path)
+    return path if kind is None else path.with_name(path.name.removesuffix(kind.suffix) + CACHE_FILE_SUFFIX)

@@ -1,57 +1,23 @@
-"""Files that hold one value about a device and its driver, beside its cache file.
+"""Profiles: what was measured or found out about a device and its driver, JSON beside its cache file.
 
-Guarantees: the file is JSON, one per device identity like the cache file, with the same name but for its
-ending. It is written atomically under the lock of the cache file's writers, and read with a cap and only
-where its owner is to be trusted. Loading never raises: what cannot be used is named. Thread-safe.
-
-`CalibrationProfile` and its file.
-
-What was measured about a device and its driver, kept beside its cache file, so that a run can follow it.
-
-Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
-
-What a driver's pipeline-cache keys depend on beside the pipeline, kept beside the device's cache file.
-
-Guarantees: those of profile_file.py. Fields may be added, with a default; none changes its meaning.
-
-For which applications a cache file was made: one small file beside it.
-
-A driver finds a pipeline in a cache only on a device that is, to it, the one that it was compiled on; what
-that was is not in the driver's data. So every compile notes what its devices were opened as. JSON:
-`{"format": 1, "groups": [...]}`, each group a `MadeFor`. The name of the file is that of the cache file
-with another suffix.
-
-Guarantees: reading never raises and is bounded. Adding is atomic, under the lock of the cache file's
-writers, so two processes lose nothing of each other. It is for people: nothing is decided by it. Thread-
-safe.
+`CalibrationProfile` says what is fastest; `KeyProfile` says what the driver's pipeline-cache keys depend on
+beside the pipeline. One file of each per device identity. Protection: that of every kind (see kinds). Fields
+may be added, with a default; none changes its meaning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.request import DeviceRequest, Feature
+from orchestrator.devices.request import Feature
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.errors import MissingFileError, ReadError, SaveError
-from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
-    FileOperations,
-    ensure_directory,
-    read_capped,
-    read_capped_parts,
-    write_atomically,
-)
-from orchestrator.stores.files.trust import trust_check
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import CALIBRATION_SUFFIX, FEATURE_GROUPS_SUFFIX, KEY_PROFILE_SUFFIX, beside
-
-_CAP: Final = 4 << 20
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.kinds import CALIBRATION, KEY_PROFILE, Kind
 
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,47 +96,21 @@ class ProfileLoad(Generic[P]):
 
 @frozen
 class ProfileFile(Generic[P]):
-    """A kind of profile.
+    """Files of one kind of profile.
 
     Attributes:
-        suffix: How the names of its files end.
+        kind: Their row in the table.
         type: What they hold.
         format: Number of the format that this version reads and writes.
     """
 
-    suffix: str
+    kind: Kind
     type: type[P]
     format: int
 
     def path(self, directory: Path, identity: DeviceIdentity) -> Path:
-        """Where the profile of a device is kept.
-
-        Args:
-            directory: The directory of cache files.
-            identity: Of the device.
-        """
-        return beside(cache_path(directory, identity), self.suffix)
-
-    def read(self, path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> ProfileLoad[P]:
-        """Read a profile, whichever device it is of. Never raises.
-
-        Args:
-            path: The file.
-            operations: The calls to use.
-        """
-        try:
-            _, data = read_capped_parts(path, 0, _CAP, operations, check=trust_check(path, operations))
-            profile = msgspec.json.decode(data, type=self.type)
-        except MissingFileError:
-            return ProfileLoad(path, None)
-        except ReadError as error:
-            return ProfileLoad(path, None, error.reason)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            return ProfileLoad(path, None, f"it is damaged: {error}")
-        if profile.format != self.format:
-            problem = f"it has format {profile.format}, and this version reads {self.format}"
-            return ProfileLoad(path, None, problem)
-        return ProfileLoad(path, profile)
+        """Where the profile of a device is kept, in a directory of cache files."""
+        return self.kind.path(cache_path(directory, identity))
 
     def load(
         self, directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
@@ -182,11 +122,17 @@ class ProfileFile(Generic[P]):
             identity: Of the device; a profile of another device or driver is not used.
             operations: The calls to use.
         """
-        loaded = self.read(self.path(directory, identity), operations)
-        difference = "" if loaded.profile is None else loaded.profile.identity.difference(identity)
-        if difference:
-            return ProfileLoad(loaded.path, None, f"it is of another device or driver: {difference}")
-        return loaded
+
+        def decode(data: bytes) -> P:
+            profile = msgspec.json.decode(data, type=self.type)
+            if profile.format != self.format:
+                raise ValueError(f"it has format {profile.format}, and this version reads {self.format}")
+            if difference := profile.identity.difference(identity):
+                raise ValueError(f"it is of another device or driver: {difference}")
+            return profile
+
+        path = self.path(directory, identity)
+        return ProfileLoad(path, *self.kind.read(path, decode, operations))
 
     def save(
         self,
@@ -207,18 +153,10 @@ class ProfileFile(Generic[P]):
             Where it is.
 
         Raises:
-            SaveError: It could not be written, or another process is writing it. An old one is unchanged, unless
-                `SaveError.replaced`.
+            SaveError: As `Kind.write`.
         """
-        path = self.path(directory, identity)
-        ensure_directory(directory, operations)
-        with writer_lock(cache_path(directory, identity), operations) as held:
-            if not held:
-                raise SaveError(
-                    path, "waiting for the lock", "another process is writing beside the same cache file"
-                )
-            write_atomically(path, (msgspec.json.format(msgspec.json.encode(profile), indent=1),), operations)
-        return path
+        content = msgspec.json.format(msgspec.json.encode(profile), indent=1)
+        return self.kind.write(cache_path(directory, identity), lambda: (content,), operations)
 
 
 PROFILE_FORMAT = 1
@@ -257,14 +195,16 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         question: Which, such as "the lock of the shared cache, cold".
-        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" where times were compared; a number; or
-            "not measured".
+        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" where times were compared; a
+            number; or "not measured".
         words: The answer in a sentence or two, with its figures.
-        ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was compared.
+        ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was
+            compared.
         low: Lower end of its interval.
         high: Upper end.
         pairs: Number of pairs.
-        noise: What the same thing measured twice differs by, as a factor of at least 1; None where it is not known.
+        noise: What the same thing measured twice differs by, as a factor of at least 1; None where it is not
+            known.
     """
 
     question: str
@@ -312,11 +252,13 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
         figures: What each contender took.
         findings: Questions and answers.
         cold: What to do with an empty cache; None where it was not measured.
-        warm: What to do with a cache that holds the set; None where it was not measured, or where caches keep nothing.
+        warm: What to do with a cache that holds the set; None where it was not measured, or where caches keep
+            nothing.
         batch: Largest number of pipelines in a call when everything hits; None where it was not measured.
         merge_works: Whether merged caches hold what their sources held; None where it was not measured.
         cache_keeps: Whether the driver's cache keeps anything; None where it was not measured.
-        read_back_grows: Whether loading and reading a cache over and over makes it grow; None where it was not measured.
+        read_back_grows: Whether loading and reading a cache over and over makes it grow; None where it was
+            not measured.
         notes: What a reader must know.
         format: Version of this layout.
     """
@@ -347,8 +289,8 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
     format: int = PROFILE_FORMAT
 
 
-CALIBRATION = ProfileFile(CALIBRATION_SUFFIX, CalibrationProfile, PROFILE_FORMAT)
-profile_path, load_profile, save_profile = CALIBRATION.path, CALIBRATION.load, CALIBRATION.save
+_CALIBRATION = ProfileFile(CALIBRATION, CalibrationProfile, PROFILE_FORMAT)
+profile_path, load_profile, save_profile = _CALIBRATION.path, _CALIBRATION.load, _CALIBRATION.save
 
 
 KEY_PROFILE_FORMAT = 1
@@ -360,7 +302,8 @@ class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: "compute", "graphics", "pipeline library" or "ray tracing".
         pipelines: Pipelines that were looked up.
-        usable: Of these, found by the same baseline in a new process and not found in an empty cache: those that can tell.
+        usable: Of these, found by the same baseline in a new process and not found in an empty cache: those
+            that can tell.
         problem: Why nothing can be said of the kind, or "".
     """
 
@@ -380,7 +323,8 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         features: The features that were enabled.
         given: Features that the baseline had as well, since it was only tried beside them.
         environment: The variables that were set.
-        identity: Whether the device had another pipelineCacheUUID then, so that even its cache file is another one.
+        identity: Whether the device had another pipelineCacheUUID then, so that even its cache file is
+            another one.
     """
 
     aspect: str
@@ -458,100 +402,10 @@ class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the baseline of a kind that the device takes could not tell, or the two ways of looking disagreed."""
+        """Whether a kind that the device takes could not be told, or the two ways of looking disagreed."""
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
-KEY_PROFILE = ProfileFile(KEY_PROFILE_SUFFIX, KeyProfile, KEY_PROFILE_FORMAT)
+_KEYS = ProfileFile(KEY_PROFILE, KeyProfile, KEY_PROFILE_FORMAT)
 KeyProfileLoad = ProfileLoad[KeyProfile]
-key_profile_path, load_key_profile, save_key_profile = KEY_PROFILE.path, KEY_PROFILE.load, KEY_PROFILE.save
-
-
-MOST_GROUPS: Final = 1_000
-"""More applications than any known set has; the newest are kept."""
-
-_MOST_BYTES: Final = 4 << 20
-_FORMAT: Final = 1
-
-
-class MadeFor(msgspec.Struct, frozen=True):
-    """What a device was opened as when pipelines of a cache file were compiled.
-
-    Attributes:
-        request: It.
-        pipelines: How many pipelines its last compile handed to the driver.
-    """
-
-    request: DeviceRequest
-    pipelines: int
-
-
-class _File(msgspec.Struct, frozen=True):
-    format: int
-    groups: list[MadeFor]
-
-
-_decoder: Final = msgspec.json.Decoder(_File)
-
-
-def feature_groups_path(cache_file: Path) -> Path:
-    """Where the groups of a cache file are kept."""
-    return beside(cache_file, FEATURE_GROUPS_SUFFIX)
-
-
-def read_feature_groups(
-    cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[tuple[MadeFor, ...], str]:
-    """The groups of a cache file, and why what is there was not used, or "". Never raises.
-
-    Args:
-        cache_file: The cache file; it need not be there.
-        operations: The calls to use.
-    """
-    path = feature_groups_path(cache_file)
-    try:
-        read = _decoder.decode(read_capped(path, _MOST_BYTES, operations))
-    except MissingFileError:
-        return (), ""
-    except ReadError as error:
-        return (), str(error)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        return (), f"{path}: {error}"
-    if read.format != _FORMAT:
-        return (), f"{path}: format {read.format} is not known ({_FORMAT} is)"
-    return tuple(read.groups), ""
-
-
-def add_feature_groups(
-    cache_file: Path,
-    groups: Iterable[MadeFor],
-    *,
-    anew: bool = False,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
-    """Note what a cache file was made for, beside what is noted already.
-
-    Args:
-        cache_file: The cache file.
-        groups: Groups; of equal requests the newest counts.
-        anew: Forget what was noted: the cache file was begun again.
-        operations: The calls to use.
-
-    Raises:
-        SaveError: It could not be written, or another process did not finish writing in time; what is there stays.
-    """
-    path, groups = feature_groups_path(cache_file), list(groups)
-    if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
-        return  # as in every run that compiles nothing new; nothing is written then
-    ensure_directory(path.parent, operations)
-    with writer_lock(cache_file, operations) as held:
-        if not held:
-            raise SaveError(path, "locking", "another process did not finish writing it in time")
-        noted = (
-            {} if anew else {each.request: each for each in read_feature_groups(cache_file, operations)[0]}
-        )
-        for each in groups:
-            noted.pop(each.request, None)
-            noted[each.request] = each
-        newest = list(noted.values())[-MOST_GROUPS:]
-        write_atomically(path, [msgspec.json.encode(_File(_FORMAT, newest))], operations)
+key_profile_path, load_key_profile, save_key_profile = _KEYS.path, _KEYS.load, _KEYS.save

@@ -1,59 +1,54 @@
-"""Pruning a directory of cache files.
+"""Tidying a directory of cache files: what is not wanted any more, and what killed processes left.
 
-Decide what in a directory of cache files is not wanted any more, and remove it.
+Not wanted are the quarantine, previous generations of whole files, files of another build of a driver that is
+here with what lies beside them, files older than asked for, and then the oldest files until the rest fits a
+bound. A previous generation stays where the current one is not whole: it is then the only good one. A driver
+that is not asked about is no reason to remove anything.
 
-leftovers of killed processes, quarantine, previous generations of whole files, files of another build of a
-driver that is here with what lies beside them, files older than asked for, and then the oldest files until
-the rest fits a bound
-
-Guarantees: - Only names of our making are looked at. A plan changes nothing; what a plan names is removed
-one by one, each cache file under its writer's lock, and only if nothing has replaced it since. - A previous
-generation stays where the current one is not whole: it is then the only good one. - A driver that is not
-asked about is no reason to remove anything: its files may be wanted tomorrow.
+A plan changes nothing. What it names is removed one by one, each under the lock of its cache file's writers,
+and only if nothing has replaced it since. Only names of our making are looked at.
 
 Assumptions: nobody needs what is in the quarantine; it is there to be looked at.
-
-Sweeping up after killed processes.
-
-Remove what killed processes leave: temporaries that were never renamed, and sentinels that accuse nothing
-that is there.
-
-Guarantees: - Nothing of a living process is removed. Temporaries are made by writers only, so that whoever
-has the writer's lock knows that the others are dead; sentinels are locked by the process that they stand
-for, and one that is not armed yet is left alone for a minute. - A sentinel that accuses data which is there
-stays: it is what keeps that data from the next driver. - What lies beside a cache file is written under the
-lock of that file's writers, and its leftovers are removed under it. - Names that are not exactly of our
-making stay.
-
-Assumptions: temporaries of a cache file are made under its writer's lock, by whatever makes them.
 """
 
 from __future__ import annotations
 
 import enum
-import re
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, PipelineCachePrefixHeader, stored_data_hash
-from orchestrator.stores.errors import LoadStatus, ReadError, SaveError, likely_cause
+from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, stored_data_hash
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
-    TEMPORARY_SUFFIX,
     FileOperations,
     FileStatus,
+    ReadError,
+    SaveError,
+    likely_cause,
 )
-from orchestrator.stores.files.generations import PREVIOUS_SUFFIX, previous_path
-from orchestrator.stores.files.quarantine import QUARANTINE_DIRECTORY
-from orchestrator.stores.files.sentinel import SENTINEL_SUFFIX, DeadSentinel, dead_sentinels
+from orchestrator.stores.files.recovery import (
+    PREVIOUS_SUFFIX,
+    QUARANTINE_DIRECTORY,
+    SweepReport,
+    leftover_of,
+    previous_path,
+    sweep_file,
+)
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.inspection import CacheFileInspection, inspect_cache_file
-from orchestrator.stores.kinds import BESIDE_SUFFIXES, cache_file_of
-from orchestrator.stores.profile_file import CALIBRATION, KEY_PROFILE, ProfileIdentity
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, kind_of
+from orchestrator.stores.profile_file import ProfileIdentity
+
+
+class _About(msgspec.Struct):
+    identity: ProfileIdentity
+
+
+_about = msgspec.json.Decoder(_About)
 
 
 class PruneReason(enum.StrEnum):
@@ -275,9 +270,7 @@ def _unwanted_beside(
         cache_file = cache_file_of(each.path)
         if cache_file == each.path:
             continue
-        kind = next((one for one in (CALIBRATION, KEY_PROFILE) if each.path.name.endswith(one.suffix)), None)
-        profile = None if kind is None else kind.read(each.path, operations).profile
-        other = "" if profile is None else _other_driver(profile.identity, here)
+        other = _other_driver_of_profile(each.path, here, operations)
         if cache_file in going or other:
             unwanted.append(
                 _item(each, PruneReason.OTHER_DRIVER, other or f"it lies beside {cache_file.name}")
@@ -285,6 +278,14 @@ def _unwanted_beside(
         elif older_than_ns is not None and now_ns - each.status.modified_ns > older_than_ns:
             unwanted.append(_item(each, PruneReason.OLD, _age(each, now_ns)))
     return unwanted
+
+
+def _other_driver_of_profile(path: Path, here: Iterable[DeviceIdentity], operations: FileOperations) -> str:
+    kind = kind_of(path)
+    if kind is None or not kind.names_driver:
+        return ""
+    about, _ = kind.read(path, _about.decode, operations)
+    return "" if about is None else _other_driver(about.identity, here)
 
 
 def _other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
@@ -322,31 +323,6 @@ def _unwanted(
     return None, ""
 
 
-UNARMED_AGE_NS = 60 * 10**9
-"""Age at which a sentinel that is not armed belongs to a process that died just then, and not to one at work."""
-
-_LEFTOVER = re.compile(
-    rf"\.(?P<name>.+?)(?:{re.escape(PREVIOUS_SUFFIX)})?\.[0-9a-f]{{16}}"
-    rf"(?:{re.escape(TEMPORARY_SUFFIX)}|{re.escape(SENTINEL_SUFFIX)})",
-    re.ASCII,
-)
-
-
-@frozen
-class SweepReport:
-    """What a sweep did.
-
-    Attributes:
-        removed: Files that were removed.
-        failed: Files that should have been, and could not.
-        busy: Cache files whose leftovers were left alone, since a process is saving them.
-    """
-
-    removed: tuple[Path, ...] = ()
-    failed: tuple[Path, ...] = ()
-    busy: tuple[Path, ...] = ()
-
-
 def sweep_directory(
     directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> SweepReport:
@@ -363,7 +339,6 @@ def sweep_directory(
     Raises:
         SaveError: The directory could not be listed, or a lock file not be opened.
     """
-    now_ns = time.time_ns() if now_ns is None else now_ns
     removed: list[Path] = []
     failed: list[Path] = []
     busy: list[Path] = []
@@ -373,75 +348,15 @@ def sweep_directory(
         return SweepReport()
     except OSError as error:
         raise SaveError(directory, "listing the directory", likely_cause(error)) from error
-    matches = (_LEFTOVER.fullmatch(name) for name in names)
-    for name in sorted({match["name"] for match in matches if match is not None}):
-        if not name.endswith((CACHE_FILE_SUFFIX, *BESIDE_SUFFIXES)):
-            continue
+    for name in sorted({of for name in names if (of := leftover_of(name)) is not None}):
         path = directory / name
+        if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
+            continue
         with writer_lock(cache_file_of(path), operations, wait_s=0) as held:
             if held:
-                swept = sweep_file(path, now_ns, operations)
+                swept = sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash)
                 removed += swept.removed
                 failed += swept.failed
             else:
                 busy.append(path)
     return SweepReport(tuple(removed), tuple(failed), tuple(busy))
-
-
-def sweep_file(path: Path, now_ns: int, operations: FileOperations) -> SweepReport:
-    """Remove what killed processes left of one cache file. The writer's lock is held. Never raises an OSError.
-
-    Args:
-        path: The cache file.
-        now_ns: The time, ns since the epoch.
-        operations: The calls to use.
-    """
-    try:
-        # Listed under the lock: what is there now was there when its writer died.
-        names = operations.list_directory(path.parent)
-        dead = dead_sentinels(path, operations, names)
-    except OSError:
-        return SweepReport(failed=(path.parent,))
-    stale = [path.with_name(name) for name in sorted(names) if _is_temporary_of(path, name)]
-    stale += _stale_sentinels(path, dead, now_ns, operations)
-    removed: list[Path] = []
-    failed: list[Path] = []
-    for one in stale:
-        try:
-            operations.unlink(one)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            failed.append(one)
-        else:
-            removed.append(one)
-    return SweepReport(tuple(removed), tuple(failed))
-
-
-def _is_temporary_of(path: Path, name: str) -> bool:
-    match = _LEFTOVER.fullmatch(name)
-    return match is not None and match["name"] == path.name and name.endswith(TEMPORARY_SUFFIX)
-
-
-def _stale_sentinels(
-    path: Path, dead: tuple[DeadSentinel, ...], now_ns: int, operations: FileOperations
-) -> list[Path]:
-    if not dead:
-        return []
-    try:
-        there = {stored_data_hash(path, operations), stored_data_hash(previous_path(path), operations)}
-    except ReadError:
-        # What is there is not known, so that each of them may still have something to accuse.
-        return []
-    return [
-        one.path
-        for one in dead
-        if (one.data_hash not in there if one.data_hash else _is_old(one.path, now_ns, operations))
-    ]
-
-
-def _is_old(path: Path, now_ns: int, operations: FileOperations) -> bool:
-    try:
-        return now_ns - operations.stat(path).modified_ns > UNARMED_AGE_NS
-    except OSError:
-        return False

@@ -13,9 +13,8 @@ from orchestrator.cli import progress as progress_module
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores.cache_file import read_cache_file
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import read_cache_file, save_cache_file
+from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call
 
 KEYS = {

@@ -19,9 +19,8 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.spirv import validation as spirv_validation
-from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call, Done
 from tests.stores.faults.sets import IDENTITY, OURS, data_of, file_of
 

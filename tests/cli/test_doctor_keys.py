@@ -11,7 +11,7 @@ from attrs import evolve
 from orchestrator.cli import doctor_keys
 from orchestrator.cli.errors import ExitCode
 from orchestrator.key_dependence.bisection import KeyFindings, KeyProgress
-from orchestrator.stores.errors import SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import (
     KeyProfile,
     NotTried,

@@ -15,7 +15,7 @@ from orchestrator.errors import (
     OrchestratorError,
     RecordError,
 )
-from orchestrator.stores.errors import SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import save_cache_file
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 

@@ -11,12 +11,11 @@ from attrs import evolve
 
 from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
-from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pruning import plan_prune, prune
-from orchestrator.stores.saving import save_cache_file
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
 

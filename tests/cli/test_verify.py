@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call
 
 

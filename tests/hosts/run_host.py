@@ -311,7 +311,7 @@ def with_prefix_header(payload: bytes, like: bytes) -> bytes:
     from attrs import evolve
 
     from orchestrator.stores.cache_file import PipelineCachePrefixHeader
-    from orchestrator.stores.hashing import content_hash128
+    from orchestrator.stores.files.atomic_file import content_hash128
 
     header = PipelineCachePrefixHeader.unpack(like)
     return evolve(header, data_size=len(payload), data_hash=content_hash128(payload)).pack() + payload

@@ -17,13 +17,17 @@ from orchestrator.run.caches import Fold
 from orchestrator.run.keeping import CacheKeeper
 from orchestrator.run.options import MergePolicy
 from orchestrator.run.records import CacheFileRecord, OutcomeStatus
-from orchestrator.stores.cache_file import LoadResult, cache_path
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import (
+    LoadResult,
+    LoadStatus,
+    cache_path,
+    load_into_cache,
+    save_cache_file,
+)
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-from orchestrator.stores.files.generations import previous_path
+from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import SavePolicy, SaveReason, save_cache_file
+from orchestrator.stores.save_policy import SavePolicy, SaveReason
 from tests.run.small_sets import Opener, compiled, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,

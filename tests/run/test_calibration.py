@@ -24,7 +24,7 @@ from orchestrator.stores.profile_file import (
     ProfileLoad,
     save_profile,
 )
-from orchestrator.stores.saving import SavePolicy
+from orchestrator.stores.save_policy import SavePolicy
 from tests.stores.profiles import IDENTITY, profile
 
 PROFILE = profile(

@@ -17,8 +17,7 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.drivers import Corpus, each_good_corpus, run_on_device
 
 NAVI21, NAVI31 = "radv:navi21", "radv:navi31"

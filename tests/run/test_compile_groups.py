@@ -19,7 +19,7 @@ from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores.profile_file import read_feature_groups
+from orchestrator.stores.feature_groups import read_feature_groups
 from tests.run.small_sets import Opener
 
 NAVI21 = "radv:navi21"

@@ -14,8 +14,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice
 from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, cache_path
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 COUNT = 6

@@ -11,16 +11,18 @@ from attrs import evolve
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
-    CACHE_FILE_SUFFIX,
     PREFIX_HEADER_SIZE,
+    LoadPolicy,
     LoadResult,
+    LoadStatus,
     PipelineCachePrefixHeader,
     cache_path,
     read_cache_file,
+    save_cache_file,
 )
-from orchestrator.stores.errors import LoadStatus, SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 from tests.stores.samples import (
     NAVI21,
     NAVI31,
@@ -113,11 +115,11 @@ def test_only_the_driver_version_is_relaxed_and_only_on_request(tmp_path: Path) 
     path.write_bytes(file_content())
     updated = evolve(NAVI21, driver_version=1)
     assert read_cache_file(path, updated).status is LoadStatus.OTHER_DRIVER
-    result = read_cache_file(path, updated, relax_driver_version=True)
+    result = read_cache_file(path, updated, LoadPolicy(relax_driver_version=True))
     assert (result.status, result.data) == (LoadStatus.LOADED, driver_data())
     assert result.detail == "driverVersion: expected 0x1, found 0x6400007; accepted by policy"
     other = evolve(updated, pipeline_cache_uuid=bytes(16))
-    assert read_cache_file(path, other, relax_driver_version=True).field == "pipelineCacheUUID"
+    assert read_cache_file(path, other, LoadPolicy(relax_driver_version=True)).field == "pipelineCacheUUID"
 
 
 def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -222,8 +224,8 @@ def test_what_cannot_be_read_has_a_status(tmp_path: Path) -> None:
     path.write_bytes(file_content())
     assert read_cache_file(path / "below", NAVI21).status is LoadStatus.UNREADABLE
     exact = path.stat().st_size
-    assert read_cache_file(path, NAVI21, cap=exact).status is LoadStatus.LOADED
-    assert read_cache_file(path, NAVI21, cap=exact - 1).status is LoadStatus.TOO_LARGE
+    assert read_cache_file(path, NAVI21, LoadPolicy(cap=exact)).status is LoadStatus.LOADED
+    assert read_cache_file(path, NAVI21, LoadPolicy(cap=exact - 1)).status is LoadStatus.TOO_LARGE
 
 
 def test_every_fault_while_loading_is_a_status(tmp_path: Path) -> None:

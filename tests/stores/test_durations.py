@@ -9,27 +9,35 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.durations import (
     Durations,
+    Keys,
+    Nanoseconds,
     add_durations,
     durations_path,
     read_durations,
-    save_durations,
 )
-from orchestrator.stores.errors import SaveError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import DURATIONS
+
+
+def columns(**times: int) -> tuple[Keys, Nanoseconds]:
+    return np.array([int(name[1:]) for name in times], np.uint64), np.array(list(times.values()), np.int64)
 
 
 def durations(**times: int) -> Durations:
-    keys = np.array([int(name[1:]) for name in times], np.uint64)
-    return Durations().updated(keys, np.array(list(times.values()), np.int64))
+    return Durations().updated(*columns(**times))
 
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     path = durations_path(tmp_path / "new", simulated_identity())
-    assert save_durations(path, durations(k7=70, k3=30)) == path.stat().st_size == 32 + 2 * 16
+    assert len(add_durations(cache_path(tmp_path / "new", simulated_identity()), *columns(k7=70, k3=30))) == 2
+    assert path.stat().st_size == 32 + 2 * 16
     read = read_durations(path)
     assert read.problem == ""
     assert read.of(np.array([3, 4, 7, 2**63], np.uint64)).tolist() == [30, 0, 70, 0]
@@ -56,7 +64,7 @@ def test_the_newest_are_kept_when_there_are_too_many(monkeypatch: pytest.MonkeyP
 
 def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "times.durations"
-    save_durations(path, durations(k1=10, k2=20))
+    add_durations(tmp_path / "times.pipeline-cache", *columns(k1=10, k2=20))
     good = path.read_bytes()
     for bit in range(len(good) * 8):
         damaged = bytearray(good)
@@ -99,7 +107,7 @@ def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
 def test_times_are_not_recorded_while_another_process_writes_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.stores.durations._LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr("orchestrator.stores.durations.DURATIONS", evolve(DURATIONS, lock_wait_s=0.0))
     cache_file = tmp_path / "device.pipeline-cache"
     with writer_lock(cache_file) as held:
         assert held

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.profile_file import (
+from orchestrator.stores.feature_groups import (
     MOST_GROUPS,
     MadeFor,
     add_feature_groups,
-    feature_groups_path,
     read_feature_groups,
 )
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import FEATURE_GROUPS
 
 GAME = DeviceRequest(
     ApplicationInfo("game", 1, "engine", 2, 1 << 22 | 3 << 12),
@@ -38,7 +38,7 @@ def test_what_is_noted_is_read_back(cache_file: Path) -> None:
     add_feature_groups(cache_file, [MadeFor(GAME, 3)])
     add_feature_groups(cache_file, [MadeFor(TOOL, 1)])
     assert read_feature_groups(cache_file) == ((MadeFor(GAME, 3), MadeFor(TOOL, 1)), "")
-    assert feature_groups_path(cache_file).name == "device.groups"
+    assert FEATURE_GROUPS.path(cache_file).name == "device.groups"
 
 
 def test_of_equal_requests_the_newest_counts(cache_file: Path) -> None:
@@ -71,10 +71,10 @@ def test_the_newest_are_kept(cache_file: Path) -> None:
     ],
 )
 def test_what_is_damaged_says_so_and_is_replaced(cache_file: Path, content: bytes) -> None:
-    feature_groups_path(cache_file).write_bytes(content)
+    FEATURE_GROUPS.path(cache_file).write_bytes(content)
     noted, problem = read_feature_groups(cache_file)
     assert noted == ()
-    assert str(feature_groups_path(cache_file)) in problem
+    assert str(FEATURE_GROUPS.path(cache_file)) in problem
     add_feature_groups(cache_file, [MadeFor(GAME, 3)])
     assert read_feature_groups(cache_file) == ((MadeFor(GAME, 3),), "")
 
@@ -92,7 +92,7 @@ def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from orchestrator.devices.request import ApplicationInfo, DeviceRequest\n"
-        "from orchestrator.stores.profile_file import MadeFor, add_feature_groups\n"
+        "from orchestrator.stores.feature_groups import MadeFor, add_feature_groups\n"
         "for number in range(40):\n"
         "    request = DeviceRequest(ApplicationInfo(f'{sys.argv[2]} {number}'))\n"
         "    add_feature_groups(Path(sys.argv[1]), [MadeFor(request, number)])\n"
@@ -107,8 +107,8 @@ def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
 
 def test_what_is_noted_already_is_not_written_again(cache_file: Path) -> None:
     add_feature_groups(cache_file, [MadeFor(GAME, 3), MadeFor(TOOL, 1)])
-    before = feature_groups_path(cache_file).stat().st_ino
+    before = FEATURE_GROUPS.path(cache_file).stat().st_ino
     add_feature_groups(cache_file, [MadeFor(GAME, 3)])
-    assert feature_groups_path(cache_file).stat().st_ino == before
+    assert FEATURE_GROUPS.path(cache_file).stat().st_ino == before
     add_feature_groups(cache_file, [MadeFor(GAME, 4)])
-    assert feature_groups_path(cache_file).stat().st_ino != before
+    assert FEATURE_GROUPS.path(cache_file).stat().st_ino != before

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.stores.cache_file import MAGIC, PREFIX_HEADER_SIZE, PipelineCachePrefixHeader
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import MAGIC, PREFIX_HEADER_SIZE, LoadStatus, PipelineCachePrefixHeader
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.inspection import CacheFileInspection, CacheFileKind, inspect_cache_file
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content, sweep

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.errors import SaveError
+from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.profile_file import (
     KEY_PROFILE_FORMAT,
@@ -21,7 +21,6 @@ from orchestrator.stores.profile_file import (
     save_key_profile,
 )
 from orchestrator.stores.pruning import PruneReason, plan_prune, prune, sweep_directory
-from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.sets import OURS, data_of
 from tests.stores.profiles import IDENTITY, key_profile, tried
 

@@ -18,12 +18,16 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadStatus,
+    PipelineCachePrefixHeader,
+    cache_path,
+    load_into_cache,
+    save_cache_file,
+)
 from orchestrator.stores.files.fault_injection import FAILURES, FaultyFileOperations
-from orchestrator.stores.files.quarantine import KEPT_FILES
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.files.recovery import KEPT_FILES
 
 KEYS = range(1, 21)
 
@@ -94,7 +98,7 @@ def test_a_driver_that_forgets_its_uuid_is_caught_by_its_version(tmp_path: Path)
     assert updated.driver.foreign_hits == 0
     # What the check is worth: without it the driver uses another compiler's code.
     trusting = device_with(DriverBugs(uuid_not_bumped=True), version=2)
-    cache, result = load_into_cache(trusting, path, relax_driver_version=True)
+    cache, result = load_into_cache(trusting, path, LoadPolicy(relax_driver_version=True))
     assert result.status is LoadStatus.LOADED
     hits(trusting, cache)
     assert trusting.driver.foreign_hits == len(KEYS)
@@ -103,7 +107,7 @@ def test_a_driver_that_forgets_its_uuid_is_caught_by_its_version(tmp_path: Path)
 def test_a_driver_that_accepts_a_stale_uuid_is_not_offered_one(tmp_path: Path) -> None:
     path = saved(tmp_path)
     device = device_with(DriverBugs(stale_uuid_accepted=True), version=2)
-    cache, result = load_into_cache(device, path, relax_driver_version=True)
+    cache, result = load_into_cache(device, path, LoadPolicy(relax_driver_version=True))
     assert (result.status, result.field) == (LoadStatus.OTHER_DRIVER, "pipelineCacheUUID")
     assert hits(device, cache) == 0
     assert device.driver.foreign_hits == 0

@@ -19,13 +19,18 @@ from orchestrator.devices.simulated import (
     simulated_identity,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.errors import LoadStatus, SaveError
-from orchestrator.stores.files.atomic_file import PosixFileOperations
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadStatus,
+    cache_path,
+    load_into_cache,
+    read_cache_file,
+    save_cache_file,
+    save_merged,
+)
+from orchestrator.stores.files.atomic_file import PosixFileOperations, SaveError
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_cache_file, save_merged
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -210,7 +215,7 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
 
 def test_what_is_over_the_cap_is_not_replaced(path: Path) -> None:
     put(path, file_of(UNION))
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER), cap=len(file_of(UNION)) - 1)
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER), LoadPolicy(cap=len(file_of(UNION)) - 1))
     assert report.skipped is not None
     assert "TOO_LARGE" in report.skipped
     assert readable(path) == [UNION]
@@ -315,7 +320,7 @@ def test_only_what_the_policy_accepts_is_merged(path: Path) -> None:
     updated = SimulatedDevice(
         SimulatedOptions(identity=evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1))
     )
-    report = save_merged(updated, path, data_of(OURS), relax_driver_version=True)
+    report = save_merged(updated, path, data_of(OURS), LoadPolicy(relax_driver_version=True))
     assert report.found is not None
     assert "accepted by policy" in report.found.detail
     assert report.added_bytes > 0

@@ -13,11 +13,12 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
     MAGIC,
     PREFIX_HEADER_SIZE,
+    CacheHeaderError,
+    LoadStatus,
     PipelineCacheHeader,
     PipelineCachePrefixHeader,
 )
-from orchestrator.stores.errors import CacheHeaderError, LoadStatus
-from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.files.atomic_file import content_hash128
 from tests.stores.samples import NAVI21, NAVI31, driver_data, file_content
 
 u32 = st.integers(0, 2**32 - 1)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations
-from orchestrator.stores.files.sentinel import loading_sentinel
+from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, SaveError
+from orchestrator.stores.files.recovery import UNARMED_AGE_NS, loading_sentinel
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.pruning import UNARMED_AGE_NS, sweep_directory
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
 

@@ -1,35 +1,24 @@
-"""The persistence calls of the stores, behind one Protocol.
+"""Files that are whole or refused: atomic writes, reads with a cap and of trusted owners, content hashes.
 
-The one place where stores touch the file system. Every call that makes something last, reads it back, or
-keeps two processes apart, is a method here, so that a test can fail any of them, record them, or end the
-process at one.
+`FileOperations` is the one place where stores touch the file system, so that a test can fail any call, record
+it, or end the process at one. Each method is one system call or none; errors are OSErrors; Python repeats
+what a signal interrupted (PEP 475). Locks are those of flock(2): they belong to the open file, so two threads
+exclude each other too, and the kernel frees them however their process ended. On Windows msvcrt locks a byte
+far behind any content.
 
-Guarantees: each method is one system call (or none, where the system has no such notion). Errors are
-OSErrors. Interrupted calls are repeated by Python itself (PEP 475), so EINTR does not surface unless it is
-injected. Thread-safe: there is no state.
+`write_atomically`: new temporary beside the target, write, fsync, size checked, close, rename, fsync of the
+directory. Until the rename the target is untouched; after it, it is whole and was synced before. A failure, a
+cancellation included, removes the temporary; the error names one that could not be removed. A descriptor
+whose fsync failed is not synced again: the kernel may have dropped the dirty pages, and a second fsync would
+report success. Several writers do not harm each other, and the last rename wins; `writer_lock` decides who
+writes.
 
-Locks are those of flock(2): they belong to the open file, not to the process, so that two threads exclude
-each other too; the kernel frees them when the last descriptor of the open file is gone, however its process
-ended. On Windows they are those of msvcrt.locking, on a byte far behind any content, since they are
-mandatory there.
+A trusted read takes a file only where whoever runs the program owns the file and its directory and nobody
+else may write either. It judges the open file, so nothing can be exchanged between check and read. Systems
+without POSIX permissions refuse nothing. Reads are bounded before anything is allocated.
 
-Assumptions: paths are of one file system per directory; descriptors are closed by whoever opened them.
-
-Atomic writes and bounded reads.
-
-Files that are either what they were or what they became, never something between, whatever fails.
-
-open a new temporary beside the target -> write -> fsync -> size re-checked -> close -> rename over the
-target -> fsync of the directory
-
-Guarantees: - Until the rename, the target is untouched; after it, the target is whole and was synced
-before. - Any failure, cancellation by an exception included, removes the temporary. Only if that removal
-fails too is it left, and the error names it. - A descriptor whose fsync failed is never synced again: the
-kernel may have dropped the dirty pages and marked them clean, so a second fsync would report a success that
-is none. - Reads are bounded before anything is allocated.
-
-Assumptions: rename is atomic in the file system. Several writers do not harm each other (each has its own
-temporary; the last rename wins), but do not merge; who may write is decided a level above.
+Assumptions: rename is atomic in the file system. A hash finds accidents, not attackers. Thread-safe: there is
+no state.
 """
 
 from __future__ import annotations
@@ -38,15 +27,18 @@ import errno
 import functools
 import os
 import secrets
+import shlex
 import stat
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import xxhash
 from attrs import frozen
 
-from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError, likely_cause
+from orchestrator.errors import OrchestratorError
 
 if sys.platform == "win32":
     import msvcrt
@@ -161,7 +153,7 @@ class FileOperations(Protocol):
         """User id that new files get; None where the system has none. Not a call that can fail."""
 
     def boot_id(self) -> str:
-        """Another text after each start of the machine; empty where the system does not tell. Does not fail."""
+        """Another text after each start of the machine, "" where the system does not tell. Does not fail."""
 
 
 class PosixFileOperations:
@@ -314,6 +306,98 @@ REAL_FILE_OPERATIONS: FileOperations = PosixFileOperations()
 """The operations that everything uses unless it is given others."""
 
 
+_CAUSES = {
+    errno.ENOSPC: "the file system is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EIO: "the storage device fails; what it holds may be damaged",
+    errno.EROFS: "the file system is mounted read-only",
+    errno.EACCES: "the directory belongs to someone else or forbids it",
+    errno.EPERM: "the directory belongs to someone else or forbids it",
+    errno.ENOTDIR: "something on the way there is a file, not a directory",
+    errno.ELOOP: "it is a symbolic link, which is not followed for files of the store",
+    errno.EFBIG: "the file is larger than the file system or the process may write",
+    errno.EMFILE: "the process has too many files open",
+    errno.ENFILE: "the system has too many files open",
+    errno.EINTR: "a signal interrupted the call",
+}
+
+
+def likely_cause(error: OSError) -> str:
+    """A system's error and what it usually means: "No space left on device: the file system is full"."""
+    text = error.strerror or type(error).__name__
+    cause = _CAUSES.get(error.errno) if error.errno is not None else None
+    return f"{text}: {cause}" if cause is not None else text
+
+
+class SaveError(OrchestratorError):
+    """A file could not be written. What was there before still is, unless `replaced` says otherwise.
+
+    Attributes:
+        path: The file that was to be written.
+        step: What failed, such as "fsync".
+        reason: The system's words and the likely cause.
+        replaced: The new content is in place already, and only its durability is not proven.
+        leftover: A temporary file that could not be removed either, or None.
+    """
+
+    def __init__(
+        self, path: Path, step: str, reason: str, *, replaced: bool = False, leftover: Path | None = None
+    ) -> None:
+        kept = (
+            "; the new file is in place, but a power loss now may lose it"
+            if replaced
+            else "; the file that was there before is unchanged"
+        )
+        left = f"; {leftover} could not be removed" if leftover is not None else ""
+        super().__init__(f"{path}: {step} failed: {reason}{kept}{left}")
+        self.path = path
+        self.step = step
+        self.reason = reason
+        self.replaced = replaced
+        self.leftover = leftover
+
+
+class ReadError(OrchestratorError):
+    """A file could not be read.
+
+    Attributes:
+        path: The file.
+        reason: What is wrong and the likely cause.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class MissingFileError(ReadError):
+    """There is no such file."""
+
+
+class TooLargeError(ReadError):
+    """The file is larger than the caller's cap; nothing of it was read."""
+
+
+class UntrustedError(ReadError):
+    """Others own the file or its directory, or may write one of them; nothing of it was read.
+
+    The reason names which, and the command that mends it.
+    """
+
+
+def content_hash128(data: bytes | bytearray | memoryview) -> bytes:
+    """Hash content with xxh3_128, seed 0, without a copy.
+
+    Args:
+        data: The content; a memoryview must be contiguous.
+
+    Returns:
+        16 bytes in xxHash's canonical (big-endian) order. Thread-safe.
+    """
+    return xxhash.xxh3_128_digest(data)
+
+
 TEMPORARY_SUFFIX = ".tmp"
 """How the name of every temporary ends; it starts with a dot and the name of its target."""
 
@@ -322,11 +406,7 @@ _PROBE_SIZE = 1 << 16
 
 
 def temporary_of(path: Path) -> Path:
-    """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`.
-
-    Args:
-        path: The file that it is to become.
-    """
+    """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
@@ -422,7 +502,7 @@ def _rename(path: Path, temporary: Path, operations: FileOperations) -> None:
 
 
 def close_quietly(descriptor: int, operations: FileOperations) -> bool:
-    """Close a descriptor whose close has nothing to say: nothing was written, or an earlier failure is on its way up.
+    """Close a descriptor whose close has nothing to say: nothing was written, or an earlier failure goes up.
 
     Returns:
         Whether the close succeeded; the descriptor is gone either way.
@@ -435,15 +515,7 @@ def close_quietly(descriptor: int, operations: FileOperations) -> bool:
 
 
 def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
-    """Remove a temporary, if it is there.
-
-    Args:
-        temporary: The file.
-        operations: The calls to use.
-
-    Returns:
-        The temporary where that failed, or None.
-    """
+    """Remove a temporary, if it is there; returns it where that failed."""
     try:
         operations.unlink(temporary)
     except FileNotFoundError:
@@ -491,23 +563,48 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
         raise SaveError(directory, "creating the directory", likely_cause(error)) from error
 
 
-def read_capped(path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes:
-    """Read a file whole, if it is not larger than a cap.
+_GROUP_WRITE = 0o020
+_OTHERS_WRITE = 0o002
 
-    Args:
-        path: The file; a regular one, and no symbolic link.
-        cap: Bytes at most.
-        operations: The calls to use.
 
-    Returns:
-        The content as it was when the end was reached. Thread-safe.
+def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
+    """Why a file or directory is not trusted, and the command that mends it; None where it is."""
+    user = operations.effective_user()
+    if user is None:
+        return None
+    what = "the directory" if status.is_directory else "the file"
+    if status.owner != user:
+        return (
+            f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this; "
+            f"mend: chown {user} {shlex.quote(str(path))}"
+        )
+    writers = [
+        name
+        for bit, name in ((_GROUP_WRITE, "its group"), (_OTHERS_WRITE, "everybody"))
+        if status.permissions & bit
+    ]
+    if writers:
+        return (
+            f"{what} {path} may be written by {' and '.join(writers)} (mode {status.permissions:04o}); "
+            f"mend: chmod go-w {shlex.quote(str(path))}"
+        )
+    return None
+
+
+def distrust_directory(directory: Path, operations: FileOperations) -> str | None:
+    """As `distrust`, of a directory; a symbolic link to one counts as what it leads to.
 
     Raises:
-        MissingFileError: There is none.
-        TooLargeError: It is larger than the cap, or grew beyond it while it was read.
-        ReadError: The system would not, or it is no regular file.
+        OSError: Its status cannot be had.
     """
-    return read_capped_parts(path, 0, cap, operations)[1]
+    return distrust(directory, operations.stat(directory), operations)
+
+
+def read_capped(
+    path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
+) -> bytes:
+    """As `read_capped_parts`, in one part."""
+    return read_capped_parts(path, 0, cap, operations, trusted=trusted)[1]
 
 
 def read_capped_parts(
@@ -516,89 +613,58 @@ def read_capped_parts(
     cap: int,
     operations: FileOperations = REAL_FILE_OPERATIONS,
     *,
-    check: Callable[[FileStatus], None] | None = None,
+    trusted: bool = False,
 ) -> tuple[bytes, bytes]:
     """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
 
-    Of 67 MB, the copy would take as long as the read, and twice the memory.
+    Of 67 MB, the copy would take as long as the read, and twice the memory. Thread-safe.
 
     Args:
         path: The file; a regular one, and no symbolic link.
         head_size: Bytes of the head.
         cap: Bytes at most, of head and rest.
         operations: The calls to use.
-        check: Called with the status of the open file before anything is read; what it raises ends the read.
+        trusted: Refuse what others own or may write.
 
     Returns:
-        The head, shorter only where the file is, and the rest.
+        The head, shorter only where the file is, and the rest, as they were when the end was reached.
 
     Raises:
         MissingFileError: There is none.
         TooLargeError: It is larger than the cap, or grew beyond it while it was read.
+        UntrustedError: Others own it or its directory, or may write one of them.
         ReadError: The system would not, or it is no regular file.
     """
-    descriptor = _open_for_reading(path, operations)
-    try:
-        status = operations.fstat(descriptor)
-        if not status.is_regular:
-            raise ReadError(path, "it is not a regular file")
-        if check is not None:
-            check(status)
-        if status.size > cap:
-            raise TooLargeError(path, f"it has {status.size} bytes, more than the {cap} that are allowed")
+    with _reading(path, operations, trusted) as (descriptor, size):
+        if size > cap:
+            raise TooLargeError(path, f"it has {size} bytes, more than the {cap} that are allowed")
         head = _read_up_to(descriptor, head_size, head_size, operations)
         # One byte more than the cap allows: what grows while it is read is seen.
-        limit = cap - len(head) + 1
-        rest = _read_up_to(descriptor, limit, status.size - len(head), operations)
-    except OSError as error:
-        raise ReadError(path, likely_cause(error)) from error
-    finally:
-        # A close of a file that was only read has nothing to lose, so its failure says nothing of the content.
-        close_quietly(descriptor, operations)
+        rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head), operations)
     if len(head) + len(rest) > cap:
         raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
     return head, rest
 
 
 def read_head(
-    path: Path,
-    size: int,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-    *,
-    check: Callable[[FileStatus], None] | None = None,
+    path: Path, size: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
 ) -> bytes:
-    """Read the first bytes of a file, of any size.
-
-    Args:
-        path: The file; a regular one, and no symbolic link.
-        size: Bytes to read.
-        operations: The calls to use.
-        check: See `read_capped_parts`.
-
-    Returns:
-        The bytes, fewer only where the file is shorter.
+    """Read the first bytes of a file, of any size; fewer only where the file is shorter.
 
     Raises:
         MissingFileError: There is none.
+        UntrustedError: Others own it or its directory, or may write one of them.
         ReadError: The system would not, or it is no regular file.
     """
-    descriptor = _open_for_reading(path, operations)
-    try:
-        status = operations.fstat(descriptor)
-        if not status.is_regular:
-            raise ReadError(path, "it is not a regular file")
-        if check is not None:
-            check(status)
+    with _reading(path, operations, trusted) as (descriptor, _):
         return _read_up_to(descriptor, size, size, operations)
-    except OSError as error:
-        raise ReadError(path, likely_cause(error)) from error
-    finally:
-        close_quietly(descriptor, operations)
 
 
-def _open_for_reading(path: Path, operations: FileOperations) -> int:
+@contextmanager
+def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[tuple[int, int]]:
+    """A regular file, open, and its size; what fails in the block is a ReadError."""
     try:
-        return operations.open_existing(path)
+        descriptor = operations.open_existing(path)
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
@@ -606,6 +672,21 @@ def _open_for_reading(path: Path, operations: FileOperations) -> int:
     except ValueError as error:
         # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
         raise ReadError(path, f"it is no path: {error}") from error
+    try:
+        status = operations.fstat(descriptor)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        if trusted:
+            reason = distrust(path, status, operations) or distrust_directory(path.parent, operations)
+            if reason is not None:
+                raise UntrustedError(path, reason)
+        yield descriptor, status.size
+    except OSError as error:
+        raise ReadError(path, likely_cause(error)) from error
+    finally:
+        # A close of a file that was only read has nothing to lose, so its failure says nothing of the
+        # content.
+        close_quietly(descriptor, operations)
 
 
 def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:

@@ -1,10 +1,7 @@
-"""`FaultyFileOperations`: persistence calls that fail on purpose.
+"""`FaultyFileOperations`: a file system that fails where it is told. Public in `orchestrator.testing`.
 
-A file system that fails where it is told, so that what happens then is tested and not believed. Public,
-beside the real operations, so that whoever builds on the stores can test their own recovery.
-
-Guarantees: calls are counted from 0 in the order they are made; without a fault every call is the inner
-one's. A fault happens before its call has any effect, except a short write, which writes half.
+Calls are counted from 0 in the order they are made; without a fault each is the inner one's. A fault happens
+before its call has any effect, except a short write, which writes half.
 
 Assumptions: one thread at a time; the count would otherwise mean nothing.
 """
@@ -48,7 +45,7 @@ FAILURES = (Fault.EIO_ONCE, Fault.EIO_FOREVER, Fault.ENOSPC, Fault.SHORT_WRITE, 
 
 
 class ProcessKilledError(BaseException):
-    """The simulated process has ended. Not an Exception: what handles errors must not see the end of its process."""
+    """The simulated process has ended. No Exception: what handles errors must not see its process end."""
 
 
 _TAKES_SPACE = frozenset(
@@ -101,7 +98,7 @@ class FaultyFileOperations:
         return any(call.fault is not None for call in self.calls)
 
     def _enter(self, name: str, path: Path | None = None) -> Fault | None:
-        """Record a call, and fail it if its turn has come; returns a fault that the call itself must act out."""
+        """Record a call, and fail it if its turn has come; returns a fault for the call itself to act out."""
         if self.killed:
             raise ProcessKilledError(name)
         number = len(self.calls)
@@ -135,7 +132,8 @@ class FaultyFileOperations:
         return self.fault if hit else None
 
     def _end_process(self) -> None:
-        # What the kernel does for a process that is gone: its descriptors are closed, and with them its locks.
+        # What the kernel does for a process that is gone: its descriptors are closed, and with them its
+        # locks.
         self.killed = True
         for descriptor in self._open:
             self.inner.close(descriptor)

@@ -1,12 +1,9 @@
-"""`writer_lock`: be the only one who writes a cache file.
+"""`writer_lock`: one writer of a file at a time, among threads and processes, by a lock on a file beside it.
 
-One writer among processes for each cache file, by a lock on a file beside it.
-
-Guarantees: - Readers take no lock and never wait for one. - A writer waits at most as long as it says, and
-knows whether it has the lock. - The lock of a process that died, in whatever way, blocks nobody: it was the
-kernel's and is gone. - Whoever has the lock has it on the file that is there now: where somebody removed
-the lock file meanwhile, the lock is taken again on the new one. - On a file system without locks the writer
-goes on: each file is whole all the same, and the last one stays.
+Readers take no lock and wait for none. A writer waits as long as it says, and knows whether it has the lock.
+The lock of a process that died, in whatever way, is gone with it. Whoever has the lock has it on the lock
+file that is there now: where somebody removed it meanwhile, it is taken again on the new one. On a file
+system without locks the writer goes on: each file is whole all the same, and the last one stays.
 
 Assumptions: the lock file stays when it is given back; removing it would let two writers hold two files.
 """
@@ -19,27 +16,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.stores.errors import SaveError, likely_cause
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, close_quietly
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    SaveError,
+    close_quietly,
+    likely_cause,
+)
 
 LOCK_SUFFIX = ".lock"
-"""What the name of a lock file adds to that of its cache file."""
+"""What the name of a lock file adds to that of its file."""
 
 LOCK_WAIT_S = 1.0
 """How long a writer waits for another one unless it says otherwise."""
 
 _POLL_S = 0.01
 
-# What a file system answers that has no locks. ENOLCK is a network file system whose lock service is not there.
+# What a file system answers that has no locks. ENOLCK is a network file system whose lock service is not
+# there.
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
 
 def lock_path(path: Path) -> Path:
-    """Where the lock file of a cache file is.
-
-    Args:
-        path: The cache file.
-    """
+    """Where the lock file of a file is."""
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
@@ -51,10 +50,10 @@ def writer_lock(
     wait_s: float = LOCK_WAIT_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Be the only writer of a cache file for the length of a block. Thread-safe; not reentrant.
+    """Be the only writer of a file for the length of a block. Thread-safe; not reentrant.
 
     Args:
-        path: The cache file; its directory must exist.
+        path: The file; its directory must exist.
         operations: The calls to use.
         wait_s: How long to wait for another writer, by polling; 0 tries once.
         pause: Waits between two tries.

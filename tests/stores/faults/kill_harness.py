@@ -29,10 +29,8 @@ import numpy as np
 from attrs import define, field, frozen
 
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import LoadPolicy, LoadStatus, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, PosixFileOperations
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_merged
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
@@ -113,12 +111,16 @@ def write_forever(options: Options, first: int, acknowledge: int) -> NoReturn:
     """Load, compile the next pipeline, save, acknowledge; until killed."""
     path = path_in(Path(options.directory))
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, tolerated_crashes=FORGIVEN, operations=options.operations)
+    cache, result = load_into_cache(
+        device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
+    )
     assert result.status not in BAD, result
     key = first
     while True:
         compile_keys(device, cache, frozenset({key}))
-        report = save_merged(device, path, cache, tolerated_crashes=FORGIVEN, operations=options.operations)
+        report = save_merged(
+            device, path, cache, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
+        )
         if report.saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
             key += 1
@@ -133,7 +135,7 @@ def open_until_told(options: Options, acknowledged: mmap.mmap, told: mmap.mmap) 
         before = {key for key in range(1, OPENER) if acknowledged[key]}
         device = SimulatedDevice()
         cache, result = load_into_cache(
-            device, path, tolerated_crashes=FORGIVEN, operations=options.operations
+            device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
         )
         found = keys_in(device.pipeline_cache_data(cache).data)
         missing = (before | set(range(OPENER, OPENER + own))) - found
@@ -144,7 +146,7 @@ def open_until_told(options: Options, acknowledged: mmap.mmap, told: mmap.mmap) 
         if loads % options.opener_saves == 0:
             compile_keys(device, cache, frozenset({OPENER + own}))
             report = save_merged(
-                device, path, cache, tolerated_crashes=FORGIVEN, operations=options.operations
+                device, path, cache, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
             )
             own += bool(report.saved_bytes)
         device.close()
@@ -212,7 +214,9 @@ def run(options: Options) -> Report:
 def _look(path: Path, acknowledged: mmap.mmap, report: Report, options: Options) -> None:
     expected = {key for key in range(1, 8000) if acknowledged[key]}
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, tolerated_crashes=FORGIVEN, operations=options.operations)
+    cache, result = load_into_cache(
+        device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
+    )
     found = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     if missing := expected - found:

@@ -11,13 +11,16 @@ from attrs import frozen
 
 from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.cache_file import PipelineCachePrefixHeader, read_cache_file
+from orchestrator.stores.cache_file import (
+    PipelineCachePrefixHeader,
+    load_into_cache,
+    read_cache_file,
+    save_cache_file,
+    save_merged,
+)
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.files.quarantine import quarantine_file
-from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.files.recovery import previous_path, quarantine_file
 from orchestrator.stores.pruning import sweep_directory
-from orchestrator.stores.saving import save_cache_file, save_merged
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,

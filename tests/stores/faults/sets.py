@@ -12,10 +12,15 @@ import numpy as np
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.devices.simulated.cache import parse_data
-from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path, read_cache_file
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadStatus,
+    PipelineCachePrefixHeader,
+    cache_path,
+    load_into_cache,
+    read_cache_file,
+)
+from orchestrator.stores.files.recovery import previous_path
 
 Keys = frozenset[int]
 
@@ -83,7 +88,7 @@ def readable(path: Path) -> list[Keys]:
 def loaded_keys(path: Path, *, tolerated_crashes: int = 0) -> tuple[Keys, LoadStatus]:
     """What a load gives to a driver, and its status."""
     device = strict_device()
-    cache, result = load_into_cache(device, path, tolerated_crashes=tolerated_crashes)
+    cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
     keys = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     return keys, result.status

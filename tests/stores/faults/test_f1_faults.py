@@ -13,9 +13,8 @@ import pytest
 from attrs import define, field
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.stores.cache_file import read_cache_file
-from orchestrator.stores.errors import LoadStatus, SaveError
-from orchestrator.stores.files.atomic_file import FileOperations, close_quietly
+from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError, close_quietly
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
     Fault,
@@ -23,7 +22,6 @@ from orchestrator.stores.files.fault_injection import (
     ProcessKilledError,
 )
 from orchestrator.stores.pruning import sweep_directory
-from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import (
@@ -173,8 +171,8 @@ def test_every_call_of_every_operation_in_six_modes(fast_path: Path, count_cases
 def test_a_file_that_is_written_in_place_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: no temporary."""
     monkeypatch.setattr("tests.stores.faults.test_f1_faults.SITUATIONS", SITUATIONS[1:2])
-    monkeypatch.setattr("orchestrator.stores.saving.write_atomically", _write_in_place)
-    monkeypatch.setattr("orchestrator.stores.saving.keep_as_previous", lambda *_, **__: ())
+    monkeypatch.setattr("orchestrator.stores.cache_file.write_atomically", _write_in_place)
+    monkeypatch.setattr("orchestrator.stores.cache_file.keep_as_previous", lambda *_, **__: ())
     violations = run_suite(fast_path)
     assert any("neither the old nor the new" in each for each in violations.found)
 
@@ -195,6 +193,6 @@ def _write_in_place(path: Path, chunks: tuple[bytes, ...], operations: FileOpera
 def test_a_temporary_that_is_never_swept_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: leftovers of killed processes stay."""
     monkeypatch.setattr("tests.stores.faults.test_f1_faults.SITUATIONS", SITUATIONS[:1])
-    monkeypatch.setattr("orchestrator.stores.pruning._is_temporary_of", lambda path, name: False)
+    monkeypatch.setattr("orchestrator.stores.files.recovery._is_temporary_of", lambda path, name: False)
     violations = run_suite(fast_path)
     assert any("not swept" in each for each in violations.found)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 from attrs import define, field, frozen
 
+from orchestrator.stores.cache_file import load_into_cache, save_cache_file, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations, temporary_of
-from orchestrator.stores.loading import load_into_cache
 from orchestrator.stores.pruning import sweep_directory
-from orchestrator.stores.saving import save_cache_file, save_merged
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import Files, ModelDisk, crash_states
 from tests.stores.faults.sets import (
@@ -189,5 +188,5 @@ def test_a_rename_before_the_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         operations.sync_directory(path.parent)
         return written
 
-    monkeypatch.setattr("orchestrator.stores.saving.write_atomically", rename_first)
+    monkeypatch.setattr("orchestrator.stores.cache_file.write_atomically", rename_first)
     assert run_suite(SERIES[1:2], stop_at_first=True).wrong

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
-    VULKAN_HEADER_SIZE,
+    LoadStatus,
     PipelineCachePrefixHeader,
+    load_into_cache,
 )
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.hashing import content_hash128
+from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.stores.loading import load_into_cache
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import ModelDisk
 from tests.stores.faults.sets import (
@@ -41,7 +41,7 @@ FLIPS = 1500
 
 def flipped_bits() -> Iterator[bytes]:
     """Every bit of both headers, ours and the driver's."""
-    for bit in range((PREFIX_HEADER_SIZE + VULKAN_HEADER_SIZE) * 8):
+    for bit in range((PREFIX_HEADER_SIZE + CACHE_HEADER_SIZE) * 8):
         damaged = bytearray(CONTENT)
         damaged[bit // 8] ^= 1 << bit % 8
         yield bytes(damaged)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations
 from orchestrator.stores.pruning import sweep_directory
-from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import IDENTITY, NOTHING, OURS, data_of, path_in, readable, strict_device
@@ -61,7 +61,7 @@ def test_cancelled_at_every_call_of_every_operation(fast_path: Path, count_cases
 
 def test_a_clean_up_that_is_left_out_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: the sentinel's descriptor stays open."""
-    monkeypatch.setattr("orchestrator.stores.files.sentinel._disarm", lambda *_: None)
+    monkeypatch.setattr("orchestrator.stores.files.recovery._disarm", lambda *_: None)
     loading = next(one for one in SITUATIONS if one.name == "load: the current")
     with pytest.raises(AssertionError, match="load: the current"):
         cancelled(loading, fast_path, at=100)

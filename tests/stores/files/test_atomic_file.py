@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
-from orchestrator.stores.errors import MissingFileError, ReadError, SaveError, TooLargeError
 from orchestrator.stores.files.atomic_file import (
     FileStatus,
+    MissingFileError,
     PosixFileOperations,
+    ReadError,
+    SaveError,
+    TooLargeError,
     ensure_directory,
     read_capped,
     read_capped_parts,

@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.cache_file import read_cache_file
-from orchestrator.stores.errors import LoadStatus, SaveError
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.files.sentinel import SENTINEL_SUFFIX, loading_sentinel
+from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, SaveError
+from orchestrator.stores.files.recovery import SENTINEL_SUFFIX, loading_sentinel, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_cache_file
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.errors import QuarantineError
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
-from orchestrator.stores.files.quarantine import quarantine_file
+from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
 from tests.stores.samples import sweep
 
 

@@ -13,15 +13,18 @@ import pytest
 from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.errors import DriverError
-from orchestrator.stores.cache_file import LoadResult
-from orchestrator.stores.errors import LoadStatus
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadResult,
+    LoadStatus,
+    load_into_cache,
+    save_cache_file,
+    save_merged,
+)
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
-from orchestrator.stores.files.generations import previous_path
-from orchestrator.stores.files.sentinel import dead_sentinels, loading_sentinel
+from orchestrator.stores.files.recovery import dead_sentinels, loading_sentinel, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_cache_file, save_merged
 from tests.drivers import REPOSITORY
 from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import (
@@ -42,7 +45,7 @@ CRASHING = """
 import os, sys
 from pathlib import Path
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.loading import load_into_cache
+from orchestrator.stores.cache_file import load_into_cache
 class Crashing(SimulatedDevice):
     def create_pipeline_cache(self, initial_data=b"", **options):
         if initial_data:
@@ -65,7 +68,7 @@ def start_crashing(path: Path) -> subprocess.CompletedProcess[str]:
 
 def load(path: Path, *, tolerated_crashes: int = 0) -> tuple[frozenset[int], LoadResult]:
     device = SimulatedDevice()
-    cache, result = load_into_cache(device, path, tolerated_crashes=tolerated_crashes)
+    cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
     return keys_in(device.pipeline_cache_data(cache).data), result
 
 

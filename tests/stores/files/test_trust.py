@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.cache_file import read_cache_file
-from orchestrator.stores.errors import LoadStatus
-from orchestrator.stores.files.atomic_file import FileStatus, PosixFileOperations
-from orchestrator.stores.files.trust import distrust
-from orchestrator.stores.loading import load_into_cache
-from orchestrator.stores.saving import save_cache_file
+from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
+from orchestrator.stores.files.atomic_file import FileStatus, PosixFileOperations, distrust
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.errors import SaveError
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, lock_byte
+from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    PosixFileOperations,
+    SaveError,
+    lock_byte,
+)
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from orchestrator.stores.saving import save_cache_file
 from tests.drivers import REPOSITORY
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, path_in, readable
 

@@ -1,0 +1,430 @@
+r"""What brings a store back after a crash: the generation before, sentinels, the quarantine, and sweeping up.
+
+    NAME                         the current generation
+    NAME.previous                the one before, exactly while the current one has not loaded yet
+    .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot id>\n"
+    .NAME.<16 hex>.tmp           a temporary (see atomic_file)
+    quarantine/<number>-NAME     what was refused
+
+Generations: a save makes the current file the previous one by a second name, so that one of them is whole at
+every moment; a load of the current one ends the previous one. The names alone tell which has loaded.
+
+Sentinels stand while a file's content is given to what may crash. A process that dies there leaves its
+sentinel, and the next one knows which content may be what kills. A sentinel speaks of content by its hash, so
+it never accuses what was saved later. Its lock tells whether its process lives; the id in the line is for
+people. It accuses nobody before its line is whole, nor after a restart of the machine, so it is not synced.
+Where none can be made, the load goes on without. A process that is killed from outside in that moment leaves
+the same trace: its file goes to the quarantine for nothing, unless the caller forgives a number of deaths.
+
+The quarantine takes a file by one rename and keeps the newest. Two processes that pick one number at a time
+keep one of their two files, which is enough for what people look at.
+
+Sweeping removes nothing of a living process: temporaries are made under the writer's lock, sentinels are
+locked by their process, and one that is not armed yet is left alone for a minute. A sentinel that accuses
+what is there stays. Names that are not exactly of our making stay.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    TEMPORARY_SUFFIX,
+    FileOperations,
+    ReadError,
+    SaveError,
+    close_quietly,
+    ensure_directory,
+    likely_cause,
+    read_capped,
+    read_head,
+    remove_temporary,
+    temporary_of,
+    write_atomically,
+)
+
+PREVIOUS_SUFFIX = ".previous"
+"""What the name of the previous generation adds to that of its file."""
+
+SENTINEL_SUFFIX = ".loading"
+"""How the name of every sentinel ends; it starts with a dot and the name of its file."""
+
+QUARANTINE_DIRECTORY = "quarantine"
+"""Name of the directory, beside the files."""
+
+KEPT_FILES = 8
+"""Files that stay in a quarantine unless a caller says otherwise."""
+
+UNARMED_AGE_NS = 60 * 10**9
+"""Age, ns, at which a sentinel that is not armed belongs to a process that died, and not to one at work."""
+
+# What a file system answers that has no hard links, or whose policy has none for this file.
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+_LINE = re.compile(rb"loading ([0-9a-f]{32}) by (\d{1,20}) on ([!-~]{0,64})\n")
+_LINE_CAP = 256
+
+_NUMBERED = re.compile(r"(\d{6,})-.+", re.ASCII)
+
+_LEFTOVER = re.compile(
+    rf"\.(?P<name>.+?)(?:{re.escape(PREVIOUS_SUFFIX)})?\.[0-9a-f]{{16}}"
+    rf"(?:{re.escape(TEMPORARY_SUFFIX)}|{re.escape(SENTINEL_SUFFIX)})",
+    re.ASCII,
+)
+
+
+def previous_path(path: Path) -> Path:
+    """Where the generation before the current one is."""
+    return path.with_name(path.name + PREVIOUS_SUFFIX)
+
+
+def has_previous(path: Path, operations: FileOperations) -> bool:
+    """Whether there is a generation before the current one.
+
+    Raises:
+        OSError: The system does not say.
+    """
+    try:
+        operations.stat(previous_path(path))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def keep_as_previous(
+    path: Path, cap: int, operations: FileOperations, is_due: Callable[[], bool]
+) -> tuple[Path, ...]:
+    """Make the current generation the previous one, if that is its due; the current name keeps it too.
+
+    The writer's lock is held. The names are made to last by whoever replaces the current one, with the same
+    sync of the directory.
+
+    Args:
+        path: The file.
+        cap: Bytes that it may have, where it has to be copied.
+        operations: The calls to use.
+        is_due: Whether the current generation is worth it; may raise OSError or ReadError.
+
+    Returns:
+        Temporaries that could not be removed.
+
+    Raises:
+        SaveError: It could not be kept. Both generations are as they were.
+    """
+    leftover: Path | None = None
+    try:
+        if not is_due():
+            return ()
+        temporary = temporary_of(previous_path(path))
+        try:
+            operations.link(path, temporary)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            write_atomically(previous_path(path), [read_capped(path, cap, operations)], operations)
+            return ()
+        try:
+            operations.rename(temporary, previous_path(path))
+        finally:
+            # After a rename too: one between two names of one file does nothing, and leaves both.
+            leftover = remove_temporary(temporary, operations)
+    except SaveError as error:
+        why, leftover = f"{error.step}: {error.reason}", error.leftover
+    except ReadError as error:
+        why = error.reason
+    except OSError as error:
+        why = likely_cause(error)
+    else:
+        return () if leftover is None else (leftover,)
+    raise SaveError(path, "keeping the previous generation", why, leftover=leftover)
+
+
+@frozen
+class DeadSentinel:
+    """The sentinel of a process that died.
+
+    Attributes:
+        path: The sentinel.
+        data_hash: Hash of the content that was in use, 16 bytes; empty where it accuses nothing: it never was
+            armed, or the machine was restarted since.
+        process_id: Of the process, as it saw itself; 0 where it accuses nothing.
+    """
+
+    path: Path
+    data_hash: bytes
+    process_id: int
+
+
+def is_sentinel_of(path: Path, name: str) -> bool:
+    """Whether a name in the directory of a file is that of a sentinel of it."""
+    prefix = f".{path.name}."
+    return (
+        name.startswith(prefix)
+        and name.endswith(SENTINEL_SUFFIX)
+        and len(name) == len(prefix) + 16 + len(SENTINEL_SUFFIX)
+    )
+
+
+@contextmanager
+def loading_sentinel(path: Path, data_hash: bytes, operations: FileOperations) -> Iterator[list[str]]:
+    """Stand a sentinel beside a file for the length of a block.
+
+    Args:
+        path: The file.
+        data_hash: Hash of its content, 16 bytes.
+        operations: The calls to use.
+
+    Yields:
+        A list that has, after the block, a sentence for each thing that went wrong with the sentinel; none of
+        them is a reason not to load.
+    """
+    sentinel = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SENTINEL_SUFFIX}")
+    problems: list[str] = []
+    descriptor = _arm(sentinel, data_hash, operations, problems)
+    try:
+        yield problems
+    finally:
+        if descriptor is not None:
+            _disarm(sentinel, descriptor, operations, problems)
+
+
+def _arm(sentinel: Path, data_hash: bytes, operations: FileOperations, problems: list[str]) -> int | None:
+    """Create, lock, write; returns the descriptor, or None and a problem where there is no sentinel."""
+    descriptor = None
+    line = memoryview(f"loading {data_hash.hex()} by {os.getpid()} on {operations.boot_id()}\n".encode())
+    armed = False
+    try:
+        descriptor = operations.open_new(sentinel)
+        if operations.try_lock(descriptor):
+            while line:
+                line = line[operations.write(descriptor, line) :]
+            armed = True
+        else:
+            problems.append("loaded without a sentinel against crashes: another process locked it")
+    except OSError as error:
+        problems.append(f"loaded without a sentinel against crashes: {likely_cause(error)}")
+    finally:
+        if descriptor is not None and not armed:
+            _disarm(sentinel, descriptor, operations, problems)
+    return descriptor if armed else None
+
+
+def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problems: list[str]) -> None:
+    """Cut, close, remove: cut first, since between close and removal it would accuse."""
+    disarmed = False
+    try:
+        try:
+            operations.truncate(descriptor)
+            disarmed = True
+        except OSError as error:
+            # Removed below all the same, and then it accuses nobody either.
+            problems.append(f"{sentinel.name} could not be cut: {likely_cause(error)}")
+    finally:
+        close_quietly(descriptor, operations)
+        try:
+            operations.unlink(sentinel)
+        except FileNotFoundError:
+            disarmed = True
+        except OSError as error:
+            accuses = (
+                "" if disarmed else "; remove it, or the file that was loaded is taken for one that crashes"
+            )
+            problems.append(f"{sentinel} could not be removed: {likely_cause(error)}{accuses}")
+
+
+def dead_sentinels(path: Path, operations: FileOperations, names: list[str]) -> tuple[DeadSentinel, ...]:
+    """The sentinels of a file whose process died, those that accuse and those that do not.
+
+    A sentinel that cannot be read or locked is taken for that of a living process.
+
+    Args:
+        path: The file.
+        operations: The calls to use.
+        names: The names in its directory.
+    """
+    found = (
+        _if_dead(path.with_name(name), operations) for name in sorted(names) if is_sentinel_of(path, name)
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def _if_dead(sentinel: Path, operations: FileOperations) -> DeadSentinel | None:
+    try:
+        line = read_head(sentinel, _LINE_CAP, operations)
+        match = _LINE.fullmatch(line)
+        if match is None or match[3].decode() != operations.boot_id():
+            # Its lock is left alone: a process may just be about to take it.
+            return DeadSentinel(sentinel, b"", 0)
+        if not _is_abandoned(sentinel, line, operations):
+            return None
+    except (OSError, ReadError):
+        return None
+    return DeadSentinel(sentinel, bytes.fromhex(match[1].decode()), int(match[2]))
+
+
+def _is_abandoned(sentinel: Path, line: bytes, operations: FileOperations) -> bool:
+    descriptor = operations.open_existing(sentinel)
+    try:
+        # Shared, so that two that look at a time do not take each other for the one that loads. Read again
+        # under the lock: its process may have disarmed it, and let it go, since the line was read.
+        return (
+            operations.try_lock(descriptor, shared=True)
+            and read_head(sentinel, _LINE_CAP, operations) == line
+        )
+    finally:
+        close_quietly(descriptor, operations)
+
+
+class QuarantineError(OrchestratorError):
+    """A file could not be moved into the quarantine, or the move could not be made to last.
+
+    Attributes:
+        path: Where the file was.
+        reason: The system's words and the likely cause.
+        moved_to: Where the file is now, or None where it did not move.
+    """
+
+    def __init__(self, path: Path, reason: str, moved_to: Path | None) -> None:
+        where = "it did not move" if moved_to is None else f"it is at {moved_to}, but may come back"
+        super().__init__(f"{path}: moving it to the quarantine failed: {reason}; {where}")
+        self.path = path
+        self.reason = reason
+        self.moved_to = moved_to
+
+
+def quarantine_file(
+    path: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, keep: int = KEPT_FILES
+) -> Path:
+    """Move a file into the quarantine beside it, and remove the oldest ones over the bound.
+
+    Args:
+        path: The file.
+        operations: The calls to use.
+        keep: Files that may stay, at least 1.
+
+    Returns:
+        Where the file is now: `quarantine/NNNNNN-name`.
+
+    Raises:
+        QuarantineError: It could not be moved, or old ones could not be removed, or the move may not last.
+    """
+    directory = path.parent / QUARANTINE_DIRECTORY
+    moved_to: Path | None = None
+    try:
+        ensure_directory(directory, operations)
+        numbered = sorted(
+            (int(match[1]), name)
+            for name in operations.list_directory(directory)
+            if (match := _NUMBERED.fullmatch(name)) is not None
+        )
+        number = numbered[-1][0] + 1 if numbered else 1
+        # Room first: a disk that is full or a crash between the two must not leave one too many.
+        for _, name in numbered[: max(len(numbered) - (keep - 1), 0)]:
+            operations.unlink(directory / name)
+        destination = directory / f"{number:06d}-{path.name}"
+        operations.rename(path, destination)
+        moved_to = destination
+        operations.sync_directory(directory)
+        operations.sync_directory(path.parent)
+    except SaveError as error:
+        raise QuarantineError(path, f"{directory}: {error.reason}", moved_to) from error
+    except OSError as error:
+        raise QuarantineError(path, likely_cause(error), moved_to) from error
+    return destination
+
+
+@frozen
+class SweepReport:
+    """What a sweep did.
+
+    Attributes:
+        removed: Files that were removed.
+        failed: Files that should have been, and could not.
+        busy: Files whose leftovers were left alone, since a process is saving them.
+    """
+
+    removed: tuple[Path, ...] = ()
+    failed: tuple[Path, ...] = ()
+    busy: tuple[Path, ...] = ()
+
+
+def leftover_of(name: str) -> str | None:
+    """Name of the file that a temporary or sentinel is of, by its own name; None for any other name."""
+    match = _LEFTOVER.fullmatch(name)
+    return None if match is None else match["name"]
+
+
+def sweep_file(
+    path: Path,
+    operations: FileOperations,
+    *,
+    now_ns: int | None = None,
+    content_hash: Callable[[Path, FileOperations], bytes | None] | None = None,
+) -> SweepReport:
+    """Remove what killed processes left of one file. The writer's lock is held. Never raises an OSError.
+
+    Args:
+        path: The file.
+        operations: The calls to use.
+        now_ns: The time, ns since the epoch; the clock's where not given.
+        content_hash: Gives the hash of what a generation holds, as sentinels name it, or None where there is
+            nothing that they could accuse. May raise ReadError. Not needed for files that no sentinel stands
+            for.
+    """
+    try:
+        # Listed under the lock: what is there now was there when its writer died.
+        names = operations.list_directory(path.parent)
+        dead = dead_sentinels(path, operations, names)
+    except OSError:
+        return SweepReport(failed=(path.parent,))
+    stale = [path.with_name(name) for name in sorted(names) if _is_temporary_of(path, name)]
+    if dead:
+        now_ns = time.time_ns() if now_ns is None else now_ns
+        try:
+            generations = (path, previous_path(path))
+            there = (
+                {content_hash(each, operations) for each in generations}
+                if content_hash is not None
+                else set()
+            )
+        except ReadError:
+            dead = ()  # what is there is not known, so each of them may still have something to accuse
+        stale += [
+            each.path
+            for each in dead
+            if (each.data_hash not in there if each.data_hash else _is_old(each.path, now_ns, operations))
+        ]
+    removed: list[Path] = []
+    failed: list[Path] = []
+    for one in stale:
+        try:
+            operations.unlink(one)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            failed.append(one)
+        else:
+            removed.append(one)
+    return SweepReport(tuple(removed), tuple(failed))
+
+
+def _is_temporary_of(path: Path, name: str) -> bool:
+    return leftover_of(name) == path.name and name.endswith(TEMPORARY_SUFFIX)
+
+
+def _is_old(path: Path, now_ns: int, operations: FileOperations) -> bool:
+    try:
+        return now_ns - operations.stat(path).modified_ns > UNARMED_AGE_NS
+    except OSError:
+        return False
