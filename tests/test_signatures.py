@@ -21,7 +21,6 @@ TO_DO = {
     "orchestrator/sets/authoring/builder.py: PipelineSetBuilder.graphics_pipeline",
     "orchestrator/sets/authoring/builder.py: PipelineSetBuilder.ray_tracing_pipeline",
     "orchestrator/sets/groups.py: encode_application",
-    "orchestrator/stores/loading.py: load_into_cache",
 }
 
 
