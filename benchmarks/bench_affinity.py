@@ -28,7 +28,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import TARGET_NS
-from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, cost_first
+from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -49,18 +49,14 @@ def measure(job: Job) -> Figures:
         options = ScheduleOptions(
             affinity=job["affinity"], target_ns=round(job["target_ms"] * 1e6), expect_hits=0.0
         )
-        made: list[Scheduler] = []
-
-        def scheduler(graph: JobGraph, workers: int) -> Scheduler:
-            made.append(cost_first(image, options=options, pipeline_keys=keys)(graph, workers))
-            return made[-1]
+        schedule = Scheduler(JobGraph.of_image(image, pipeline_keys=keys), job["workers"], options)
 
         async def run() -> RunReport:
             return await run_pipelines(
                 device,
                 prepared,
                 RunOptions(mode=CacheMode.PER_WORKER, workers=job["workers"]),
-                scheduler=scheduler,
+                scheduler=schedule,
             )
 
         with no_garbage_collection():
@@ -73,10 +69,7 @@ def measure(job: Job) -> Figures:
         any(users[module] > 1 for module in image.modules_of(index)) or bool(image.libraries_of(index))
         for index in range(len(image))
     )
-    (schedule,) = made
-    homes = moved = 0
-    if isinstance(schedule, CostScheduler):
-        homes, moved = schedule.statistics.at_home, schedule.statistics.moved
+    homes, moved = schedule.statistics.at_home, schedule.statistics.moved
     merge = report.merge
     return {
         "cpu_s": report.timing.cpu_ns / 1e9,

@@ -1,19 +1,19 @@
 # Question: what do duplicates cost a cold run, with singleflight and without?
 #
-# The set is run as it is, and with pipelines in it twice, in fresh worker caches. `CostScheduler` compiles each once and
-# creates the second where the first was compiled, so that it hits; FIFO hands both to whoever is free, and compiles one
+# The set is run as it is, and with pipelines in it twice, in fresh worker caches. The scheduler compiles each once and
+# creates the second where the first was compiled, so that it hits; taken as separate work, both go to whoever is free, who compiles one
 # again wherever the second comes to another worker.
 #
 #   half again   half of the pipelines once more, so a third of the jobs are duplicates (what `bench --duplicates 0.5` runs)
 #   twice        all once more, so half of the jobs are duplicates
 #
-# Estimated costs are given to `CostScheduler`, as in a first run. With --pipeline-keys it is also told the driver's own
+# Estimated costs are given to the scheduler, as in a first run. With --pipeline-keys it is also told the driver's own
 # keys, which were asked for before the run; that time is in `seconds` as well.
 #
 # `process_cpu_s` is the CPU time of the whole process during the run: what other programs on the machine do moves it less than
 # `seconds`, and where there are fewer processors than workers it decides those.
 #
-# `compiles` must be `unique` in each run of `CostScheduler`, or the script fails: it is no question of speed.
+# `compiles` must be `unique` in each run of the scheduler, or the script fails: it is no question of speed.
 #
 # Command: python benchmarks/bench_duplicates.py --device radv:navi21 --set sascha.foz --output FILE
 """Cost of duplicates."""
@@ -28,14 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import trio
+from attrs import evolve
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunOptions, RunReport, run_pipelines
-from orchestrator.run.compile import TARGET_NS
-from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
+from orchestrator.run.options import TARGET_NS
+from orchestrator.schedule import Followers, JobGraph, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -60,9 +61,8 @@ def measure(job: Job) -> Figures:
                 else None
             )
             asked = time.perf_counter() - began
-            scheduler = (
-                cost_first(image, options=OPTIONS, pipeline_keys=keys) if job["once"] else FifoScheduler
-            )
+            options = OPTIONS if job["once"] else evolve(OPTIONS, followers=Followers.SEPARATE)
+            scheduler = Scheduler(JobGraph.of_image(image, pipeline_keys=keys), job["workers"], options)
             report = trio.run(run, device, prepared, CacheMode(job["mode"]), job["workers"], scheduler)
             process_cpu = time.process_time() - before
         prepared.close()
@@ -87,7 +87,7 @@ def measure(job: Job) -> Figures:
 
 
 async def run(
-    device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, scheduler: SchedulerFactory
+    device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, scheduler: Scheduler
 ) -> RunReport:
     """One run."""
     return await run_pipelines(device, prepared, RunOptions(mode=mode, workers=workers), scheduler=scheduler)
@@ -113,10 +113,10 @@ def main() -> None:
             "workers": options.workers,
             "mode": options.mode,
             "duplicates": share,
-            "once": scheduler == "cost-first",
-            "ask_keys": options.pipeline_keys and scheduler == "cost-first",
+            "once": scheduler == "once",
+            "ask_keys": options.pipeline_keys and scheduler == "once",
         }
-        for scheduler in ("cost-first", "fifo")
+        for scheduler in ("once", "as given")
         for name, share in shares.items()
     }
     rows = compare(__file__, jobs, options, figure=options.figure)

@@ -1,7 +1,7 @@
 # Question: what is won by starting the longest pipelines first, and how good is the time to go that is told by costs?
 #
-# Cold runs over a real set in fresh worker caches: FIFO; longest first by estimated costs, as in a first run; longest first by
-# what the run before recorded, as when a cache was lost and the record was not. FIFO of the first round makes the record.
+# Cold runs over a real set in fresh worker caches: as given; longest first by estimated costs, as in a first run; longest first by
+# what the run before recorded, as when a cache was lost and the record was not. The run as given of the first round makes the record.
 #
 # `bound_s` is the least that is possible with the driver time that was spent: a share for each worker, or the longest pipeline.
 # At a tenth and at half of each run, how far the time to go was off, in per cent of the whole run (-1: it was not told):
@@ -36,21 +36,16 @@ from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import Progress, RunOptions, RunReport, run_pipelines
-from orchestrator.run.compile import TARGET_NS, CompileSchedule
+from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.schedule import (
-    Assignment,
-    CostScheduler,
-    FifoScheduler,
-    JobGraph,
-    ScheduleOptions,
-    Scheduler,
-)
-from orchestrator.schedule.graphs import estimated_costs
+from orchestrator.run.options import TARGET_NS
+from orchestrator.schedule import Assignment, JobGraph, Order, ScheduleOptions, Scheduler
+from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 
+AS_GIVEN = ScheduleOptions(order=Order.GIVEN, target_ns=TARGET_NS, expect_hits=0.0)
 RECORD = "ORCHESTRATOR_BENCHMARK_RECORD"
 Told = tuple[float, float | None, float | None]
 
@@ -78,14 +73,14 @@ def measure(job: Job) -> dict[str, Any]:
             return await run_pipelines(
                 device,
                 prepared,
-                RunOptions(workers=job["workers"]),
-                scheduler=FifoScheduler if job["order"] == "fifo" else schedule.factory(),
+                RunOptions(workers=job["workers"], schedule=AS_GIVEN),
+                scheduler=None if job["order"] == "given" else schedule.scheduler(),
                 on_progress=tell,
             )
 
         with no_garbage_collection():
             report = trio.run(run)
-        if job["order"] == "fifo":
+        if job["order"] == "given":
             record.learn(image.keys, schedule.compile_times(report))
         prepared.close()
     identity = device.identity
@@ -104,7 +99,7 @@ def measure(job: Job) -> dict[str, Any]:
         "pipelines": len(report),
         "calls": len(report.calls),
         **errors(told, seconds),
-        # What the replay needs: for each pipeline what it took, what it was believed to take, and its kind.
+        # What the replay needs: for each pipeline what it took, what it was estimated to take, and its kind.
         "times_ms": [round(each / 1e6, 3) for each in report.pipelines.driver_ns.tolist()],
         "estimates_ms": [round(each / 1e6, 3) for each in estimated_costs(image).tolist()],
         "kinds": report.pipelines.kinds.tolist(),
@@ -127,21 +122,21 @@ def errors(told: list[Told], seconds: float) -> Figures:
 def replay(path: Path, workers: int) -> dict[str, float]:
     """How long each order takes in virtual time, seconds."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    row = next(each for each in rows if each["order"] == "fifo")
+    row = next(each for each in rows if each["order"] == "given")
     times_ns = np.array([max(1.0, each * 1e6) for each in row["times_ms"]])
     count = len(times_ns)
     graph = JobGraph(np.array(row["kinds"], np.uint8), np.zeros(count + 1, np.int64), np.zeros(0, np.int32))
     options = ScheduleOptions(target_ns=TARGET_NS, expect_hits=0.0)
     found = {"bound": max(times_ns.sum() / workers, times_ns.max()) / 1e9}
     for order, costs in (
-        ("fifo", None),
+        ("given", None),
         ("estimated", np.array(row["estimates_ms"]) * 1e6),
         ("recorded", times_ns),
     ):
-        scheduler: Scheduler = (
-            FifoScheduler(graph, workers)
+        scheduler = (
+            Scheduler(graph, workers, AS_GIVEN)
             if costs is None
-            else CostScheduler(evolve(graph, costs_ns=costs.astype(np.int64)), workers, options)
+            else Scheduler(evolve(graph, costs_ns=costs.astype(np.int64)), workers, options)
         )
         free = [(0.0, worker) for worker in range(workers)]
         flights: list[tuple[float, int, Assignment, float]] = []
@@ -179,7 +174,7 @@ def main() -> None:
         return
     jobs: dict[str, Job] = {
         order: {"device": options.device, "set": options.set, "workers": options.workers, "order": order}
-        for order in ("fifo", "estimated", "recorded")
+        for order in ("given", "estimated", "recorded")
     }
     with tempfile.TemporaryDirectory() as folder:
         os.environ[RECORD] = folder

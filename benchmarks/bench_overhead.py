@@ -4,7 +4,7 @@
 #   overhead_share   (wall x workers - driver) / driver: idle workers at the end included
 #   outside_cpu_s    CPU time of the process meanwhile that was not spent in creation calls: the interpreter
 #
-# Contenders: FIFO, and longest first by estimated costs with batches that aim at some milliseconds.
+# Contenders: as given, and longest first by estimated costs with batches that aim at some milliseconds.
 #
 # Command: python benchmarks/bench_overhead.py --device radv:navi21 --set sascha.foz --workers 2 --output FILE
 """Cost of a run beside the driver."""
@@ -24,7 +24,7 @@ from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunOptions, RunReport, run_pipelines
-from orchestrator.schedule import FifoScheduler, ScheduleOptions, SchedulerFactory, cost_first
+from orchestrator.schedule import Order, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -36,13 +36,14 @@ def measure(job: Job) -> Figures:
     with PipelineSet.open(job["set"]) as source:
         image = build_image(source, source.pipelines, device.capabilities).image
         prepared = device.prepare(image)
-        scheduler: SchedulerFactory = FifoScheduler
-        if job["target_ms"]:
-            options = ScheduleOptions(target_ns=round(job["target_ms"] * 1e6), expect_hits=job["expect_hits"])
-            scheduler = cost_first(image, options=options)
+        options = ScheduleOptions(
+            order=Order.COST if job["target_ms"] else Order.GIVEN,
+            target_ns=round((job["target_ms"] or 200) * 1e6),
+            expect_hits=job["expect_hits"],
+        )
         with no_garbage_collection():
             before = time.process_time_ns()
-            report = trio.run(run, device, prepared, job["workers"], scheduler)
+            report = trio.run(run, device, prepared, job["workers"], options)
             cpu_ns = time.process_time_ns() - before
         prepared.close()
     identity = device.identity
@@ -62,22 +63,22 @@ def measure(job: Job) -> Figures:
 
 
 async def run(
-    device: Device, prepared: PreparedPipelines, workers: int, scheduler: SchedulerFactory
+    device: Device, prepared: PreparedPipelines, workers: int, schedule: ScheduleOptions
 ) -> RunReport:
     """One run."""
     return await run_pipelines(
-        device, prepared, RunOptions(mode=CacheMode.PER_WORKER, workers=workers), scheduler=scheduler
+        device, prepared, RunOptions(mode=CacheMode.PER_WORKER, workers=workers, schedule=schedule)
     )
 
 
 def main() -> None:
-    """Compare schedulers with FIFO."""
+    """Compare orders and targets."""
     parser = parser_of("What does a run cost beside the driver, by scheduler?")
     parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--targets", default="2,10,20,50", help="milliseconds that a batch aims at")
-    parser.add_argument("--expect-hits", type=float, default=0.0, help="share of hits believed at the start")
+    parser.add_argument("--expect-hits", type=float, default=0.0, help="share of hits estimated at the start")
     parser.add_argument(
         "--figure", default="overhead_share", choices=["overhead_share", "outside_cpu_s", "seconds"]
     )
@@ -85,7 +86,7 @@ def main() -> None:
     if answer_if_asked(options, measure):
         return
     jobs: dict[str, Job] = {
-        "fifo" if not target else f"cost-first, {target:g} ms": {
+        "as given, 200 ms" if not target else f"cost-first, {target:g} ms": {
             "device": options.device,
             "set": options.set,
             "workers": options.workers,

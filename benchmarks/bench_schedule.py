@@ -2,8 +2,8 @@
 #
 #   makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A discrete-
 #               event simulation: workers take batches, time passes by the jobs' true costs, nothing else costs
-#               anything. Contenders: the cost scheduler with exact costs, with costs that are wrong by a factor
-#               (lognormal, sigma 0.5) and with no costs at all; FIFO in the order of the set; static slices.
+#               anything. Contenders: the scheduler with exact costs, with costs that are wrong by a factor
+#               (lognormal, sigma 0.5) and with no costs at all; jobs in the order of the set; static slices.
 #               The bound is max(longest job, total / workers); no schedule can be below it.
 #   throughput  what does the state machine itself cost: jobs a second through request and finished, on one core,
 #               with batches as in a warm run (all hit), and one job a batch; bytes a job.
@@ -39,9 +39,8 @@ import numpy.typing as npt
 
 from orchestrator.schedule import (
     Assignment,
-    CostScheduler,
-    FifoScheduler,
     JobGraph,
+    Order,
     ScheduleOptions,
     Scheduler,
     Wait,
@@ -56,6 +55,7 @@ JOBS = 10_000
 WORKERS = (2, 8, 64)
 SIZES = (10_000, 100_000, 1_000_000)
 HIT_NS = 1_300
+AS_GIVEN = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0)
 
 
 def costs_of(jobs: int, seed: int) -> Costs:
@@ -64,14 +64,14 @@ def costs_of(jobs: int, seed: int) -> Costs:
     return np.maximum(drawn, 1).astype(np.int64)
 
 
-def graph_of(believed: Costs | None, jobs: int) -> JobGraph:
+def graph_of(estimated: Costs | None, jobs: int) -> JobGraph:
     """Jobs of one kind, without links; modules are shared by eight jobs on average, two a job."""
     rng = np.random.default_rng(jobs)
     return JobGraph(
         np.zeros(jobs, np.uint8),
         np.zeros(jobs + 1, np.int64),
         np.zeros(0, np.int32),
-        costs_ns=believed,
+        costs_ns=estimated,
         keys=rng.permutation(jobs).astype(np.uint64) + np.uint64(1),
         module_start=np.arange(jobs + 1, dtype=np.int64) * 2,
         module_index=rng.integers(0, max(1, jobs // 4), 2 * jobs).astype(np.int32),
@@ -117,7 +117,7 @@ def makespan_rows(seeds: int) -> Iterator[Row]:
     for seed in range(seeds):
         costs = costs_of(JOBS, seed)
         wrong = np.random.default_rng(1000 + seed).lognormal(0.0, 0.5, JOBS)
-        believed = {
+        estimated = {
             "cost": costs,
             "cost, estimates off by sigma 0.5": np.maximum(costs * wrong, 1).astype(np.int64),
             "cost, nothing known": None,
@@ -126,9 +126,9 @@ def makespan_rows(seeds: int) -> Iterator[Row]:
             bound = max(int(costs.max()), -(-int(costs.sum()) // workers))
             contenders: dict[str, Callable[[], int]] = {
                 name: functools.partial(_run_cost, graph_of(each, JOBS), options, costs, workers)
-                for name, each in believed.items()
+                for name, each in estimated.items()
             }
-            contenders["fifo"] = functools.partial(_run_fifo, graph_of(None, JOBS), costs, workers)
+            contenders["as given"] = functools.partial(_run_given, graph_of(None, JOBS), costs, workers)
             contenders["static slices"] = functools.partial(static_makespan, costs, workers)
             for name, run in contenders.items():
                 makespan = run()
@@ -147,11 +147,11 @@ def makespan_rows(seeds: int) -> Iterator[Row]:
 
 
 def _run_cost(graph: JobGraph, options: ScheduleOptions, costs: Costs, workers: int) -> int:
-    return simulated_makespan(CostScheduler(graph, workers, options), costs, workers)
+    return simulated_makespan(Scheduler(graph, workers, options), costs, workers)
 
 
-def _run_fifo(graph: JobGraph, costs: Costs, workers: int) -> int:
-    return simulated_makespan(FifoScheduler(graph, workers), costs, workers)
+def _run_given(graph: JobGraph, costs: Costs, workers: int) -> int:
+    return simulated_makespan(Scheduler(graph, workers, AS_GIVEN), costs, workers)
 
 
 def throughput_sample(jobs: int, batches: str) -> Row:
@@ -161,7 +161,7 @@ def throughput_sample(jobs: int, batches: str) -> Row:
     workers = 2
     started = time.perf_counter_ns()
     cpu = time.thread_time_ns()
-    scheduler = CostScheduler(graph, workers, options)
+    scheduler = Scheduler(graph, workers, options)
     entered = time.perf_counter_ns()
     calls = worker = 0
     while isinstance(answer := scheduler.request(worker), Assignment):
@@ -189,7 +189,7 @@ def memory_sample(jobs: int, _: str) -> Row:
     """Count the bytes of one schedule: held after entering, and at the highest."""
     graph = graph_of(costs_of(jobs, 1), jobs)
     tracemalloc.start()
-    scheduler = CostScheduler(graph, 2)
+    scheduler = Scheduler(graph, 2)
     held, entering = tracemalloc.get_traced_memory()
     while isinstance(answer := scheduler.request(0), Assignment):
         scheduler.finished(0, answer, hits=len(answer.indices), elapsed_ns=len(answer.indices) * HIT_NS)

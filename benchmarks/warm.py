@@ -21,12 +21,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trio
+from attrs import evolve
 
 from orchestrator.bench.take import no_garbage_collection, run_order
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.run import RunOptions, RunReport, run_pipelines
-from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
+from orchestrator.run.options import unsteered_schedule
+from orchestrator.schedule import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
@@ -108,17 +110,15 @@ def run_warm(
     Raises:
         SystemExit: Not all were hits, so that the run says nothing.
     """
-
-    def scheduler(jobs: JobGraph, count: int) -> Scheduler:
-        return FifoScheduler(jobs, count, limit=batch, hit_limit=batch)
+    # The passes stand for a larger set: they are no duplicates.
+    schedule = evolve(unsteered_schedule(mode, batch_limit=batch), followers=Followers.SEPARATE)
 
     async def run() -> RunReport:
         return await run_pipelines(
             device,
             prepared,
-            RunOptions(workers=workers, mode=mode, keep=True),
+            RunOptions(workers=workers, mode=mode, schedule=schedule, keep=True),
             primary=data,
-            scheduler=scheduler,
         )
 
     with no_garbage_collection():

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
-    from orchestrator.schedule import cost_first as cost_first
+    from orchestrator.schedule import Scheduler as Scheduler
     from orchestrator.sets.archive.reader import Archive as Archive
     from orchestrator.sets.archive.writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.authoring.builder import PipelineSetBuilder as PipelineSetBuilder
@@ -148,7 +148,7 @@ _HOMES = {
         "Followers",
         "Priority",
         "ScheduleOptions",
-        "cost_first",
+        "Scheduler",
     ),
     "orchestrator.sets.archive.reader": ("Archive",),
     "orchestrator.sets.archive.writer": ("ArchiveWriter",),

@@ -251,7 +251,7 @@ def test_rooms_form_no_cycle() -> None:
         ("stores/report.py", "import trio.lowlevel", "trio"),
         ("sets/archive.py", "from pickle import loads", "nobody"),
         ("sets/archive.py", "import importlib\nimportlib.import_module('pickle')", "nobody"),
-        ("schedule/fifo.py", "import time", "pure"),
+        ("schedule/scheduler.py", "import time", "pure"),
         ("cli/compile.py", "from cffi import FFI", "cffi"),
         ("attic/old.py", "", "no room"),
     ],

@@ -199,6 +199,7 @@ _TOLD = {
     "set_name": "set",
     "set_hash": "hash of the set",
     "batch": "batch",
+    "order": "order of pipelines",
 }
 _TOLD_OF_ENVIRONMENT = {
     "driver_name": "driver",

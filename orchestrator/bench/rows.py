@@ -193,6 +193,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     Attributes:
         batch: Largest number of pipelines in a call.
+        order: In which order pipelines were handed out, as `Order` has it: "cost" is what `compile_set` does.
         passes: How often the whole set is in the run, so that a warm run is long enough to be measured.
         set_name: Where the set came from.
         set_hash: Hash over the names of its records, 16 hex digits.
@@ -259,6 +260,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     peak_memory_bytes: int
     compiled_latency: Latencies
     hit_latency: Latencies
+    order: str = "given"
     notes: tuple[str, ...] = ()
 
     @property

@@ -48,7 +48,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.bench.jobs import Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Environment, Latencies, Sample, Start
@@ -58,8 +58,9 @@ from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, Prepa
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.run import OutcomeStatus, RunOptions, RunReport, run_pipelines
+from orchestrator.run.options import unsteered_schedule
 from orchestrator.run.records import status_code
-from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
+from orchestrator.schedule import Followers, ScheduleOptions
 from orchestrator.sets.authoring.manifest import load_manifest
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.image.repeated import repeat_pipelines
@@ -143,6 +144,13 @@ def opened_on(source: PipelineSet, selector: str) -> Iterator[OpenedGroup]:
     return opened_groups(source, lambda request: open_for_child("", selector, request))
 
 
+def schedule_of(job: SampleJob) -> ScheduleOptions:
+    """The settings with which `compile_set` would schedule the run of a sample."""
+    # The passes stand for a larger set: they are no duplicates.
+    followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
+    return evolve(unsteered_schedule(CacheMode(job.mode), batch_limit=job.batch), followers=followers)
+
+
 def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, int]:
     """One run, and the resident size before it."""
     image = built.image
@@ -153,16 +161,14 @@ def _run(job: SampleJob, device: Device, built: BuiltImage) -> tuple[RunReport, 
     prepared = device.prepare(image)
     try:
 
-        def scheduler(jobs: JobGraph, workers: int) -> Scheduler:
-            return FifoScheduler(jobs, workers, limit=job.batch, hit_limit=job.batch)
-
         async def run() -> RunReport:
             return await run_pipelines(
                 device,
                 prepared,
-                RunOptions(workers=job.workers, mode=CacheMode(job.mode), keep=True),
+                RunOptions(
+                    workers=job.workers, mode=CacheMode(job.mode), schedule=schedule_of(job), keep=True
+                ),
                 primary=primary_data,
-                scheduler=scheduler,
             )
 
         before = peak_memory()
@@ -277,6 +283,7 @@ class _Totals:
             control=job.control,
             round=job.round,
             batch=job.batch,
+            order=schedule_of(job).order,
             passes=job.passes,
             set_name=", ".join(Path(each).name for each in job.set_paths),
             set_hash=f"{source.content_hash():016x}",

@@ -1,19 +1,19 @@
 """`CompileSchedule`: how the pipelines of a compile are scheduled, and what that saved.
 
-The schedule of one group's run of a compile: what pipelines are believed to cost, which of them are the
+The schedule of one group's run of a compile: what pipelines are estimated to cost, which of them are the
 same work, how large batches are; and, from what it did, what was saved and how long the rest will take.
 
-recorded costs ─┐ code sizes ─────┼─> CostScheduler: longest first, the same work once ──> time to go,
+recorded costs ─┐ code sizes ─────┼─> Scheduler: longest first, the same work once ──> time to go,
 compiles saved pipeline keys ──┘
 
 Batches aim at a fifth of a second. A call of one pipeline costs about 0.5 ms of interpreter, most of it
 because the compiler has filled the processor's caches: at 200 ms that is nothing, and whoever stops a run
 still waits no longer than that beyond the longest pipeline. The tail stays short, because batches shrink
-with what is left (batching.py).
+with what is left.
 
 Keys are asked for before the run, in one thread (two would wait for each other in the interpreter), and
-only of pipelines that could have one in common: those of one code (likeness.py) that the cache is not
-believed to hold. What links libraries is told apart by its state alone: they do not exist yet.
+only of pipelines that could have one in common: those of one code that the cache is not
+expected to hold. What links libraries is told apart by its state alone: they do not exist yet.
 
 Guarantees: keys and costs are hints. A driver that refuses a key costs compiles, never a pipeline.
 
@@ -61,16 +61,16 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.registry import registry
 from orchestrator.run.executables import inspect_pipelines, require_inspector
-from orchestrator.run.execution import run_pipelines
+from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.keeping import CompileCache, RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
-    NO_WORKER_CACHES,
     CompileOptions,
     ModulePolicy,
     PipelineKeyUse,
     RunOptions,
+    unsteered_schedule,
 )
 from orchestrator.run.records import (
     CompileReport,
@@ -94,10 +94,8 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.vetting import Vetter
-from orchestrator.schedule import CostScheduler, JobGraph, ScheduleOptions, Scheduler, SchedulerFactory
-from orchestrator.schedule.costs import DEFAULT_MODEL, fit
-from orchestrator.schedule.graphs import code_sizes, cost_first, estimated_costs
-from orchestrator.schedule.job_table import possibly_same
+from orchestrator.schedule import Scheduler
+from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -107,14 +105,10 @@ from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.version import version
 
-TARGET_NS: Final = 200_000_000
-_LEAST_TARGET_NS: Final = 5_000_000
-_BATCHES_IN_LIMIT: Final = 20
-_BATCH_LIMIT: Final = 1024
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
-"""Asking for keys ends when it has taken this share of what compiling is believed to take."""
+"""Asking for keys ends when it has taken this share of what compiling is estimated to take."""
 
 
 @define(eq=False)
@@ -128,7 +122,7 @@ class CompileSchedule:
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
         warm: Whether the run begins with a cache that holds something.
         batch: Largest batch of a warm run, by a calibration; None for the usual.
-        time_limit_s: How long work may begin; batches are so small then that a wrong belief overruns it by little.
+        time_limit_s: How long work may begin; batches are so small then that a wrong estimate overruns it by little.
         notes: What a reader of the report must know.
     """
 
@@ -140,26 +134,21 @@ class CompileSchedule:
     batch: int | None = None
     time_limit_s: float | None = None
     notes: list[str] = field(factory=list)
-    _believed_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
+    _estimated_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
     _asked: int = field(default=0, init=False)
     _keys_ns: int = field(default=0, init=False)
-    _scheduler: CostScheduler | None = field(default=None, init=False)
+    _scheduler: Scheduler | None = field(default=None, init=False)
     _time_to_go: TimeToGo | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
-        recorded = self.recorded_ns > 0
-        model = DEFAULT_MODEL
-        if recorded.any():
-            # What this device took for some of the set says what it will take for the rest.
-            model = fit(self.image.kinds, *code_sizes(self.image), self.recorded_ns)
-        self._believed_ns = np.where(recorded, self.recorded_ns, estimated_costs(self.image, model))
+        self._estimated_ns = estimated_costs(self.image, self.recorded_ns)
 
     @property
     def known(self) -> float:
-        """Share of the believed costs that was recorded, 0..1."""
-        total = int(self._believed_ns.sum())
-        return float(self._believed_ns[self.recorded_ns > 0].sum()) / total if total else 0.0
+        """Share of the estimated costs that was recorded, 0..1."""
+        total = int(self._estimated_ns.sum())
+        return float(self._estimated_ns[self.recorded_ns > 0].sum()) / total if total else 0.0
 
     def ask_keys(
         self,
@@ -193,9 +182,9 @@ class CompileSchedule:
         if self.warm:
             chosen &= self.recorded_ns == 0
         if use is PipelineKeyUse.AUTO:
-            chosen &= possibly_same(self.image)
+            chosen &= candidate_duplicates(self.image)
         indices = np.flatnonzero(chosen).astype(np.int32)
-        limit_ns = _MOST_FOR_KEYS * float(self._believed_ns.sum())
+        limit_ns = _MOST_FOR_KEYS * float(self._estimated_ns.sum())
         keys: list[bytes | None] = [None] * len(self.image)
         began = clock_ns()
         for start in range(0, len(indices), _KEYS_AT_ONCE):
@@ -220,34 +209,21 @@ class CompileSchedule:
         if self._asked:
             self._keys = keys
 
-    def factory(self) -> SchedulerFactory:
+    def scheduler(self) -> Scheduler:
         """Makes the scheduler of the run, once."""
-        expected = 0.0
-        if self.warm:
-            # A time was recorded when a pipeline was compiled, and saved in the cache.
-            expected = float(np.count_nonzero(self.recorded_ns)) / len(self.image) if self.known else 1.0
-        options = ScheduleOptions(
-            pin_followers=self.mode not in NO_WORKER_CACHES,
-            target_ns=TARGET_NS if self.time_limit_s is None else self._target_within(self.time_limit_s),
-            batch_limit=_BATCH_LIMIT if self.batch is None or not self.warm else self.batch,
-            expect_hits=expected,
+        batch_limit = self.batch if self.warm else None
+        made = self._scheduler = scheduler_of(
+            self.image,
+            self.workers,
+            unsteered_schedule(self.mode, batch_limit=batch_limit, time_limit_s=self.time_limit_s),
+            recorded_ns=self.recorded_ns,
+            warm=self.warm,
+            pipeline_keys=self._keys,
         )
-        make = cost_first(self.image, options=options, costs_ns=self._believed_ns, pipeline_keys=self._keys)
-
-        def factory(graph: JobGraph, workers: int) -> Scheduler:
-            made = make(graph, workers)
-            if isinstance(made, CostScheduler):
-                self._scheduler = made
-                # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
-                trusted = self.known > _MOSTLY and not self.warm
-                self._time_to_go = TimeToGo(made, workers, trusted=trusted)
-            return made
-
-        return factory
-
-    @staticmethod
-    def _target_within(limit_s: float) -> int:
-        return round(min(TARGET_NS, max(_LEAST_TARGET_NS, limit_s * 1e9 / _BATCHES_IN_LIMIT)))
+        # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
+        trusted = self.known > _MOSTLY and not self.warm
+        self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
+        return made
 
     def eta_s(self, now_ns: int) -> float | None:
         """Seconds to go in this run, by costs; None until something is known of them.
@@ -466,7 +442,7 @@ class CompileJob:
                 time_limit_s=self._time_left_s,
             ),
             primary=primary,
-            scheduler=schedule.factory(),
+            scheduler=schedule.scheduler(),
             stop=self.stop,
             on_merged=cache.on_merged,
             on_progress=self._progress,

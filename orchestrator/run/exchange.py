@@ -1,155 +1,72 @@
-"""`Deadline`, and `TimeLimited`: a scheduler that stops between batches when the time is over.
+"""`Exchange`: where workers end batches and get new ones, and where a caller steers.
 
-Where the clock meets the schedule, which has none: until when work may begin.
+The scheduler of a run behind one lock, with a clock, and a place to wait until something changed.
 
-request ──> nothing left? ──> Paused └─> the schedule is told what is left for the worker, if it has
-budgets, and asked
+    worker:  swap ──> its batch has ended, and its next one, or what to wait for
+    caller:  with steering() ──> change ──> workers that wait ask again
 
-A budget of a schedule is spent by what batches take. Here it is also spent by what passes between them
-(waking up, waiting for a library), so that it ends when the caller's clock says so.
-
-Guarantees: after the end of the time no batch begins. A batch that has begun is never cut short.
-
-Assumptions: called under the lock of the exchange, `begin` before the first request.
-
-`Exchange`: where workers end batches and get new ones.
-
-The scheduler of a run as its workers see it: one lock around it, and a place where a worker waits until
-something changed.
-
-Guarantees: events reach the scheduler one at a time. No change is missed by who waits: an answer comes with
-the number of changes up to it, and waiting ends as soon as there was another.
-
-Assumptions: the lock is held for microseconds and nothing in it gives the interpreter away, so it is hardly
-ever contended.
+Guarantees: events reach the scheduler one at a time. No change is missed by who waits: an answer comes with the number
+of changes up to it, and waiting ends as soon as there was another. A worker is not woken by what gives it no work: each
+time costs a change of threads, and with many workers those add up to more than a frame has. After the end of the time
+limit no batch begins; one that has begun is never cut short.
+Assumptions: the lock is held for microseconds and nothing in it releases the GIL, so it is hardly ever contended.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import trio
 
-from orchestrator.schedule import Assignment, CostScheduler, Done, Paused, Scheduler, SharesOutcomes, Wait
-
-_PAUSED = Paused()
-
-
-class Deadline:
-    """Until when work may begin, on a monotonic clock. Not thread-safe.
-
-    Args:
-        clock_ns: The clock, nanoseconds; time.perf_counter_ns unless a test has its own.
-    """
-
-    def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
-        self._clock_ns = clock_ns
-        self._end_ns: int | None = None
-
-    def begin(self, limit_ns: int | None) -> None:
-        """So long from now; None: for ever."""
-        self._end_ns = None if limit_ns is None else self._clock_ns() + limit_ns
-
-    @property
-    def left_ns(self) -> int | None:
-        """What is left, negative when it is over; None where there is no end."""
-        return None if self._end_ns is None else self._end_ns - self._clock_ns()
-
-
-class TimeLimited:
-    """A scheduler under a deadline; otherwise the scheduler that it is given. See `Scheduler`.
-
-    Args:
-        scheduler: Who decides what is next.
-        deadline: Until when.
-
-    Attributes:
-        expired: Whether a worker was sent away though there were jobs.
-    """
-
-    def __init__(self, scheduler: Scheduler, deadline: Deadline) -> None:
-        self._scheduler = scheduler
-        self._budgeted = scheduler if isinstance(scheduler, CostScheduler) else None
-        self._deadline = deadline
-        self.expired = False
-        self.finished = scheduler.finished
-        self.failed = scheduler.failed
-        self.cancel = scheduler.cancel
-
-    def begin(self, limit_ns: int) -> None:
-        """Begin the time."""
-        self._deadline.begin(limit_ns)
-        if self._budgeted is not None:
-            self._budgeted.budget(limit_ns)
-
-    def request(self, worker: int) -> Assignment | Wait | Done:
-        """A worker asks for work; `Paused` when the time is over."""
-        left_ns = self._deadline.left_ns
-        if left_ns is not None:
-            if left_ns <= 0:
-                self.expired |= self.queued > 0
-                return _PAUSED
-            if self._budgeted is not None:
-                self._budgeted.leave(worker, left_ns)
-        answer = self._scheduler.request(worker)
-        self.expired |= isinstance(answer, Paused)
-        return answer
-
-    @property
-    def queued(self) -> int:
-        """See `Scheduler.queued`."""
-        return self._scheduler.queued
-
-    @property
-    def in_flight(self) -> int:
-        """See `Scheduler.in_flight`."""
-        return self._scheduler.in_flight
-
-    @property
-    def done(self) -> int:
-        """See `Scheduler.done`."""
-        return self._scheduler.done
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """See `Scheduler.unassignable`."""
-        return self._scheduler.unassignable
-
-    @property
-    def shares_outcomes(self) -> bool:
-        """See `SharesOutcomes`."""
-        return isinstance(self._scheduler, SharesOutcomes) and self._scheduler.shares_outcomes
-
-    def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """See `SharesOutcomes`."""
-        if isinstance(self._scheduler, SharesOutcomes):
-            return self._scheduler.shared()
-        return np.empty(0, np.int32), np.empty(0, np.int32)
-
+from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
 
 _NONE = np.empty(0, np.int32)
+_WAIT = Wait()
 
 
 class Exchange:
-    """The scheduler, shared by the workers: a lock around it, and a place to wait for a change.
+    """The scheduler, shared by the workers and who steers.
 
-    Thread-safe, except `wait_changed` and the constructor, which belong to trio.
+    `swap`, `cancel` and `lose_device` are thread-safe; all else belongs to the trio thread.
+
+    Args:
+        scheduler: Who decides what is next; nobody else may use it from now on.
+        on_change: Called in the trio thread after changes while somebody listens.
+        clock_ns: A monotonic clock, nanoseconds.
+
+    Attributes:
+        cancelled: Whether nothing more is handed out.
+        device_lost: Why the device is gone, or "".
+        out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
     """
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        """Take a scheduler; nobody else may use it from now on."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        on_change: Callable[[], None] | None = None,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
         self._scheduler = scheduler
+        self._on_change = on_change
+        self._clock_ns = clock_ns
+        self._timed = False
         self._lock = threading.Lock()
         self._changes = 0
         self._waiting = 0
+        self._listeners = 0
+        # Workers that asked in vain, and those of them to whom the end of a batch may give something to do.
+        self._idle: set[int] = set()
+        self._expectant: set[int] = set()
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()
         self.cancelled = False
         self.device_lost = ""
+        self.out_of_time = False
 
     @property
     def in_flight(self) -> int:
@@ -162,22 +79,24 @@ class Exchange:
         return self._scheduler.unassignable
 
     @property
-    def out_of_time(self) -> bool:
-        """Whether jobs are left because the time was over."""
-        return isinstance(self._scheduler, TimeLimited) and self._scheduler.expired
-
-    @property
     def shares_outcomes(self) -> bool:
         """Whether pipelines may get the outcome of others and not be created."""
-        return isinstance(self._scheduler, SharesOutcomes) and self._scheduler.shares_outcomes
+        return self._scheduler.shares_outcomes
 
     @property
     def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
         """Pipelines that have the outcome of others now, and those others."""
-        if not self.shares_outcomes or not isinstance(self._scheduler, SharesOutcomes):
+        if not self.shares_outcomes:
             return _NONE, _NONE
         with self._lock:
             return self._scheduler.shared()
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing is in flight, and no worker gets anything unless something new happens."""
+        return len(self._idle) == self._scheduler.workers and not self._scheduler.in_flight
+
+    # --- workers
 
     def swap(
         self,
@@ -197,23 +116,37 @@ class Exchange:
             elapsed_ns: What the batch took.
 
         Returns:
-            The answer, and the number of changes up to it, for `wait_changed`.
+            The answer, and the number of changes up to it, for `wait_changed`. Where the time is over but there may be
+            more, that is Wait.
         """
+        scheduler = self._scheduler
         with self._lock:
             if ended is not None:
                 compiles = len(ended.indices) - len(reasons) - hits
-                if reasons:
-                    self._scheduler.failed(
-                        worker, ended, reasons, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
-                    )
+                scheduler.failed(worker, ended, reasons, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns)
+                # Who is idle stays so, except those that wait for the end of a batch.
+                self._changed(wake=bool(self._expectant))
+                self._idle -= self._expectant
+                self._expectant.clear()
+            answer = scheduler.request(worker, self._clock_ns() if self._timed else 0)
+            if isinstance(answer, Assignment):
+                self._idle.discard(worker)
+                self._expectant.discard(worker)
+                return answer, self._changes
+            self._idle.add(worker)
+            if isinstance(answer, Paused):
+                if scheduler.exempts:
+                    self._expectant.add(worker)
+                if scheduler.open:
+                    answer = _WAIT
                 else:
-                    self._scheduler.finished(
-                        worker, ended, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns
-                    )
-                self._changed()
-            answer = self._scheduler.request(worker)
+                    self.out_of_time = True
+            elif scheduler.queued:
+                self._expectant.add(worker)
             if isinstance(answer, Wait):
                 self._waiting += 1
+                if self._listeners and self.at_rest:
+                    self._tell()
             return answer, self._changes
 
     def cancel(self) -> None:
@@ -221,17 +154,12 @@ class Exchange:
         with self._lock:
             self.cancelled = True
             self._scheduler.cancel()
-            self._changed()
+            self._rouse()
 
     def lose_device(self, reason: str) -> None:
         """The device is gone: hand out nothing more, for each further call would fail."""
         self.device_lost = reason
         self.cancel()
-
-    def _changed(self) -> None:
-        self._changes += 1
-        if self._waiting:
-            self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
 
     async def wait_changed(self, seen: int) -> None:
         """Wait until something changed since an answer of `swap` that was Wait."""
@@ -243,3 +171,52 @@ class Exchange:
         finally:
             with self._lock:
                 self._waiting -= 1
+
+    # --- the caller
+
+    @contextmanager
+    def looking(self) -> Iterator[Scheduler]:
+        """Hold the lock, to ask something."""
+        with self._lock:
+            yield self._scheduler
+
+    @contextmanager
+    def steering(self) -> Iterator[Scheduler]:
+        """Hold the lock, to change something; workers that wait ask again afterwards."""
+        with self._lock:
+            yield self._scheduler
+            self._rouse()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Be told of changes by `on_change`. Look at the schedule only after entering this."""
+        self._listeners += 1
+        try:
+            yield
+        finally:
+            self._listeners -= 1
+
+    def limit_time(self, limit_ns: int | None) -> None:
+        """Let batches begin for so long from now, in the place of what was said before; None: for ever."""
+        with self.steering() as scheduler:
+            self._timed = limit_ns is not None
+            scheduler.set_deadline(None if limit_ns is None else self._clock_ns() + limit_ns)
+
+    # --- inside
+
+    def _rouse(self) -> None:
+        """Something happened that may give work to any worker."""
+        self._idle.clear()
+        self._expectant.clear()
+        self._changed(wake=True)
+
+    def _changed(self, *, wake: bool) -> None:
+        self._changes += 1
+        if wake and self._waiting:
+            self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
+        if self._listeners:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._on_change is not None:
+            self._token.run_sync_soon(self._on_change, idempotent=True)

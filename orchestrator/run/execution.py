@@ -1,46 +1,32 @@
-"""`Run`: one run over a prepared set, and `execute`, which drives it.
+"""`run_pipelines`: a pipeline set, in parallel, and what it cost.
 
-What every run does, whoever steers it: open caches, fan the jobs out to workers, join them at a barrier,
-merge the worker caches into the primary, report.
+    Run.of ──> exchange ──> execute:  open caches ──> worker 0 ─┐
+    (checks)   (schedule)                             worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy
+                                                      ...      ─┘
 
-Run.of ──> exchange ──> execute:  open caches ──> worker 0 ─┐ (checks)   (schedule)
-worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy ──> report ...      ─┘
+`run_pipelines` is this from one end to the other; a session (session.py) has it beside a caller who submits, promotes
+and cancels through the exchange. With a rolling merge (caches.py) workers also rotate their caches on the way, and a
+merger merges them into the primary.
 
-`run_pipelines` (orchestrator.py) is this from one end to the other; a session (session.py) has it beside a
-caller who submits, promotes and cancels through the exchange.
-
-Guarantees: those at the top of orchestrator.py.
-
-Assumptions: one `execute` a `Run`. Driver calls release the GIL.
-
-`run_pipelines`: a pipeline set, in parallel, and what it cost.
-
-One run over a pipeline set: open caches, fan the jobs out to workers, join them at a barrier, merge the
-worker caches into the primary, report.
-
-open caches ──> worker 0 ─┐ worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy what the run made ...
-─┘
-
-The steps are in execution.py, which sessions (session.py) take too. With a rolling merge (rolling.py)
-workers also retire their caches on the way, and a merger folds them into the primary.
-
-Guarantees: - While the run lasts its caches belong to it: a worker cache is used by its worker until the
-barrier and by the merge after it, never by two at a time; the primary is not touched by anyone else (the
-caller's hook of a rolling merge apart, which may read it). - A driver call is never abandoned. Cancelled,
-the run hands out no further batch, waits for the calls in flight, and only then merges and destroys. The
-merge still takes place, so that what was compiled is not lost to the primary; then trio.Cancelled goes on
-to the caller. - Nothing that the run made is left behind, however it ends: worker caches, a primary of its
-own, and pipelines that nobody can own any more because the report is lost. - A pipeline or a call that
-fails is an outcome. What is raised is misuse, cancellation, or a bug.
-
-Assumptions: one run at a time uses a PreparedPipelines and a primary. Driver calls release the GIL.
+Guarantees:
+- While the run lasts its caches belong to it: a worker cache is used by its worker until the barrier and by the merge
+  after it, never by two at a time; the primary is not touched by anyone else (the caller's hook of a rolling merge
+  apart, which may read it).
+- A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in flight, and
+  only then merges and destroys. The merge still takes place, so that what was compiled is not lost to the primary; then
+  trio.Cancelled goes on to the caller.
+- Nothing that the run made is left behind, however it ends: worker caches, a primary of its own, and pipelines that
+  nobody can own any more because the report is lost.
+- A pipeline or a call that fails is an outcome. What is raised is misuse, cancellation, or a bug.
+Assumptions: one run at a time uses a PreparedPipelines and a primary; one `execute` a `Run`. Driver calls release the
+GIL.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -49,10 +35,11 @@ import trio
 from attrs import define, field
 
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.caches import MergedHook, RunCaches
-from orchestrator.run.exchange import Deadline, Exchange, TimeLimited
+from orchestrator.run.exchange import Exchange
 from orchestrator.run.merge import duplicate_pipeline_keys, duplicates
-from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions
+from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions, unsteered_schedule
 from orchestrator.run.records import (
     INTERVAL_S,
     Barrier,
@@ -68,7 +55,7 @@ from orchestrator.run.records import (
     timing_of,
 )
 from orchestrator.run.worker import Worker
-from orchestrator.schedule import FifoScheduler, JobGraph, SchedulerFactory, cost_first
+from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 
 
 def available_workers() -> int:
@@ -280,13 +267,6 @@ class Run:
 
     # --- before and beside the workers
 
-    def job_graph(self) -> JobGraph:
-        """The set as the scheduler sees it."""
-        image = self.prepared.image
-        return JobGraph(
-            image.kinds, image.library_slot_start, image.library_slot_pipeline, dict(self.table.reasons)
-        )
-
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:
         """Give what the schedule will not assign its outcome: that of the library which is to blame."""
         image = self.prepared.image
@@ -302,7 +282,6 @@ class Run:
 
     def take_shared(self, followers: npt.NDArray[np.int32], leaders: npt.NDArray[np.int32]) -> None:
         """Give pipelines that are the same work as others the outcome of those, which were created."""
-        # One that a later job links is created after all, and has an outcome of its own then.
         new = self.table.status[followers] == status_code(OutcomeStatus.NOT_RUN)
         self.table.status[followers[new]] = self.table.status[leaders[new]]
         self._shared[followers[new]] = True
@@ -399,7 +378,7 @@ async def run_pipelines(
     options: RunOptions = RUN_DEFAULTS,
     *,
     primary: PipelineCache | bytes | None = None,
-    scheduler: SchedulerFactory | None = None,
+    scheduler: Scheduler | None = None,
     stop: trio.Event | None = None,
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
@@ -412,9 +391,10 @@ async def run_pipelines(
         options: How.
         primary: The primary cache. It stays the caller's, who must not use it during the run. Or initial data, or
             None, for one that the run makes: its data is returned as `RunReport.cache_data`, and it is destroyed.
-        scheduler: Makes a scheduler instead of the one that `options` name. Where it lets pipelines share the
-            outcome of others that are the same work (`Followers.SHARE`), those get that status, no driver time and
-            no worker, for nobody tried.
+        scheduler: A new one over the jobs of the image, for who knows more of them than the image says (see
+            `scheduler_of`), or wants to ask it something; `options.schedule` is not looked at then. None for one with
+            estimated costs. Where pipelines share the outcome of others that are the same work
+            (`Followers.SHARE`), they get that status, no driver time and no worker, for nobody tried.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
             report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
         on_merged: Called in a thread after each merge on the way, with the primary, which it may read and save; what it
@@ -425,7 +405,7 @@ async def run_pipelines(
         The report.
 
     Raises:
-        ValueError: A primary in mode NONE; mode SHARED or TWO_LEVEL with an externally synchronized primary;
+        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE; mode SHARED or TWO_LEVEL with an externally synchronized primary;
             pipelines are to be kept that would only share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
@@ -433,11 +413,47 @@ async def run_pipelines(
     """
     run = Run.of(device, prepared, options, primary, on_merged)
     if scheduler is None:
-        by_cost = options.schedule is not None
-        scheduler = cost_first(prepared.image, options=options.schedule) if by_cost else FifoScheduler
-    schedule = scheduler(run.job_graph(), run.worker_count)
+        warm = isinstance(primary, bytes) and len(primary) > 0
+        settings = options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s)
+        scheduler = scheduler_of(prepared.image, run.worker_count, settings, warm=warm)
+    if (scheduler.count, scheduler.workers) != (len(prepared.image), run.worker_count):
+        raise ValueError(
+            f"the scheduler is for {scheduler.count} pipelines and {scheduler.workers} workers; "
+            f"there are {len(prepared.image)} and {run.worker_count}"
+        )
+    scheduler.exclude(run.table.reasons)
+    exchange = Exchange(scheduler)
     begin = None
     if options.time_limit_s is not None:
-        schedule = limited = TimeLimited(schedule, Deadline())
-        begin = partial(limited.begin, round(options.time_limit_s * 1e9))
-    return await execute(run, Exchange(schedule), stop=stop, on_progress=on_progress, on_started=begin)
+        begin = partial(exchange.limit_time, round(options.time_limit_s * 1e9))
+    return await execute(run, exchange, stop=stop, on_progress=on_progress, on_started=begin)
+
+
+def scheduler_of(
+    image: CreateInfoImage,
+    workers: int,
+    options: ScheduleOptions,
+    *,
+    recorded_ns: npt.NDArray[np.int64] | None = None,
+    warm: bool = False,
+    pipeline_keys: Sequence[bytes | None] | None = None,
+) -> Scheduler:
+    """The scheduler of a run that nobody steers: what `compile_set` and benchmarks give to `run_pipelines`.
+
+    Args:
+        image: The pipelines.
+        workers: Number of workers.
+        options: Settings, such as `unsteered_schedule` gives.
+        recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none.
+        warm: Whether the run begins with a cache that holds what was recorded, or everything where nothing was.
+        pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
+
+    Raises:
+        ValueError: There are not as many costs or keys as pipelines.
+    """
+    hits = None
+    if warm:
+        recorded = np.zeros(len(image), np.bool_) if recorded_ns is None else recorded_ns > 0
+        hits = recorded if recorded.any() else np.ones(len(image), np.bool_)
+    jobs = JobGraph.of_image(image, recorded_ns=recorded_ns, hits=hits, pipeline_keys=pipeline_keys)
+    return Scheduler(jobs, workers, options)

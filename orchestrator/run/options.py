@@ -86,8 +86,8 @@ class RunOptions:
         merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the way. None
             for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER in the others.
         seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it holds.
-        schedule: Settings of the schedule. None: `run_pipelines` keeps the order of the set, `open_session` takes
-            settings that suit the mode. With `Followers.SHARE` nothing can be kept.
+        schedule: Settings of the schedule. None for those that suit the mode: `unsteered_schedule` for
+            `run_pipelines`, short batches for `open_session`. With `Followers.SHARE` nothing can be kept.
         skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What links
             one of them is skipped too.
         keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
@@ -96,8 +96,8 @@ class RunOptions:
             count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.
         time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches in
             flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run has to
-            do. A schedule by cost hands out only what it expects to end in time, one job apart; one in the order
-            of the set whatever batch is next. A session begins with it; see `PipelineSession.budget`.
+            do. Only what is estimated to end in time begins, one job apart. A session begins with it; see
+            `PipelineSession.limit_time`.
     """
 
     workers: int | None = _workers()
@@ -112,6 +112,35 @@ class RunOptions:
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)
+
+
+TARGET_NS = 200_000_000
+"""Time that a batch aims at where nobody steers: a call costs half a millisecond beside the driver."""
+
+_LEAST_TARGET_NS = 5_000_000
+_BATCHES_IN_LIMIT = 20
+_BATCH_LIMIT = 1024
+
+
+def unsteered_schedule(
+    mode: CacheMode, *, batch_limit: int | None = None, time_limit_s: float | None = None
+) -> ScheduleOptions:
+    """Settings of a run that nobody steers, which `compile_set`, benchmarks and calibrations share.
+
+    Args:
+        mode: The cache topology.
+        batch_limit: Largest batch; None for the usual.
+        time_limit_s: How long batches may begin; they are so small then that a wrong estimate overruns it by little.
+    """
+    target_ns = TARGET_NS
+    if time_limit_s is not None:
+        target_ns = round(min(TARGET_NS, max(_LEAST_TARGET_NS, time_limit_s * 1e9 / _BATCHES_IN_LIMIT)))
+    return ScheduleOptions(
+        pin_followers=mode not in NO_WORKER_CACHES,
+        target_ns=target_ns,
+        batch_limit=_BATCH_LIMIT if batch_limit is None else batch_limit,
+        expect_hits=0.0,
+    )
 
 
 RUN_DEFAULTS = RunOptions()

@@ -40,7 +40,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.registry import registry
-from orchestrator.schedule import Assignment, CostScheduler
+from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.jobs import PipelineJob
@@ -1664,10 +1664,10 @@ class TimeToGo:
     Attributes:
         scheduler: The scheduler.
         workers: Number of workers.
-        trusted: Whether costs were recorded, so that they can be believed from the start.
+        trusted: Whether costs were recorded, so that they can be trusted from the start.
     """
 
-    scheduler: CostScheduler
+    scheduler: Scheduler
     workers: int
     trusted: bool = False
     _first_ns: int | None = field(default=None, init=False)
@@ -1689,10 +1689,10 @@ class TimeToGo:
         if not self.trusted and (not scheduler.learned or now_ns - self._first_ns < _AFTER_NS):
             return None
         queued_ns = scheduler.remaining_ns
-        left = [believed - (now_ns - seen[id(each)][1]) for each, believed in flights]
+        left = [estimated - (now_ns - seen[id(each)][1]) for each, estimated in flights]
         overdue = any(
-            -rest > (_OVERDUE - 1.0) * believed + _OVERDUE_NS
-            for rest, (_, believed) in zip(left, flights, strict=True)
+            -rest > (_OVERDUE - 1.0) * estimated + _OVERDUE_NS
+            for rest, (_, estimated) in zip(left, flights, strict=True)
         )
         if overdue and not queued_ns:
             return None

@@ -1,14 +1,14 @@
-# Purpose: what a compile will cost, believed before it is done: from what an earlier run recorded, else from the
-# size of the code and the number of stages, by a line through recorded compiles.
-#
-#   cost = base(kind) + per_stage(kind) x stages + per_byte(kind) x bytes of SPIR-V          nanoseconds
-#
-# The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about
-# 2 ms a pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit`
-# gives the coefficients of a device from its recorded compiles.
-#
-# Guarantees: pure; every estimate is at least 1 ns, so that a sum of costs is never zero while jobs are left.
-"""Costs of jobs: `estimate_cost`, `CostModel`, `fit`."""
+"""What compiling will cost, and which pipelines may be the same work, before anything is compiled.
+
+    cost = base(kind) + per_stage(kind) x stages + per_byte(kind) x bytes of SPIR-V          nanoseconds
+
+The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about 2 ms a
+pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit` gives the
+coefficients of a device from its recorded compiles.
+
+Guarantees: pure; images are only read; every estimate is at least 1 ns, so that a sum of costs is never zero while
+jobs are left.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 
 DEFAULT_COST_NS = 2_000_000
 """Cost of a job of which nothing is known."""
 
 Nanoseconds = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+_LIBRARY = np.uint64(1) << np.uint64(40)
+_KIND = np.uint64(1) << np.uint64(41)
 
 
 @frozen
@@ -86,19 +90,6 @@ class CostModel:
 DEFAULT_MODEL = CostModel()
 
 
-def estimate_cost(kind: PipelineKind, spirv_bytes: int, stages: int, model: CostModel = DEFAULT_MODEL) -> int:
-    """What compiling one pipeline is believed to cost, nanoseconds.
-
-    Args:
-        kind: Its kind.
-        spirv_bytes: Bytes of SPIR-V of all its stages.
-        stages: Number of its stages.
-        model: The coefficients.
-    """
-    line = model.lines[kind]
-    return max(1, round(line.base_ns + line.stage_ns * stages + line.byte_ns * spirv_bytes))
-
-
 def fit(
     kinds: npt.NDArray[np.uint8],
     spirv_bytes: npt.NDArray[np.int64],
@@ -108,8 +99,8 @@ def fit(
 ) -> CostModel:
     """Coefficients from recorded compiles (not cache hits), by least squares.
 
-    Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide what one of 1 ms is
-    believed to cost. A negative coefficient has no meaning; it is set to zero and the others are fitted again.
+    Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide the estimate
+    of one of 1 ms. A negative coefficient has no meaning; it is set to zero and the others are fitted again.
     A kind with fewer records than coefficients keeps the line of `model`, scaled to the records there are.
 
     Args:
@@ -128,8 +119,8 @@ def fit(
         terms = np.stack([np.ones(len(cost)), stages[chosen], spirv_bytes[chosen]], axis=1).astype(np.float64)
         line = lines[kind]
         if len(cost) < terms.shape[1]:
-            believed = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
-            scale = float(np.median(cost / np.maximum(believed, 1.0)))
+            estimated = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
+            scale = float(np.median(cost / np.maximum(estimated, 1.0)))
             lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
             continue
         lines[kind] = CostLine(*_non_negative(terms / cost[:, None]))
@@ -150,3 +141,58 @@ def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     result = np.zeros(3)
     result[used] = np.maximum(solved, 0)
     return float(result[0]), float(result[1]), float(result[2])
+
+
+def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = None) -> Nanoseconds:
+    """What compiling each pipeline costs: as recorded, or estimated, nanoseconds, shape (n,).
+
+    What a device took for some pipelines of a set says what it will take for the rest.
+
+    Args:
+        image: The pipelines.
+        recorded_ns: Recorded cost of each, shape (n,), 0 where there is none; None: there are none.
+
+    Raises:
+        ValueError: The number of costs is not that of the pipelines.
+    """
+    # SPIR-V bytes of all stages of each pipeline, and their number.
+    sizes = np.fromiter((module.code_size for module in image.modules), np.int64, len(image.modules))
+    start = image.module_slot_start
+    ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes[image.module_slot_module])))
+    code = image.kinds, ends[start[1:]] - ends[start[:-1]], np.diff(start)
+    if recorded_ns is None:
+        return DEFAULT_MODEL.estimate(*code)
+    if len(recorded_ns) != len(image):
+        raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
+    return np.where(recorded_ns > 0, recorded_ns, fit(*code, recorded_ns).estimate(*code))
+
+
+def candidate_duplicates(image: CreateInfoImage) -> npt.NDArray[np.bool_]:
+    """Pipelines that may have the same pipeline key as another one of the image, shape (n,).
+
+    Those that share their kind, all of their shader modules and all of their libraries with another one: a driver
+    makes the key of a pipeline of its code and of the state that the code depends on. By accident of a 64-bit hash
+    different pipelines may be among them, which costs a question. Pipelines whose modules differ in their bytes and not
+    to the driver are missed, and compiled twice.
+    """
+    code = (
+        _mixed(image.kinds.astype(np.uint64) + _KIND)
+        + _sums(image.module_slot_start, image.module_slot_module.astype(np.uint64))
+        + _sums(image.library_slot_start, image.library_slot_pipeline.astype(np.uint64) + _LIBRARY)
+    )
+    _, numbers, counts = np.unique(code, return_inverse=True, return_counts=True)
+    return np.asarray(counts[numbers] > 1)
+
+
+def _sums(start: npt.NDArray[np.int64], values: UInt64s) -> UInt64s:
+    """Sum of the mixed values of each row of a ragged array: the order does not count, how often does."""
+    ends = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_mixed(values), dtype=np.uint64)))
+    return np.asarray(ends[start[1:]] - ends[start[:-1]])
+
+
+def _mixed(values: UInt64s) -> UInt64s:
+    """The values spread over 64 bits (the finalizer of splitmix64)."""
+    mixed = (values + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(mixed ^ (mixed >> np.uint64(31)))

@@ -1,104 +1,94 @@
-"""The `Scheduler` Protocol and the values that cross it.
+"""`Scheduler`: who compiles what, when. A pure machine: events in, assignments out.
 
-The interface between what decides who compiles what (this room) and what does it (run). A scheduler is a
-state machine: events go in (a worker asks, a batch ended, the run is cancelled), decisions come out (a
-batch, wait, done). It can be tested, replayed and replaced without a thread or a driver.
+It leaves nothing for last: the longest job first (or jobs as they are given), no work done twice, batches of the right
+size, urgent work first, and a stop whenever it is asked for.
 
-Guarantees of every implementation: - Each job is assigned at most once; a job is assigned only after all
-libraries it links were created. - A job that can no longer be assigned (a library of it failed, or it was
-unusable from the start) is in `unassignable`, with the reason, from the event on that made it so. - After
-`cancel` nothing more is assigned. Once nothing can be assigned and nothing is in flight, every request is
-answered with Done.
+    Lifecycle    what an event does to a job, and what follows from it for others (jobs.py has the states)
+    batches.py   which ready jobs make a batch
+    costs.py     what a job is estimated to cost
 
-Assumptions: not thread-safe: the caller holds a lock, or calls from one thread. No clock, no I/O; the same
-events give the same decisions.
+Answers to `request`:
 
-`ScheduleOptions`: the settings of `CostScheduler`.
+    cancelled, or nothing queued and no stream open                    ──> Done
+    the deadline has passed, or nothing fits into the time that is left ──> Paused
+    a duplicate for this worker, else a ready job                       ──> Assignment, most urgent first
+    otherwise                                                           ──> Wait
 
-What a caller may decide about `CostScheduler`, in one frozen value, so that a run can name it in its report
-and two runs can be compared.
+Ready jobs are not handed to workers ahead of time, so a worker that is free takes what is left, whoever it suited
+better: that is all the stealing there is.
 
-Guarantees: an impossible value is refused when it is made.
-
-`ScheduleStatistics`: what a schedule did so far.
-
-What a schedule did, as a value for a report.
-
-Guarantees: a snapshot; it does not change with the schedule.
-
-`Cancellation`: what was cancelled, and whether it has come to rest.
-
-The answer to "is nothing of it in flight any more?", which a caller needs before it frees what the jobs
-use: a driver call cannot be stopped, so a cancelled job may still be inside one.
-
-Guarantees: `quiet` turns true with the event that ends the last batch, and stays true.
+Guarantees: a job is assigned at most once, and after all libraries that it links were created. One that can no longer
+be assigned is in `unassignable`, with the reason, from the event on that made it so. After `cancel` nothing more is
+assigned. The same events give the same answers.
+Assumptions: not thread-safe; the caller holds a lock (run/exchange.py), and wakes who waits. No clock: time is what
+`request` is told.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
-from typing import Protocol, runtime_checkable
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from attrs import define, field, frozen, validators
 
-from orchestrator.schedule.job_table import JobState
+from orchestrator.schedule.batches import (
+    FLOORS,
+    MOST_HIT,
+    PRIORITIES,
+    SHARES,
+    SHORT,
+    Affinity,
+    Bucket,
+    Experience,
+    Experiences,
+    Limits,
+    ReadyQueue,
+    Selector,
+    bucket_of,
+)
+from orchestrator.schedule.costs import DEFAULT_COST_NS
+from orchestrator.schedule.jobs import (
+    ABSENT,
+    ASSIGNED,
+    BY_PIPELINE_KEY,
+    CANCELLED,
+    CHAINED,
+    CREATED,
+    DUPLICATE,
+    FAILED,
+    HIT,
+    JOINED,
+    PINNED,
+    READY,
+    SHARED,
+    UNASSIGNABLE,
+    UNWANTED,
+    WAITING,
+    Int32s,
+    JobGraph,
+    JobState,
+    JobTable,
+    KeyTable,
+    Links,
+    Priority,
+    UInt64s,
+)
 
+HIT_COST_NS = 5_000
+"""Estimated cost of creating what a cache has."""
 
-class Priority(enum.IntEnum):
-    """How urgent a job is; whatever is more urgent is assigned first.
+_SHARES_OF_HITS: Final = 2
+"""SHARES, for expected hits once one batch of them has ended."""
 
-    NOW: Somebody waits for it.
-    SOON: The usual.
-    BACKGROUND: When nothing else is left.
-    """
+_LEAST_NS: Final = 250_000
+"""No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them."""
 
-    NOW = 0
-    SOON = 1
-    BACKGROUND = 2
-
-
-@frozen(eq=False)
-class JobGraph:
-    """What a scheduler knows about a set's jobs, as arrays; jobs are numbered 0..n-1 in the order of the set.
-
-    Only kinds and libraries bind every scheduler; the rest is for those that make use of it.
-
-    Attributes:
-        kinds: Kind of each job, shape (n,), uint8; a batch holds jobs of one kind only.
-        library_start: Where each job's entries in `library_index` begin, shape (n + 1,), int64.
-        library_index: The libraries that each job links, shape (l,), int32, each smaller than the job's own
-            number (so that the graph has no cycle).
-        unusable: Jobs that must not be assigned, with the reason.
-        costs_ns: What each job is believed to cost if it has to be compiled, shape (n,), nanoseconds.
-        keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
-        pipeline_keys: Second-level key of each job (vkGetPipelineKeyKHR, folded to 64 bits), shape (n,),
-            uint64; 0 where it is not known. Jobs with one such key compile to the same code.
-        module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
-        module_index: The shader modules of each job, shape (m,), int32.
-        priorities: `Priority` of each job, shape (n,), uint8.
-        groups: A number of the caller's for each job, shape (n,), int32, by which jobs can be cancelled.
-        numbers: What reasons call each job, shape (n,), int32; its own number where not given.
-    """
-
-    kinds: npt.NDArray[np.uint8]
-    library_start: npt.NDArray[np.int64]
-    library_index: npt.NDArray[np.int32]
-    unusable: Mapping[int, str] = field(factory=dict)
-    costs_ns: npt.NDArray[np.int64] | None = None
-    keys: npt.NDArray[np.uint64] | None = None
-    pipeline_keys: npt.NDArray[np.uint64] | None = None
-    module_start: npt.NDArray[np.int64] | None = None
-    module_index: npt.NDArray[np.int32] | None = None
-    priorities: npt.NDArray[np.uint8] | None = None
-    groups: npt.NDArray[np.int32] | None = None
-    numbers: npt.NDArray[np.int32] | None = None
-
-    def __len__(self) -> int:
-        """Number of jobs."""
-        return len(self.kinds)
+_TRUSTED: Final = 0.75
+"""Least share of hits among those expected with which they stay apart from what is to be compiled."""
 
 
 @frozen(eq=False)
@@ -110,7 +100,7 @@ class Assignment:
         kind: Their kind.
     """
 
-    indices: npt.NDArray[np.int32]
+    indices: Int32s
     kind: int
 
 
@@ -126,97 +116,18 @@ class Done:
 
 @frozen
 class Paused(Done):
-    """The budget is used up. Nothing will be assigned to this worker until the caller gives a new one.
+    """The time is up. Nothing will be assigned to this worker until there is a new deadline; jobs may be left."""
 
-    To a worker it is the end, as `Done` is; jobs may be left, and a worker that asks under a new budget gets
-    them.
+
+class Order(enum.StrEnum):
+    """In which order jobs of one urgency are assigned.
+
+    COST: The longest first, with what waits for it.
+    GIVEN: As they are numbered.
     """
 
-
-class Scheduler(Protocol):
-    """Decides who compiles what, when. See the top of the module for what is guaranteed."""
-
-    @property
-    def queued(self) -> int:
-        """Jobs that are still to be assigned, those that wait for a library included."""
-
-    @property
-    def in_flight(self) -> int:
-        """Jobs that are assigned and not ended."""
-
-    @property
-    def done(self) -> int:
-        """Jobs that were assigned and have ended, well or badly."""
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """Jobs that will never be assigned, by number, with the reason. Grows; do not change it."""
-
-    def request(self, worker: int) -> Assignment | Wait | Done:
-        """A worker asks for work.
-
-        Raises:
-            ValueError: The worker's last assignment has not ended, or there is no such worker.
-        """
-
-    def finished(
-        self, worker: int, assignment: Assignment, *, hits: int = 0, compiles: int = 0, elapsed_ns: int = 0
-    ) -> None:
-        """A worker's assignment ended and all its jobs were created.
-
-        Args:
-            worker: The worker.
-            assignment: What it was assigned.
-            hits: How many of its jobs a cache had.
-            compiles: How many were compiled.
-            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned then.
-
-        Raises:
-            ValueError: It is not what the worker was assigned last.
-        """
-
-    def failed(
-        self,
-        worker: int,
-        assignment: Assignment,
-        reasons: Mapping[int, str],
-        *,
-        hits: int = 0,
-        compiles: int = 0,
-        elapsed_ns: int = 0,
-    ) -> None:
-        """A worker's assignment ended and some of its jobs were not created.
-
-        Args:
-            worker: The worker.
-            assignment: What it was assigned.
-            reasons: The jobs that were not created, by number, with the reason; the others were.
-            hits: As in `finished`.
-            compiles: As in `finished`.
-            elapsed_ns: As in `finished`.
-
-        Raises:
-            ValueError: It is not what the worker was assigned last, or a reason is for another job.
-        """
-
-    def cancel(self) -> None:
-        """Assign nothing more. Assignments in flight still end by `finished` or `failed`. Idempotent."""
-
-
-@runtime_checkable
-class SharesOutcomes(Protocol):
-    """A scheduler that may give a job the outcome of another one, which is the same work, and never assign it."""
-
-    @property
-    def shares_outcomes(self) -> bool:
-        """Whether it does."""
-
-    def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """The jobs that have another one's outcome now, ascending, and for each the job whose it is."""
-
-
-SchedulerFactory = Callable[[JobGraph, int], Scheduler]
-"""Makes a scheduler for a set's jobs and a number of workers."""
+    COST = "cost"
+    GIVEN = "given"
 
 
 class Followers(enum.StrEnum):
@@ -225,32 +136,37 @@ class Followers(enum.StrEnum):
     CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job has
         a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
     SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
+    SEPARATE: It follows nobody: it is created as if it were other work.
     """
 
     CREATE = "create"
     SHARE = "share"
+    SEPARATE = "separate"
 
 
 @frozen
 class ScheduleOptions:
-    """Settings of `CostScheduler`.
+    """Settings of a `Scheduler`; an impossible value is refused with ValueError.
 
     Attributes:
+        order: In which order jobs are assigned.
         followers: What becomes of duplicates.
         pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the code.
             False where all workers use one cache.
         affinity: Whether jobs that share a module or a library prefer one worker. Even so, a worker never idles
-            and a long job never waits for the sake of it.
+            and a long job never waits for the sake of it. Without effect where jobs are taken as given.
         target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs: what
             is urgent waits no longer than that for a worker. A cold run that nobody steers does well with 200 ms, for
             a call costs half a millisecond beside the driver.
         batch_limit: Largest batch.
-        expect_hits: Share of jobs believed to hit before anything was learned, 0..1.
-        capacity: Most jobs that may be queued; `submit` answers `Full` beyond it. None: no bound.
-        streaming: Whether jobs may still be submitted: workers are told to wait, not that all is done, until
-            `close` is called.
+        expect_hits: Estimated share of hits before anything was learned, 0..1, among jobs of which a cache is not
+            expected to hold each (`JobGraph.hits`).
+        capacity: Most jobs that may be queued: those who submit to a session wait beyond it. None: no bound.
+        streaming: Whether jobs are entered while it runs, and none at the start: workers are told to wait, not
+            that all is done, until `close` is called.
     """
 
+    order: Order = Order.COST
     followers: Followers = Followers.CREATE
     pin_followers: bool = True
     affinity: bool = True
@@ -263,17 +179,17 @@ class ScheduleOptions:
 
 @frozen
 class ScheduleStatistics:
-    """What a schedule did so far.
+    """What a schedule did so far; a snapshot.
 
     Attributes:
         states: Number of jobs in each state.
         saved_by_key: Compiles saved because another job had the same state key.
         saved_by_pipeline_key: Compiles saved because another job had the same second-level key.
-        saved_ns: What those compiles would have cost, as far as is believed, nanoseconds.
+        saved_ns: Estimated cost of those compiles, nanoseconds.
         at_home: Jobs that went to the worker that was assigned their label first.
         moved: Jobs that share code and went elsewhere.
-        hit_shares: For each kind, share of jobs believed to hit.
-        cost_scales: For each kind, measured over believed cost of compiles.
+        hit_shares: For each kind, estimated share of jobs that hit.
+        cost_scales: For each kind, measured over estimated cost of compiles.
         nbytes: Bytes that all jobs take.
     """
 
@@ -292,6 +208,9 @@ class ScheduleStatistics:
 class Cancellation:
     """What a call to cancel did. The scheduler changes it; the caller reads it, under the scheduler's lock.
 
+    A driver call cannot be stopped, so a cancelled job may still be inside one: `quiet` turns true with the event
+    that ends the last such batch, and stays true.
+
     Attributes:
         cancelled: Jobs that will not be assigned any more because of it.
         kept: Jobs that are created all the same, because a job that is not cancelled links them.
@@ -308,21 +227,972 @@ class Cancellation:
         return not self.pending
 
 
-class Cancellations:
-    """Those that are not quiet yet."""
+class Lifecycle:
+    """The jobs of a scheduler and the queues they are in.
 
-    def __init__(self) -> None:
+    Jobs that are the same work form a chain behind the one that does it, their leader; `unite` joins two chains, whatever
+    either is doing. Who waits for whom cannot form a circle: a job waits for its libraries, which are less deep than it, or
+    for its leader, which is as deep (others are never united) and itself waits for libraries only.
+
+    Guarantees: every queued job is ready, or waits for a library or a leader that is queued or assigned; so when nothing
+    is ready and nothing assigned, nothing is queued. An event costs O(jobs that it changes), except `raise_`, which may walk
+    up the same libraries once for each level of urgency or length.
+
+    Args:
+        jobs: All jobs that there may be.
+        workers: Number of workers.
+        options: The scheduler's options.
+
+    Attributes:
+        table: The jobs.
+        links: Their links.
+        queue: Ready jobs that any worker may take.
+        hits: Those of them that a cache is expected to hold.
+        duplicates: Ready duplicates, by worker; one queue for all where they are not pinned.
+        settled: Jobs in the order in which they reached a state that does not change by itself any more.
+        excluded: Jobs that cannot be created, with the reason.
+        unassignable: Why jobs that were entered will never be assigned.
+        failures: Why jobs that were assigned were not created.
+        saved: Compiles saved by state key, and by second-level key.
+        saved_ns: Their estimated cost.
+    """
+
+    def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
+        jobs.check()
+        count = len(jobs)
+        self.table = table = JobTable(count)
+        self.links = Links(table, jobs.library_start, jobs.library_index)
+        self.queue = ReadyQueue(table, READY)
+        self.hits = ReadyQueue(table, READY)
+        self._pinned = options.pin_followers
+        self.duplicates = [ReadyQueue(table, PINNED) for _ in range(workers if self._pinned else 1)]
+        self._create_followers = options.followers is not Followers.SHARE
+        self._by_cost = options.order is Order.COST
+        separate = options.followers is Followers.SEPARATE
+        self._keys = [
+            (keys, KeyTable(), second)
+            for keys, second in ((jobs.keys, False), (jobs.pipeline_keys, True))
+            if keys is not None and not separate
+        ]
+        self._costs = (
+            np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
+        )
+        self.settled = Bucket()
+        self.excluded: dict[int, str] = {}
+        self.unassignable: dict[int, str] = {}
+        self.failures: dict[int, str] = {}
+        self.saved = [0, 0]
+        self.saved_ns = 0
+        self._joined_any = False
+        table.kind[:] = jobs.kinds
+        table.cost[:] = self._costs
+        table.priority[:] = Priority.SOON if jobs.priorities is None else jobs.priorities
+        if jobs.groups is not None:
+            table.group[:] = jobs.groups
+        if jobs.hits is not None and self._by_cost:
+            table.flags[jobs.hits] = HIT
+            table.cost[jobs.hits] = np.minimum(table.cost[jobs.hits], HIT_COST_NS)
+        if self._by_cost:
+            table.rank[:] = table.cost
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all jobs take."""
+        queues = (self.queue, self.hits, *self.duplicates)
+        return (
+            self.table.nbytes
+            + self.links.nbytes
+            + self._costs.nbytes
+            + self.settled.jobs.nbytes
+            + sum(queue.nbytes for queue in queues)
+            + sum(known.nbytes for _, known, _ in self._keys)
+        )
+
+    # --- jobs in
+
+    def enter(self, jobs: Int32s) -> None:
+        """Queue jobs that are ABSENT or CANCELLED; libraries that they link are among them, or are not so.
+
+        Args:
+            jobs: The jobs, ascending; their priorities and groups are in the table.
+        """
+        table = self.table
+        again = jobs[table.state[jobs] == CANCELLED]
+        new = jobs if not len(again) else jobs[table.state[jobs] == ABSENT]
+        if len(again):
+            table.flags[again] &= CHAINED | HIT | UNWANTED
+            table.cost[again] = self._costs[again]
+            hits = again[table.flags[again] & HIT > 0]
+            table.cost[hits] = np.minimum(table.cost[hits], HIT_COST_NS)
+            table.rank[again] = table.cost[again] if self._by_cost else 0
+            table.move_all(again, CANCELLED, WAITING)
+        table.move_all(new, ABSENT, WAITING)
+        libraries, dependents = self.links.edges_of(jobs)
+        np.add.at(table.live_dependents, libraries, 1)
+        for keys, known, second in self._keys:
+            self._claim(new, keys, known, by_pipeline_key=second)
+        for job in again.tolist():
+            self._rejoin(job)
+        if len(libraries):
+            self._meet_the_lost(libraries, dependents)
+            self._inherit(libraries, dependents)
+        if self.excluded:
+            for job in jobs.tolist():
+                if (reason := self.excluded.get(job)) is not None:
+                    self.reject(job, reason)
+        ready = jobs[(table.state[jobs] == WAITING) & (table.waiting[jobs] == 0)]
+        table.move_all(ready, WAITING, READY)
+        hit = table.flags[ready] & HIT > 0
+        if hit.any():
+            self.hits.push_all(ready[hit])
+            ready = ready[~hit]
+        self.queue.push_all(ready)
+
+    def _claim(self, jobs: Int32s, keys: UInt64s, known: KeyTable, *, by_pipeline_key: bool) -> None:
+        """Unite jobs that were never entered with those that had their key before."""
+        if by_pipeline_key:
+            jobs = jobs[keys[jobs] != 0]
+        owners = known.claim(keys[jobs], jobs)
+        other = owners != jobs
+        if other.any():
+            self._unite_new(jobs[other], owners[other], by_pipeline_key=by_pipeline_key)
+
+    def _rejoin(self, job: int) -> None:
+        """A job that was cancelled comes again: somebody may do its work by now."""
+        table = self.table
+        leader = table.find(job)
+        if leader == job:
+            return
+        if table.flags_at[job] & CHAINED:
+            # It stands behind its leader still.
+            table.move(job, JOINED)
+            self.raise_(leader, table.priority_at[job], table.rank_at[job])
+        else:
+            table.leader_at[job] = job
+            self.unite(job, leader)
+
+    def _inherit(self, libraries: Int32s, dependents: Int32s) -> None:
+        """A library is as urgent as what links it, and so long that the whole chain starts in time.
+
+        From the last dependent to the first, so that a dependent's own length is final when its libraries' is found.
+        """
+        table = self.table
+        for library, job in zip(reversed(libraries.tolist()), reversed(dependents.tolist()), strict=True):
+            if table.state_at[job] <= JOINED:
+                self.raise_(library, table.priority_at[job], table.cost_at[library] + table.rank_at[job])
+
+    def _meet_the_lost(self, libraries: Int32s, dependents: Int32s) -> None:
+        """Jobs link libraries that were not created."""
+        states = self.table.state[libraries]
+        lost = (states == FAILED) | (states == UNASSIGNABLE)
+        for library, job in zip(libraries[lost].tolist(), dependents[lost].tolist(), strict=True):
+            cause = self.unassignable.get(library) or self.failures[library]
+            self.reject(job, f"links pipeline {library}, which was not created: {cause}")
+
+    def demote_hits(self) -> None:
+        """The caches do not hold what they were expected to: from now on those jobs are like all others."""
+        table = self.table
+        jobs = np.flatnonzero(table.flags & HIT).astype(np.int32)
+        table.flags[jobs] &= ~HIT & 0xFF
+        state = table.state[jobs]
+        plain = (table.flags[jobs] & DUPLICATE == 0) & ((state <= JOINED) | (state == ABSENT))
+        jobs, state = jobs[plain], state[plain]
+        queued = jobs[state <= READY]
+        table.open_cost += int((self._costs[queued] - table.cost[queued]).sum())
+        table.cost[jobs] = self._costs[jobs]
+        table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
+        self.hits = ReadyQueue(table, READY)
+        self.queue.push_all(jobs[state == READY])
+        self._inherit(*self.links.edges_of(jobs[state <= JOINED]))
+        for job in jobs[state == JOINED].tolist():
+            self.raise_(table.find(job), table.priority_at[job], table.rank_at[job])
+
+    # --- the same work
+
+    def unite(self, job: int, other: int, *, by_pipeline_key: bool = False) -> None:
+        """Two jobs are the same work: the first follows the second, or the other way round.
+
+        Nothing happens where both are under way already, or where they cannot be the same (kind, depth).
+        """
+        table = self.table
+        state_at = table.state_at
+        mine, theirs = table.find(job), table.find(other)
+        if mine == theirs:
+            return
+        if table.kind_at[mine] != table.kind_at[theirs] or table.depth_at[mine] != table.depth_at[theirs]:
+            return
+        if state_at[mine] > READY:
+            mine, theirs = theirs, mine
+            if state_at[mine] > READY:
+                return
+        joined = [mine, *self._take_followers(mine)]
+        if by_pipeline_key:
+            table.flags_at[mine] |= BY_PIPELINE_KEY
+        state = state_at[theirs]
+        if state in (UNASSIGNABLE, CANCELLED):
+            # It did not get to do the work: the others do, and who asks for its key from now on finds them.
+            table.leader_at[theirs] = mine
+            self._chain(mine, joined[1:])
+            return
+        for each in joined:
+            table.leader_at[each] = theirs
+        if state == CREATED:
+            for each in joined:
+                # One that shares the outcome may give up a library that is among them.
+                if state_at[each] <= JOINED:
+                    self._follow(each, theirs, saved=True)
+        elif state == FAILED:
+            for each in joined:
+                self.reject(each, _same_work(theirs, self.failures[theirs]))
+        else:
+            table.move(mine, JOINED)
+            self._chain(theirs, joined)
+            for each in joined:
+                self.raise_(theirs, table.priority_at[each], table.rank_at[each])
+
+    def _unite_new(self, jobs: Int32s, owners: Int32s, *, by_pipeline_key: bool) -> None:
+        """Unite many jobs, none of them queued yet, with those that had their key before."""
+        table = self.table
+        roots = table.find_all(owners)
+        states = table.state[roots]
+        # The common case at once: a job that nobody follows joins one that is to be done or being done.
+        simple = (states == WAITING) | (states == READY) | (states == ASSIGNED)
+        simple &= (table.state[jobs] == WAITING) & (table.last_follower[jobs] == jobs)
+        simple &= (table.kind[jobs] == table.kind[roots]) & (table.depth[jobs] == table.depth[roots])
+        simple &= (table.leader[jobs] == jobs) & (roots != jobs)
+        simple &= ~np.isin(jobs, roots)
+        order = np.argsort(roots[simple], kind="stable")
+        followers, leaders = jobs[simple][order], roots[simple][order]
+        if len(followers):
+            self._joined_any = True
+            table.flags[followers] |= CHAINED | BY_PIPELINE_KEY if by_pipeline_key else CHAINED
+            table.move_all(followers, WAITING, JOINED)
+            table.leader[followers] = leaders
+            last = np.flatnonzero(np.append(leaders[1:] != leaders[:-1], True))
+            begin = np.concatenate(([0], last[:-1] + 1))
+            following = np.append(followers[1:], -1).astype(np.int32)
+            following[last] = -1
+            table.next_follower[followers] = following
+            table.next_follower[table.last_follower[leaders[last]]] = followers[begin]
+            table.last_follower[leaders[last]] = followers[last]
+            urgent = (table.priority[followers] < table.priority[leaders]) | (
+                table.rank[followers] > table.rank[leaders]
+            )
+            for job, leader in zip(followers[urgent].tolist(), leaders[urgent].tolist(), strict=True):
+                self.raise_(leader, table.priority_at[job], table.rank_at[job])
+        for job, owner in zip(jobs[~simple].tolist(), owners[~simple].tolist(), strict=True):
+            self.unite(job, owner, by_pipeline_key=by_pipeline_key)
+
+    def _chain(self, leader: int, followers: Iterable[int]) -> None:
+        """Put followers behind a leader."""
+        table = self.table
+        last = table.last_follower_at[leader]
+        for job in followers:
+            table.next_follower_at[last] = job
+            table.flags_at[job] |= CHAINED
+            last = job
+            self._joined_any = True
+        table.next_follower_at[last] = -1
+        table.last_follower_at[leader] = last
+
+    def _take_followers(self, leader: int) -> list[int]:
+        """The jobs that follow a leader; it has none from now on."""
+        table = self.table
+        found = []
+        job = self._unchain(leader)
+        while job >= 0:
+            if table.state_at[job] == JOINED:
+                found.append(job)
+            job = self._unchain(job)
+        return found
+
+    def _unchain(self, job: int) -> int:
+        """Nobody stands behind a job any more, and it behind nobody; returns who stood behind it, or -1."""
+        table = self.table
+        following = table.next_follower_at[job]
+        table.next_follower_at[job] = -1
+        table.last_follower_at[job] = job
+        table.flags_at[job] &= ~CHAINED & 0xFF
+        return following
+
+    def _follow(self, job: int, leader: int, *, saved: bool) -> None:
+        """The leader of a job was created."""
+        table = self.table
+        if saved:
+            self.saved[bool(table.flags_at[job] & BY_PIPELINE_KEY)] += 1
+            self.saved_ns += table.cost_at[job]
+        if not self._create_followers and not self._is_library(job):
+            table.move(job, SHARED)
+            self.settled.push(job)
+            self._give_up_libraries(job)
+            return
+        table.move(job, JOINED)
+        table.flags_at[job] |= DUPLICATE
+        table.cost_at[job] = min(table.cost_at[job], HIT_COST_NS)
+        table.worker_at[job] = table.worker_at[leader]
+        self._queue_if_ready(job)
+
+    def _is_library(self, job: int) -> bool:
+        return bool(self.links.count and self.links.dependents[job])
+
+    def _follow_all(self, jobs: Int32s, worker: int, saved: bool) -> None:
+        """The leaders of many jobs were created, all by one worker: `_follow` for each, at once."""
+        table = self.table
+        if saved:
+            second = int(np.count_nonzero(table.flags[jobs] & BY_PIPELINE_KEY))
+            self.saved[0] += len(jobs) - second
+            self.saved[1] += second
+            self.saved_ns += int(table.cost[jobs].sum())
+        shared = jobs[:0]
+        if not self._create_followers:
+            sharing = self.links.dependents[jobs] == 0 if self.links.count else np.ones(len(jobs), np.bool_)
+            shared, jobs = jobs[sharing], jobs[~sharing]
+            table.move_all(shared, JOINED, SHARED)
+            self.settled.push_all(shared)
+        table.flags[jobs] |= DUPLICATE
+        table.cost[jobs] = np.minimum(table.cost[jobs], HIT_COST_NS)
+        table.worker[jobs] = worker
+        ready = table.waiting[jobs] == 0
+        table.move_all(jobs[ready], JOINED, PINNED)
+        table.move_all(jobs[~ready], JOINED, WAITING)
+        self.duplicates[worker if self._pinned else 0].push_all(jobs[ready])
+        # Last, for it may cancel one of those above.
+        for job in shared.tolist() if self.links.count else ():
+            self._give_up_libraries(job)
+
+    def _queue_if_ready(self, job: int) -> None:
+        """A job leads now, or is to be created after its leader."""
+        if self.table.waiting_at[job]:
+            self.table.move(job, WAITING)
+        else:
+            self._make_ready(job)
+
+    def _make_ready(self, job: int) -> None:
+        self.table.move(job, PINNED if self.table.flags_at[job] & DUPLICATE else READY)
+        self._queue_of(job).push(job)
+
+    def _queue_of(self, job: int) -> ReadyQueue:
+        table = self.table
+        if table.state_at[job] == READY:
+            return self.hits if table.flags_at[job] & HIT else self.queue
+        return self.duplicates[table.worker_at[job] if self._pinned else 0]
+
+    # --- the ends of batches
+
+    def created(self, jobs: Int32s, *, compiled: bool) -> None:
+        """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
+        table = self.table
+        table.move_all(jobs, ASSIGNED, CREATED)
+        self.settled.push_all(jobs)
+        if self._joined_any:
+            followers: list[int] = []
+            for leader in jobs[table.next_follower[jobs] >= 0].tolist():
+                if table.leader_at[leader] == leader:
+                    followers += self._take_followers(leader)
+            if followers:
+                self._follow_all(np.array(followers, np.int32), table.worker_at[int(jobs[0])], compiled)
+        if self.links.count:
+            ready: list[int] = []
+            for library in jobs[self.links.dependents[jobs] > 0].tolist():
+                for job in self.links.dependents_of(library):
+                    table.waiting_at[job] -= 1
+                    if not table.waiting_at[job] and table.state_at[job] == WAITING:
+                        ready.append(job)
+            # In the order of the set, whichever library came last.
+            for job in sorted(ready):
+                self._make_ready(job)
+
+    def failed(self, reasons: Mapping[int, str]) -> None:
+        """Assigned jobs were not created: neither is what is the same, or links them."""
+        table = self.table
+        for job, reason in reasons.items():
+            table.move(job, FAILED)
+            self.settled.push(job)
+            self.failures[job] = reason
+            if table.leader_at[job] == job:
+                for follower in self._take_followers(job):
+                    self.reject(follower, _same_work(job, reason))
+            self._reject_dependents(job, reason)
+
+    def reject(self, job: int, reason: str) -> None:
+        """A queued job will never be assigned, nor will what links it. Its followers go on without it."""
+        if self.table.state_at[job] <= JOINED:
+            self._drop(job, UNASSIGNABLE)
+            self.unassignable[job] = reason
+            self._reject_dependents(job, reason)
+
+    def _reject_dependents(self, lost: int, cause: str) -> None:
+        pending = [lost]
+        while pending:
+            library = pending.pop()
+            for job in self.links.dependents_of(library):
+                if self.table.state_at[job] <= JOINED:
+                    self._drop(job, UNASSIGNABLE)
+                    # The root cause only: a long chain must not give a long text.
+                    own = self.excluded.get(job)
+                    self.unassignable[job] = (
+                        own or f"links pipeline {library}, which was not created: {cause}"
+                    )
+                    pending.append(job)
+
+    # --- what a caller may ask for
+
+    def raise_(self, job: int, priority: int, rank: int = 0) -> int:
+        """Make a job, and what it waits for, so urgent and long; returns how many became more urgent."""
+        table = self.table
+        raised = 0
+        pending = [(job, rank)]
+        while pending:
+            job, rank = pending.pop()
+            state = table.state_at[job]
+            more_urgent = priority < table.priority_at[job]
+            longer = self._by_cost and rank > table.rank_at[job]
+            if state > JOINED or not (more_urgent or longer):
+                continue
+            place = (table.priority_at[job], bucket_of(table.rank_at[job]))
+            if more_urgent:
+                table.priority_at[job] = priority
+                raised += 1
+            if longer:
+                table.rank_at[job] = rank
+            if state in (READY, PINNED):
+                if place != (table.priority_at[job], bucket_of(table.rank_at[job])):
+                    queue = self._queue_of(job)
+                    queue.repeats = True
+                    queue.push(job)
+            elif state == JOINED:
+                pending.append((table.find(job), table.rank_at[job]))
+            if table.waiting_at[job]:
+                below = table.rank_at[job]
+                pending.extend((each, table.cost_at[each] + below) for each in self.links.libraries_of(job))
+        return raised
+
+    def cancel(self, jobs: Iterable[int], cancellation: Cancellation) -> None:
+        """Cancel jobs, given in descending order, so that dependents come before their libraries."""
+        table = self.table
+        for job in jobs:
+            state = table.state_at[job]
+            if state == ASSIGNED:
+                cancellation.pending.add(table.worker_at[job])
+                table.flags_at[job] |= UNWANTED
+            elif state <= JOINED:
+                if table.live_dependents_at[job]:
+                    cancellation.kept += not table.flags_at[job] & UNWANTED
+                    table.flags_at[job] |= UNWANTED
+                else:
+                    cancellation.cancelled += self._drop(job, CANCELLED)
+
+    def _drop(self, job: int, state: int) -> int:
+        """Take a queued job out, and libraries that only it kept; returns how many that are."""
+        table = self.table
+        # A job that followed has the rest of that chain behind it still; it is not its own.
+        leads = table.leader_at[job] == job and table.next_follower_at[job] >= 0
+        table.move(job, state)
+        self.settled.push(job)
+        if leads:
+            self._hand_over(job)
+        return 1 + self._give_up_libraries(job)
+
+    def _give_up_libraries(self, job: int) -> int:
+        """A job needs its libraries no more: cancel those that nobody wants now; returns how many."""
+        table = self.table
+        dropped = 0
+        for library in self.links.libraries_of(job):
+            table.live_dependents_at[library] -= 1
+            if (
+                not table.live_dependents_at[library]
+                and table.flags_at[library] & UNWANTED
+                and table.state_at[library] <= JOINED
+            ):
+                dropped += self._drop(library, CANCELLED)
+        return dropped
+
+    def _hand_over(self, leader: int) -> None:
+        """A leader will not do the work: the first of its followers does."""
+        table = self.table
+        last = table.last_follower_at[leader]
+        job = self._unchain(leader)
+        while job >= 0 and table.state_at[job] != JOINED:
+            job = self._unchain(job)
+        if job < 0:
+            return
+        table.leader_at[leader] = job
+        table.leader_at[job] = job
+        table.last_follower_at[job] = last
+        table.flags_at[job] &= ~(BY_PIPELINE_KEY | CHAINED) & 0xFF
+        # It may have been queued before it joined: then its old entry is there still.
+        self.queue.repeats = self.hits.repeats = True
+        self._queue_if_ready(job)
+        self.raise_(job, table.priority_at[leader], table.rank_at[leader])
+
+
+def _same_work(number: int, cause: str) -> str:
+    return f"is the same work as pipeline {number}, which was not created: {cause}"
+
+
+_WAIT: Final = Wait()
+_DONE: Final = Done()
+_PAUSED: Final = Paused()
+
+
+class Scheduler:
+    """The machine; see the top of the module. Not thread-safe.
+
+    Args:
+        jobs: All jobs that there may be. They are queued at once, unless the options say that they are streamed.
+        workers: Number of workers, numbered 0..workers-1.
+        options: Settings.
+
+    Attributes:
+        options: The settings.
+        workers: Number of workers.
+
+    Raises:
+        ValueError: A number is out of range, arrays do not fit together, or a job links a library that does
+            not come before it.
+    """
+
+    def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions | None = None) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        self.options = options if options is not None else ScheduleOptions()
+        self.workers = workers
+        self._life = Lifecycle(jobs, workers, self.options)
+        self._table = self._life.table
+        prefers = self.options.affinity and self.options.order is Order.COST and workers > 1
+        self._affinity = Affinity(self._table, jobs if prefers else None, self._life.links)
+        self._selector = Selector(self._table, self._affinity)
+        self._experiences = Experiences(self.options.expect_hits)
+        self._deadline_ns = math.inf
+        self._fresh_deadline = False
+        self._exempt = 0
         self._loud: list[Cancellation] = []
+        self._assigned: list[Assignment | None] = [None] * workers
+        self._learning: list[tuple[Experience, int]] = [(self._experiences.duplicates, 0)] * workers
+        self._open = self.options.streaming
+        self._cancelled = False
+        if not self._open:
+            self._life.enter(np.arange(self.count, dtype=np.int32))
 
-    def watch(self, cancellation: Cancellation) -> Cancellation:
-        """Keep one up to date from now on; returns it."""
-        if cancellation.pending:
-            self._loud.append(cancellation)
-        return cancellation
+    # --- jobs in
 
-    def ended(self, worker: int) -> None:
-        """A worker's batch has ended."""
+    def enter(self, jobs: Int32s, priority: Priority, group: int = -1) -> None:
+        """Queue jobs, with the libraries that they link; make those that are queued at least so urgent.
+
+        One that was created, or failed, is left alone; one that was cancelled is queued again. A library that nobody
+        asked for by itself goes when the last job that links it is cancelled.
+
+        Args:
+            jobs: The jobs, ascending, none twice.
+            priority: How urgent they are.
+            group: A number of the caller's, see `members`; the last one counts.
+
+        Raises:
+            ValueError: The stream is not open.
+        """
+        if not self._open:
+            raise ValueError("nothing can be entered: the stream was not opened, or was closed")
+        table = self._table
+        absent = self.absent(jobs)
+        there = jobs[~absent]
+        new = level = jobs[absent]
+        while len(level := self._libraries_of(level)):
+            level = level[self.absent(level) & ~np.isin(level, new)]
+            new = np.union1d(new, level).astype(np.int32)
+        if len(new):
+            table.priority[new] = Priority.BACKGROUND
+            table.group[new] = -1
+            table.flags[new] |= UNWANTED
+            table.priority[jobs[absent]] = priority
+        table.group[jobs] = group
+        table.flags[jobs] &= ~UNWANTED & 0xFF
+        if len(new):
+            self._life.enter(new)
+        self.promote(there, priority)
+
+    def close(self) -> None:
+        """Nothing more will be entered. Idempotent."""
+        self._open = False
+
+    def exclude(self, reasons: Mapping[int, str]) -> None:
+        """Some jobs cannot be created: neither they nor what links them will be assigned.
+
+        Args:
+            reasons: The jobs, queued or not, with the reason.
+
+        Raises:
+            ValueError: There is no such job.
+        """
+        for job in reasons:
+            self._checked(job)
+        self._life.excluded.update(reasons)
+        for job, reason in reasons.items():
+            self._life.reject(job, reason)
+
+    # --- state
+
+    @property
+    def count(self) -> int:
+        """Jobs that there may be."""
+        return self._table.count
+
+    @property
+    def queued(self) -> int:
+        """Jobs that are neither assigned nor settled: ready, or waiting for a library or a leader."""
+        return self._table.queued
+
+    @property
+    def in_flight(self) -> int:
+        """Jobs that are assigned and not ended."""
+        return self._table.states[ASSIGNED]
+
+    @property
+    def done(self) -> int:
+        """Jobs that were assigned and have ended, well or badly."""
+        return self._table.states[CREATED] + self._table.states[FAILED]
+
+    @property
+    def unassignable(self) -> Mapping[int, str]:
+        """Jobs that were queued and will never be assigned, by number, with the reason. Grows; do not change it."""
+        return self._life.unassignable
+
+    @property
+    def open(self) -> bool:
+        """Whether jobs may still be entered."""
+        return self._open
+
+    @property
+    def shares_outcomes(self) -> bool:
+        """Whether followers get their leader's outcome and are not created."""
+        return self.options.followers is Followers.SHARE
+
+    @property
+    def exempts(self) -> bool:
+        """Whether some jobs are assigned even after the deadline."""
+        return self._exempt > 0
+
+    @property
+    def remaining_ns(self) -> int:
+        """What the remaining jobs are estimated to take, one after another, nanoseconds."""
+        table, queued, cost = self._table, self._table.queued, self._table.open_cost
+        total = 0.0
+        if self._life.hits.open:
+            hits = np.flatnonzero((table.state <= READY) & (table.flags & HIT > 0))
+            base, slope = self._experiences.hits.line()
+            hit_cost = int(table.cost[hits].sum())
+            total = base * len(hits) + slope * hit_cost
+            queued, cost = queued - len(hits), cost - hit_cost
+        base, slope = self._experiences.mean_line()
+        return int(total + base * queued + slope * cost)
+
+    @property
+    def learned(self) -> bool:
+        """Whether `remaining_ns` rests on what jobs took in this run, for each kind that was begun."""
+        return self._experiences.learned
+
+    @property
+    def flights(self) -> list[tuple[Assignment, float]]:
+        """What workers are doing, with the estimated time of it, nanoseconds; may be read beside the workers."""
+        found = []
+        for worker, assignment in enumerate(self._assigned):
+            if assignment is not None:
+                experience, cost = self._learning[worker]
+                base, slope = experience.line()
+                found.append((assignment, base * len(assignment.indices) + slope * cost))
+        return found
+
+    @property
+    def statistics(self) -> ScheduleStatistics:
+        """What was done so far."""
+        life, table = self._life, self._table
+        return ScheduleStatistics(
+            {state: table.states[state] for state in JobState},
+            life.saved[0],
+            life.saved[1],
+            life.saved_ns,
+            self._affinity.at_home,
+            self._affinity.moved,
+            {kind: each.hit_share for kind, each in self._experiences.items()},
+            {kind: each.scale for kind, each in self._experiences.items()},
+            life.nbytes + self._affinity.nbytes,
+        )
+
+    def state_of(self, job: int) -> JobState:
+        """State of a job."""
+        return JobState(self._table.state_at[self._checked(job)])
+
+    def leader_of(self, job: int) -> int:
+        """The job that does the work of a job: itself, or the one that it joined."""
+        return self._table.find(self._checked(job))
+
+    def absent(self, jobs: Int32s) -> npt.NDArray[np.bool_]:
+        """Which of some jobs are not there: never entered, or cancelled."""
+        return self._table.state[jobs] >= CANCELLED
+
+    def unsettled(self, jobs: Int32s) -> Int32s:
+        """Those of some jobs that are queued or in flight."""
+        return jobs[self._table.state[jobs] <= ASSIGNED]
+
+    def members(self, group: int | None) -> Int32s:
+        """The jobs of a group that were entered and not cancelled, or of all groups and none; ascending."""
+        there = self._table.state < CANCELLED
+        if group is not None:
+            there &= self._table.group == group
+        return np.flatnonzero(there).astype(np.int32)
+
+    def shared(self) -> tuple[Int32s, Int32s]:
+        """Jobs that have the outcome of another one, ascending, and their leaders."""
+        table = self._table
+        if not table.states[SHARED]:
+            return np.empty(0, np.int32), np.empty(0, np.int32)
+        jobs = np.flatnonzero(table.state == SHARED).astype(np.int32)
+        return jobs, table.find_all(jobs)
+
+    def take_settled(self) -> Int32s:
+        """Jobs that were settled since the last call and still are, ascending: created, shared, lost or cancelled."""
+        settled = self._life.settled
+        jobs = np.unique(settled.jobs[settled.head : settled.tail])
+        settled.head = settled.tail = 0
+        return jobs[self._table.state[jobs] > ASSIGNED]
+
+    def remaining(self) -> Int32s:
+        """Jobs that are queued, the most urgent first, then by number."""
+        table = self._table
+        jobs = np.flatnonzero(table.state <= JOINED).astype(np.int32)
+        return jobs[np.argsort(table.priority[jobs], kind="stable")]
+
+    # --- workers
+
+    def request(self, worker: int, now_ns: float = 0) -> Assignment | Wait | Done:
+        """A worker asks for work; see the top of the module.
+
+        Args:
+            worker: The worker.
+            now_ns: Now, on the clock of the deadline; without effect where there is none.
+
+        Raises:
+            ValueError: The worker's last assignment has not ended, or there is no such worker.
+        """
+        if self._assigned_to(worker) is not None:
+            raise ValueError(f"worker {worker} asks for work before its last assignment has ended")
+        if self._cancelled:
+            return _DONE
+        if not self._table.queued:
+            return _WAIT if self._open else _DONE
+        left_ns = self._deadline_ns - now_ns
+        priorities = PRIORITIES if left_ns > 0 else self._exempt
+        if not priorities:
+            return _PAUSED
+        life = self._life
+        duplicates = life.duplicates[worker if self.options.pin_followers else 0]
+        for priority in range(priorities):
+            if duplicates.open:
+                for line in duplicates.lines(priority):
+                    jobs = self._take(duplicates, line, worker, left_ns)
+                    if len(jobs):
+                        return self._assign(worker, jobs, self._experiences.duplicates)
+            for queue, line in self._lines(priority):
+                experience = self._experience_of(queue, line)
+                jobs = self._take(queue, line, worker, left_ns)
+                if len(jobs):
+                    return self._assign(worker, jobs, experience)
+        # What is ready and was not taken did not fit into the time that is left.
+        if left_ns != math.inf and (duplicates.open or life.queue.open or life.hits.open):
+            return _PAUSED
+        return _WAIT
+
+    def finished(
+        self, worker: int, assignment: Assignment, *, hits: int = 0, compiles: int = 0, elapsed_ns: int = 0
+    ) -> None:
+        """A worker's assignment ended and all its jobs were created.
+
+        Args:
+            worker: The worker.
+            assignment: What it was assigned.
+            hits: How many of its jobs a cache had.
+            compiles: How many were compiled.
+            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned then.
+
+        Raises:
+            ValueError: It is not what the worker was assigned last.
+        """
+        self.failed(worker, assignment, {}, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns)
+
+    def failed(
+        self,
+        worker: int,
+        assignment: Assignment,
+        reasons: Mapping[int, str],
+        *,
+        hits: int = 0,
+        compiles: int = 0,
+        elapsed_ns: int = 0,
+    ) -> None:
+        """A worker's assignment ended and some of its jobs were not created; otherwise as `finished`.
+
+        Args:
+            worker: The worker.
+            assignment: What it was assigned.
+            reasons: The jobs that were not created, by number, with the reason; the others were.
+            hits: As in `finished`.
+            compiles: As in `finished`.
+            elapsed_ns: As in `finished`.
+
+        Raises:
+            ValueError: It is not what the worker was assigned last, or a reason is for another job.
+        """
+        created = assignment.indices
+        if reasons:
+            bad = np.isin(created, np.fromiter(reasons, np.int32, len(reasons)))
+            if np.count_nonzero(bad) != len(reasons):
+                raise ValueError("a reason is given for a job that is not in the assignment")
+            created = created[~bad]
+        if self._assigned_to(worker) is not assignment:
+            raise ValueError(f"worker {worker} ends an assignment that it does not hold")
+        self._assigned[worker] = None
+        experience, cost = self._learning[worker]
+        experience.learn(len(assignment.indices), cost, hits, compiles, elapsed_ns)
         if self._loud:
             for each in self._loud:
                 each.pending.discard(worker)
             self._loud = [each for each in self._loud if each.pending]
+        if reasons:
+            self._life.failed(reasons)
+        self._life.created(created, compiled=compiles > 0 or not hits)
+        if experience is self._experiences.hits and experience.hit_share < _TRUSTED:
+            self._life.demote_hits()
+
+    # --- steering
+
+    def promote(self, jobs: Iterable[int], priority: Priority) -> int:
+        """Make jobs at least so urgent, with the libraries and the leaders that they wait for.
+
+        A job that is not queued stays as it is.
+
+        Returns:
+            How many became more urgent, those that they wait for included.
+        """
+        return sum(self._life.raise_(self._checked(int(job)), priority) for job in jobs)
+
+    def set_deadline(self, deadline_ns: float | None) -> None:
+        """Work may begin until then, in the place of what was said before: "2 s from now", "4 ms for this frame".
+
+        A worker is handed what is estimated to end in time, and `Paused` where nothing is. The first batch under a
+        deadline may overrun it by one job, if nothing else is in flight, or jobs longer than a frame would never run.
+
+        Args:
+            deadline_ns: On the clock that `request` is told; None: for ever.
+        """
+        self._deadline_ns = math.inf if deadline_ns is None else deadline_ns
+        self._fresh_deadline = deadline_ns is not None
+
+    def exempt(self, priority: Priority | None) -> None:
+        """Assign jobs that are at least so urgent whatever the deadline says; None: no job."""
+        self._exempt = 0 if priority is None else priority + 1
+
+    def cancel(self) -> None:
+        """Assign nothing more. Assignments in flight still end; what is queued stays so, for `remaining`. Idempotent."""
+        self._cancelled = True
+
+    def cancel_jobs(self, jobs: Iterable[int]) -> Cancellation:
+        """Cancel those of the jobs that are queued, and the libraries that nobody else wants.
+
+        One that others link is created all the same, unless they are cancelled too. One that is in flight ends
+        as it would; the answer says when. One that others follow hands the work over to them.
+        """
+        table = self._table
+        given = (
+            jobs if isinstance(jobs, np.ndarray) else np.array([self._checked(job) for job in jobs], np.int32)
+        )
+        named = level = self.unsettled(np.unique(given))
+        while len(level := self._libraries_of(level)):
+            level = self.unsettled(level[(table.flags[level] & UNWANTED > 0) & ~np.isin(level, named)])
+            named = np.union1d(named, level).astype(np.int32)
+        cancellation = Cancellation()
+        self._life.cancel(reversed(named.tolist()), cancellation)
+        if cancellation.pending:
+            self._loud.append(cancellation)
+        return cancellation
+
+    def __repr__(self) -> str:
+        states = ", ".join(
+            f"{number} {state.name.lower()}" for state in JobState if (number := self._table.states[state])
+        )
+        return f"<Scheduler{' cancelled' if self._cancelled else ''}: {states or 'no jobs'}>"
+
+    # --- inside
+
+    def _lines(self, priority: int) -> list[tuple[ReadyQueue, int]]:
+        """Lines of a priority that any worker may take from, the one with the longest job first."""
+        queue, hits = self._life.queue, self._life.hits
+        lines = [(queue, line) for line in queue.lines(priority)] if queue.open else []
+        if hits.open:
+            lines += [(hits, line) for line in hits.lines(priority)]
+            lines.sort(key=lambda each: -each[0].masks[each[1]].bit_length())
+        return lines
+
+    def _experience_of(self, queue: ReadyQueue, line: int) -> Experience:
+        if queue is self._life.queue:
+            return self._experiences.of(line // PRIORITIES)
+        return self._experiences.hits if queue is self._life.hits else self._experiences.duplicates
+
+    def _take(self, queue: ReadyQueue, line: int, worker: int, left_ns: float) -> Int32s:
+        """A batch from a line that has entries, or nothing where its jobs do not fit into the time that is left."""
+        experience = self._experience_of(queue, line)
+        base, slope = experience.line()
+        table, workers = self._table, self.workers
+        if line % PRIORITIES < self._exempt:
+            left_ns = math.inf
+        time_ns: float = self.options.target_ns
+        size = self.options.batch_limit
+        picky = False
+        adjacent = queue is self._life.hits
+        if adjacent and experience.tried:
+            size = min(size, max(table.queued // (_SHARES_OF_HITS * workers), int(_LEAST_NS / base), 1))
+        elif queue is self._life.queue or adjacent:
+            shares = SHARES * workers
+            time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
+            size = min(size, max(1, table.queued // shares))
+            if not experience.tried and experience.hit_share < MOST_HIT:
+                # How far off the costs are is not known yet, and whoever cuts the first batch pays for it.
+                size = 1
+            # Where everything hits as it is, nothing is to be gained from who does it.
+            if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
+                longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
+                picky = longest_ns * SHORT * workers <= table.open_cost
+        limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent)
+        jobs = self._selector.take(queue, line, worker, limits)
+        if not len(jobs) and picky:
+            limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size)
+            jobs = self._selector.take(queue, line, worker, limits)
+        if not len(jobs) and self._fresh_deadline and not self.in_flight:
+            jobs = self._selector.shortest(queue, line, worker)
+        return jobs
+
+    def _assign(self, worker: int, jobs: Int32s, experience: Experience) -> Assignment:
+        table = self._table
+        first = int(jobs[0])
+        cost = table.cost_at[first] if len(jobs) == 1 else int(table.cost[jobs].sum())
+        if self._affinity.active and experience.hit_share < MOST_HIT:
+            if len(jobs) == 1:
+                self._affinity.assigned(first, worker)
+            else:
+                self._affinity.assigned_all(jobs, worker)
+        self._learning[worker] = (experience, cost)
+        self._fresh_deadline = False
+        jobs.flags.writeable = False
+        self._assigned[worker] = assignment = Assignment(jobs, table.kind_at[first])
+        return assignment
+
+    def _libraries_of(self, jobs: Int32s) -> Int32s:
+        return np.unique(self._life.links.edges_of(jobs)[0]) if self._life.links.count else jobs[:0]
+
+    def _checked(self, job: int) -> int:
+        if not 0 <= job < self._table.count:
+            raise ValueError(f"there is no job {job}")
+        return job
+
+    def _assigned_to(self, worker: int) -> Assignment | None:
+        if not 0 <= worker < self.workers:
+            raise ValueError(f"there is no worker {worker}; workers are 0..{self.workers - 1}")
+        return self._assigned[worker]

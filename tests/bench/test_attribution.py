@@ -34,7 +34,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.run import Calls, CreationCall, RunOptions, available_workers, run_pipelines
 from orchestrator.run.records import timing_of
-from orchestrator.schedule import FifoScheduler, JobGraph, Scheduler
+from orchestrator.schedule import Order, ScheduleOptions
 from tests.bench.support import sample
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
@@ -196,11 +196,9 @@ async def measured(strategy: LockingStrategy, workers: int, mode: CacheMode = Ca
     )
     prepared = device.prepare(simulated_image(range(count)))
 
-    def one_at_a_time(jobs: JobGraph, number: int) -> Scheduler:
-        return FifoScheduler(jobs, number, limit=1)
-
+    one_at_a_time = ScheduleOptions(order=Order.GIVEN, batch_limit=1)
     report = await run_pipelines(
-        device, prepared, RunOptions(workers=workers, mode=mode), scheduler=one_at_a_time
+        device, prepared, RunOptions(workers=workers, mode=mode, schedule=one_at_a_time)
     )
     calls = [each for each in device.calls() if each.operation == "create_pipelines"]
     device.close()

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import random
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import trio
@@ -31,7 +31,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.run.caches import Fold
-from orchestrator.schedule import FifoScheduler
+from orchestrator.schedule import Order, ScheduleOptions
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 ENTRY_BYTES = DEFAULT_ENTRY_BYTES + 48  # the payload, and the head of an entry in the simulated driver's data
@@ -180,10 +180,17 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
             report = await run_pipelines(
                 device,
                 prepared,
-                RunOptions(workers=workers, mode=mode, merge=merge, keep=chance.random() < 0.3),
+                RunOptions(
+                    workers=workers,
+                    mode=mode,
+                    merge=merge,
+                    keep=chance.random() < 0.3,
+                    schedule=ScheduleOptions(
+                        order=chance.choice(list(Order)), batch_limit=chance.randint(1, 8)
+                    ),
+                ),
                 on_merged=on_merged,
                 primary=primary,
-                scheduler=partial(FifoScheduler, limit=chance.randint(1, 8)),
                 stop=moment.stop,
             )
         finally:

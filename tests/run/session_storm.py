@@ -168,7 +168,7 @@ class _Callers:
                     # Another caller may cancel it, or close the session.
                     assert outcome.created or not self.alone or session.closed
             case 6:
-                session.budget(chance.choice([None, 0, 0.001]))
+                session.limit_time(chance.choice([None, 0, 0.001]))
             case 7:
                 left = await session.run_for(chance.choice([0, 0.0005, 0.002]))
                 assert left.queued >= 0
@@ -178,7 +178,7 @@ class _Callers:
                 with trio.move_on_after(chance.choice([0, 0.001])):
                     await session.wait(self.some())
             case _:
-                session.budget(None)
+                session.limit_time(None)
                 if keep:
                     self.taken.append(session.take_handles(self.some()))
 

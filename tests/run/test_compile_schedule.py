@@ -29,7 +29,7 @@ from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import CompileSchedule, compile_set
 from orchestrator.run.options import CompileOptions, PipelineKeyUse
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.schedule import Assignment, JobGraph
+from orchestrator.schedule import Assignment
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -152,7 +152,7 @@ def run(
             device,
             prepared or device.prepare(image),
             RunOptions(workers=schedule.workers, mode=schedule.mode),
-            scheduler=schedule.factory(),
+            scheduler=schedule.scheduler(),
         )
 
     return trio.run(main)
@@ -183,15 +183,13 @@ def test_the_batch_of_a_calibration_bounds_those_of_a_warm_run(
     assert batch is None or not warm or max(len(call.indices) for call in report.calls) == batch
 
 
-def test_a_time_budget_makes_batches_small() -> None:
+def test_a_time_limit_makes_batches_small() -> None:
     image = simulated_image(range(1000))
     recorded = np.full(1000, 1_000_000)
 
-    def largest(budget_s: float | None) -> int:
-        schedule = schedule_of(image, workers=1, recorded_ns=recorded, time_limit_s=budget_s)
-        made = schedule.factory()(
-            JobGraph(image.kinds, image.library_slot_start, image.library_slot_pipeline), 1
-        )
+    def largest(limit_s: float | None) -> int:
+        schedule = schedule_of(image, workers=1, recorded_ns=recorded, time_limit_s=limit_s)
+        made = schedule.scheduler()
         sizes = []
         while isinstance(answer := made.request(0), Assignment):
             sizes.append(len(answer.indices))
@@ -246,7 +244,7 @@ def test_nothing_is_saved_where_the_cache_held_it_all() -> None:
             prepared,
             RunOptions(workers=2),
             primary=cold.cache_data or b"",
-            scheduler=schedule.factory(),
+            scheduler=schedule.scheduler(),
         )
 
     schedule = schedule_of(image)

@@ -30,6 +30,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
 from orchestrator.run.accounting import ThreadMeter
+from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import (
     MODES_WITH_CACHE,
     RefusingDevice,
@@ -240,7 +241,8 @@ async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -
 
 async def test_a_lost_device_ends_the_run_with_a_report() -> None:
     device = RefusingDevice({0: ERROR_DEVICE_LOST})
-    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=1))
+    options = RunOptions(workers=1, schedule=ScheduleOptions(order=Order.GIVEN))
+    report = await run_pipelines(device, prepared_set(device), options)
     check_sums(report)
     counts = report.counts()
     assert counts[OutcomeStatus.NOT_RUN] > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import pytest
@@ -22,12 +21,12 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, RunOptions, run_pipelines
 from orchestrator.run.caches import MergedHook, PrimaryGuard
-from orchestrator.schedule import FifoScheduler
+from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import check_sums, hits_of, prepared_set, without
 
 EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
-SMALL_BATCHES = partial(FifoScheduler, limit=4)
+SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
 
 
 class FoldsBetweenBatches:
@@ -56,9 +55,8 @@ async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: Cac
     report = await run_pipelines(
         device,
         prepared,
-        RunOptions(workers=workers, mode=mode, merge=EACH_BATCH),
+        RunOptions(workers=workers, mode=mode, merge=EACH_BATCH, schedule=SMALL_BATCHES),
         primary=primary,
-        scheduler=SMALL_BATCHES,
     )
     check_sums(report)
     assert report.compiled == 300
@@ -98,9 +96,8 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     report = await run_pipelines(
         device,
         prepared,
-        RunOptions(workers=1, mode=mode, merge=EACH_BATCH),
+        RunOptions(workers=1, mode=mode, merge=EACH_BATCH, schedule=SMALL_BATCHES),
         on_merged=on_merged,
-        scheduler=SMALL_BATCHES,
     )
     assert report.compiled == 200
     assert report.merge is not None
@@ -141,9 +138,8 @@ async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
     report = await run_pipelines(
         device,
         prepared_set(device),
-        RunOptions(workers=1, merge=policy),
+        RunOptions(workers=1, merge=policy, schedule=SMALL_BATCHES),
         on_merged=held.merged,
-        scheduler=SMALL_BATCHES,
     )
     assert report.merge is not None
     rolling = report.merge.rolling
@@ -217,9 +213,8 @@ async def test_two_level_keeps_folds_and_look_ups_apart(merge_in_driver: bool) -
         report = await run_pipelines(
             device,
             prepared_set(device),
-            RunOptions(workers=4, mode=CacheMode.TWO_LEVEL, merge=EACH_BATCH),
+            RunOptions(workers=4, mode=CacheMode.TWO_LEVEL, merge=EACH_BATCH, schedule=SMALL_BATCHES),
             primary=data,
-            scheduler=SMALL_BATCHES,
         )
         check_sums(report)
         assert (report.cache_hits, report.compiled) == (40, 260)
@@ -283,7 +278,9 @@ async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> Non
 
     device = NoMore(SimulatedOptions(on_compile=meet))
     report = await run_pipelines(
-        device, prepared_set(device), RunOptions(workers=2, merge=EACH_BATCH), scheduler=SMALL_BATCHES
+        device,
+        prepared_set(device),
+        RunOptions(workers=2, merge=EACH_BATCH, schedule=SMALL_BATCHES),
     )
     assert report.compiled == 300
     merge = report.merge
@@ -303,9 +300,8 @@ async def test_a_driver_that_does_not_merge_is_named_once() -> None:
     report = await run_pipelines(
         device,
         prepared_set(device),
-        RunOptions(workers=1, merge=EACH_BATCH),
+        RunOptions(workers=1, merge=EACH_BATCH, schedule=SMALL_BATCHES),
         on_merged=held.merged,
-        scheduler=SMALL_BATCHES,
     )
     assert report.merge is not None
     assert any("no-op" in warning for warning in report.merge.warnings)
@@ -327,7 +323,10 @@ async def _run_until_a_fold(device: SimulatedDevice, hook: MergedHook) -> None:
     for _ in range(1000):
         prepared = prepared_set(device)
         await run_pipelines(
-            device, prepared, RunOptions(workers=1, merge=EACH_BATCH), on_merged=hook, scheduler=SMALL_BATCHES
+            device,
+            prepared,
+            RunOptions(workers=1, merge=EACH_BATCH, schedule=SMALL_BATCHES),
+            on_merged=hook,
         )
         prepared.close()
 

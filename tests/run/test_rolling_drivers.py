@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import trio
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import BARRIER, Fold, MergePolicy, RunOptions, RunReport, run_pipelines
-from orchestrator.schedule import FifoScheduler
+from orchestrator.schedule import Order, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import run_on_device, unsupported
 
 NAVI21 = "radv:navi21"
+SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
 OFTEN = MergePolicy(rolling=True, batches=2, gained_bytes=None, age_ns=None)
 
 
@@ -42,10 +42,14 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
                 report: RunReport = await run_pipelines(
                     device,
                     prepared,
-                    RunOptions(workers=2, mode=CacheMode(mode), merge=OFTEN if rolling else BARRIER),
+                    RunOptions(
+                        workers=2,
+                        mode=CacheMode(mode),
+                        merge=OFTEN if rolling else BARRIER,
+                        schedule=SMALL_BATCHES,
+                    ),
                     on_merged=on_merged,
                     primary=data,
-                    scheduler=partial(FifoScheduler, limit=4),
                 )
                 prepared.close()
             finally:

@@ -20,8 +20,7 @@ from orchestrator.run import (
     RunReport,
     open_session,
 )
-from orchestrator.run.session import SteeredSchedule
-from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Wait
+from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 ONE = ScheduleOptions(batch_limit=1)
@@ -118,7 +117,7 @@ async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
         assert session.promote([2, 3, 11], Priority.NOW) == 3
         assert session.promote(late, Priority.SOON) == 3
         assert session.promote([2, 30], Priority.NOW) == 0, "as urgent already, and never submitted"
-        session.budget(None)
+        session.limit_time(None)
     order = recorder.order
     assert sorted(order[:10]) == [2, 3, 11, *range(20, 25), 38, 39]
     assert sorted(order[10:]) == [0, 1, 4, 10, 12, 13, 14]
@@ -130,7 +129,7 @@ async def test_submitting_again_promotes_and_creates_nothing_twice() -> None:
     async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         await session.submit(range(9), priority=Priority.BACKGROUND)
         ticket = await session.submit([7, 8], priority=Priority.NOW)
-        session.budget(None)
+        session.limit_time(None)
         await ticket.wait()
         again = await session.submit(range(9))
         outcomes = await again.wait()
@@ -167,16 +166,16 @@ async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits(
     prepared = device.prepare(simulated_image(range(9)))
     answered = trio.Event()
     token = trio.lowlevel.current_trio_token()
-    request = SteeredSchedule.request
+    request = Scheduler.request
 
-    def watched(schedule: SteeredSchedule, worker: int) -> Assignment | Wait | Done:
-        answer = request(schedule, worker)
+    def watched(schedule: Scheduler, worker: int, now_ns: float = 0) -> Assignment | Wait | Done:
+        answer = request(schedule, worker, now_ns)
         given = isinstance(answer, Assignment) and 5 in answer.indices
         if given or 5 in schedule.remaining():
             token.run_sync_soon(answered.set)
         return answer
 
-    monkeypatch.setattr(SteeredSchedule, "request", watched)
+    monkeypatch.setattr(Scheduler, "request", watched)
     async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
         await session.require(3)
         await session.submit([5], priority=Priority.NOW)
@@ -242,12 +241,12 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
         await session.submit(range(20), priority=Priority.BACKGROUND)
         left = await session.run_for(0)
         assert (left.queued, left.in_flight, left.done) == (20, 0, False)
-        assert left.believed_ns > 0
+        assert left.estimated_ns > 0
         assert len(session.remaining()) == 20
         await session.submit(25, priority=Priority.NOW)
         left = await session.run_for(float("inf"))  # it comes back when nothing is left
         assert left.done
-        assert left.believed_ns == 0
+        assert left.estimated_ns == 0
         assert recorder.order[0] == 25
         assert (await session.run_for(3600)).done
         progress = session.progress
@@ -290,7 +289,7 @@ async def test_a_full_queue_holds_producers_back() -> None:
         with pytest.raises(trio.WouldBlock):
             session.submit_nowait([98, 99])
         assert len(session.submit_nowait(session.remaining().tolist())) == 4, "they are there already"
-        session.budget(None)
+        session.limit_time(None)
         while len(seen) < 2:
             assert session.remainder.queued <= 4
             await trio.sleep(0)

@@ -141,5 +141,5 @@ async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
         await session.cancel_jobs([0, 2])
         await trio.testing.wait_all_tasks_blocked()
         assert session.remaining().tolist() == [1, 10, 11]
-        session.budget(None)
+        session.limit_time(None)
     assert sorted(recorder.order) == [1, 10, 11, 12]

@@ -52,7 +52,7 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
             assert session.remainder.done
             assert cancelled <= left.queued
             assert session.progress.done == queued - cancelled
-            session.budget(None)
+            session.limit_time(None)
             ticket = await session.submit(everything)
             assert all(each.created for each in await ticket.wait())
             taken = session.take_handles(ticket)

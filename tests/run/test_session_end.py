@@ -138,7 +138,7 @@ async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
             sessions.append(session)
             await session.submit(range(20))
             await recorder.entered.wait()
-            session.budget(0)
+            session.limit_time(0)
             recorder.open.set()
             await session.wait(0)
             raise LookupError
@@ -226,8 +226,8 @@ async def test_a_wait_that_is_given_up_is_forgotten() -> None:
         (lambda session: session.submit_nowait([-1]), "from 0 to 299"),
         (lambda session: session.submit_nowait([0.5]), "from 0 to 299"),
         (lambda session: session.submit_nowait([0], group=-1), "a group"),
-        (lambda session: session.budget(-1.0), "negative"),
-        (lambda session: session.budget(float("nan")), "negative"),
+        (lambda session: session.limit_time(-1.0), "negative"),
+        (lambda session: session.limit_time(float("nan")), "negative"),
         (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
     ],
 )

@@ -1,174 +1,183 @@
-"""The schedule of a session, on a clock of its own: until when work begins, and whom a change wakes."""
+"""The exchange of a session, on a clock of its own: until when work begins, and whom a change wakes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pytest
+import trio
 
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.exchange import Deadline
-from orchestrator.run.session import SteeredSchedule
-from orchestrator.schedule import Assignment, Done, Priority, ScheduleOptions, Wait
-from tests.run.test_time_budget import MS, FakeClock
+from orchestrator.run.exchange import Exchange
+from orchestrator.schedule import Assignment, Done, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
+from tests.run.test_time_limit import MS, FakeClock
 
 
-def steered(
-    count: int = 20,
-    workers: int = 1,
-    libraries: Mapping[int, Sequence[int]] | None = None,
-    cost_ns: int = MS,
-) -> tuple[SteeredSchedule, FakeClock]:
-    clock = FakeClock()
-    options = ScheduleOptions(batch_limit=1, expect_hits=0.0)
-    image = simulated_image(range(count), libraries=libraries)
-    costs = np.full(count, cost_ns, np.int64)
-    return SteeredSchedule(image, workers, options, costs, {}, deadline=Deadline(clock)), clock
+class Steered:
+    """An exchange, its streamed scheduler and its clock; whoever parks is counted, not stopped."""
+
+    def __init__(
+        self,
+        count: int = 20,
+        workers: int = 1,
+        libraries: Mapping[int, Sequence[int]] | None = None,
+        cost_ns: int = MS,
+    ) -> None:
+        self.clock = FakeClock()
+        image = simulated_image(range(count), libraries=libraries)
+        jobs = JobGraph.of_image(image, recorded_ns=np.full(count, cost_ns, np.int64))
+        options = ScheduleOptions(batch_limit=1, expect_hits=0.0, streaming=True)
+        self.scheduler = Scheduler(jobs, workers, options)
+        self.exchange = Exchange(self.scheduler, clock_ns=self.clock)
+
+    def enter(self, wanted: Sequence[int], priority: Priority = Priority.SOON) -> None:
+        with self.exchange.steering() as scheduler:
+            scheduler.enter(np.array(wanted, np.int32), priority)
+
+    def request(
+        self, worker: int = 0, ended: Assignment | None = None, elapsed_ns: int = MS
+    ) -> Assignment | Wait | Done:
+        return self.exchange.swap(worker, ended, {}, elapsed_ns=elapsed_ns)[0]
+
+    def requested(self, worker: int = 0, ended: Assignment | None = None) -> Assignment:
+        answer = self.request(worker, ended)
+        assert isinstance(answer, Assignment)
+        return answer
 
 
-def indices(*wanted: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return np.array(wanted, np.int32)
-
-
-def requested(schedule: SteeredSchedule, worker: int = 0) -> Assignment:
-    answer = schedule.request(worker)
-    assert isinstance(answer, Assignment)
-    return answer
-
-
-def end(schedule: SteeredSchedule, assignment: Assignment, worker: int = 0, elapsed_ns: int = MS) -> None:
-    schedule.finished(worker, assignment, compiles=len(assignment.indices), elapsed_ns=elapsed_ns)
-
-
-def test_a_frame_ends_by_the_clock_and_the_next_goes_on() -> None:
-    schedule, clock = steered(cost_ns=2 * MS)
-    schedule.enter(indices(*range(10, 20)), Priority.SOON)
-    created = []
+async def test_a_frame_ends_by_the_clock_and_the_next_goes_on() -> None:
+    steered = Steered(cost_ns=2 * MS)
+    steered.enter(range(10, 20))
+    created: list[int] = []
     for _ in range(3):
-        schedule.budget(5 * MS)
-        while isinstance(answer := schedule.request(0), Assignment):
+        steered.exchange.limit_time(5 * MS)
+        answer = steered.request()
+        while isinstance(answer, Assignment):
             created += answer.indices.tolist()
-            clock.now_ns += 2 * MS
-            end(schedule, answer, elapsed_ns=2 * MS)
+            steered.clock.now_ns += 2 * MS
+            answer = steered.request(0, answer, 2 * MS)
         assert answer == Wait(), "a worker stays for the next frame"
-        assert schedule.at_rest
-        clock.now_ns += 11 * MS
-        assert schedule.request(0) == Wait()
-    # Two of 2 ms fit into 5 ms; a third is believed not to.
+        assert steered.exchange.at_rest
+        steered.clock.now_ns += 11 * MS
+        assert steered.request() == Wait()
+    # Two of 2 ms fit into 5 ms; a third is estimated not to.
     assert created == list(range(10, 16))
-    assert schedule.remaining().tolist() == list(range(16, 20))
+    assert steered.scheduler.remaining().tolist() == list(range(16, 20))
+    assert not steered.exchange.out_of_time, "the session goes on"
 
 
-def test_what_does_not_fit_starts_once_a_frame_and_not_beside_another() -> None:
-    schedule, clock = steered(workers=2, cost_ns=20 * MS)
-    schedule.enter(indices(1, 2, 3), Priority.SOON)
-    schedule.budget(4 * MS)
-    first = requested(schedule, 0)
-    assert schedule.request(1) == Wait()
-    clock.now_ns += 16 * MS
-    schedule.budget(4 * MS)
-    assert schedule.request(1) == Wait(), "the first is in flight still"
-    clock.now_ns += 5 * MS
-    end(schedule, first, elapsed_ns=21 * MS)
-    assert schedule.request(0) == Wait(), "the frame is over"
-    schedule.budget(4 * MS)
-    assert len(requested(schedule, 1).indices) == 1
+async def test_what_does_not_fit_starts_once_a_frame_and_not_beside_another() -> None:
+    steered = Steered(workers=2, cost_ns=20 * MS)
+    steered.enter((1, 2, 3))
+    steered.exchange.limit_time(4 * MS)
+    first = steered.requested(0)
+    assert steered.request(1) == Wait()
+    steered.clock.now_ns += 16 * MS
+    steered.exchange.limit_time(4 * MS)
+    assert steered.request(1) == Wait(), "the first is in flight still"
+    steered.clock.now_ns += 5 * MS
+    assert steered.request(0, first, 21 * MS) == Wait(), "the frame is over"
+    steered.exchange.limit_time(4 * MS)
+    assert len(steered.requested(1).indices) == 1
 
 
-def test_what_is_due_now_is_spared_on_demand() -> None:
-    schedule, _ = steered(libraries={9: [3]})
-    schedule.budget(0)
-    schedule.enter(indices(8), Priority.SOON)
-    schedule.enter(indices(9), Priority.NOW)
-    assert schedule.request(0) == Wait()
-    schedule.spare(True)
-    schedule.rouse()
-    library = requested(schedule)
+async def test_what_is_due_now_is_exempt_on_demand() -> None:
+    steered = Steered(libraries={9: [3]})
+    steered.exchange.limit_time(0)
+    steered.enter((8,))
+    steered.enter((9,), Priority.NOW)
+    assert steered.request() == Wait()
+    with steered.exchange.steering() as scheduler:
+        scheduler.exempt(Priority.NOW)
+    library = steered.requested()
     assert library.indices.tolist() == [3]
-    end(schedule, library)
-    linker = requested(schedule)
-    assert linker.indices.tolist() == [9]
-    end(schedule, linker)
-    assert schedule.request(0) == Wait()
-    schedule.spare(False)
-    assert schedule.request(0) == Wait()
-    assert schedule.remaining().tolist() == [8]
+    dependent = steered.requested(0, library)
+    assert dependent.indices.tolist() == [9]
+    assert steered.request(0, dependent) == Wait()
+    with steered.exchange.steering() as scheduler:
+        scheduler.exempt(None)
+    assert steered.request() == Wait()
+    assert steered.scheduler.remaining().tolist() == [8]
 
 
-def test_the_end_of_a_batch_wakes_only_who_hopes_for_it() -> None:
-    schedule, _ = steered(workers=3, libraries={9: [3]})
-    schedule.enter(indices(3, 9), Priority.SOON)
-    schedule.rouse()
-    assert schedule.take_roused()
-    library = requested(schedule, 0)
-    assert schedule.request(1) == Wait()
-    # It waits for the library: whoever ends that gives it something to do.
-    assert not schedule.at_rest
-    end(schedule, library, 0)
-    assert schedule.take_roused()
-    linker = requested(schedule, 1)
-    for worker in (0, 2):
-        assert schedule.request(worker) == Wait()
-    end(schedule, linker, 1)
-    assert not schedule.take_roused(), "nothing is queued: nobody is woken"
-    assert not schedule.at_rest
-    assert schedule.request(1) == Wait()
-    assert schedule.at_rest
+async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
+    steered = Steered(workers=3, libraries={9: [3]})
+    steered.enter((3, 9))
+    woken: list[int] = []
+
+    async def waiter(number: int, seen: int) -> None:
+        await steered.exchange.wait_changed(seen)
+        woken.append(number)
+
+    async with trio.open_nursery() as nursery:
+        library = steered.requested(0)
+        answer, seen = steered.exchange.swap(1, None, {})
+        assert answer == Wait()
+        # It waits for the library: whoever ends that gives it something to do.
+        assert not steered.exchange.at_rest
+        nursery.start_soon(waiter, 1, seen)
+        await trio.testing.wait_all_tasks_blocked()
+        dependent = steered.requested(0, library)
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == [1]
+        answer, seen = steered.exchange.swap(2, None, {})
+        assert answer == Wait()
+        nursery.start_soon(waiter, 2, seen)
+        await trio.testing.wait_all_tasks_blocked()
+        # Nothing is queued: nobody is woken.
+        assert steered.request(0, dependent) == Wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == [1]
+        before = steered.exchange.at_rest
+        assert steered.request(1) == Wait()
+        assert (before, steered.exchange.at_rest) == (False, True)
+        steered.enter((5,))
+        await trio.testing.wait_all_tasks_blocked()
+        assert woken == [1, 2], "something new wakes whoever waits"
 
 
-def test_workers_are_sent_home_when_it_is_closed_and_not_before() -> None:
-    schedule, _ = steered()
-    assert schedule.request(0) == Wait()
-    schedule.enter(indices(5), Priority.BACKGROUND)
-    schedule.close()
-    end(schedule, requested(schedule))
-    assert schedule.request(0) == Done()
+async def test_workers_are_sent_home_when_it_is_closed_and_not_before() -> None:
+    steered = Steered()
+    assert steered.request() == Wait()
+    steered.enter((5,), Priority.BACKGROUND)
+    with steered.exchange.steering() as scheduler:
+        scheduler.close()
+    assert steered.request(0, steered.requested()) == Done()
 
 
-def test_a_pipeline_is_a_new_job_each_time_it_comes_again() -> None:
-    schedule, _ = steered(libraries={9: [3]})
+async def test_a_pipeline_may_come_again_after_each_time_it_was_cancelled() -> None:
+    steered = Steered(libraries={9: [3]})
+    scheduler = steered.scheduler
+    both = np.array([3, 9], np.int32)
     for _ in range(3):
-        schedule.enter(indices(9), Priority.NOW)
-        assert schedule.cancel_jobs(indices(9)).cancelled == 2
-        news, reasons = schedule.take_news()
-        assert (news.tolist(), reasons) == ([3, 9], {})
-        assert schedule.absent(indices(3, 9)).all()
-    schedule.enter(indices(3), Priority.BACKGROUND)
-    schedule.enter(indices(9), Priority.NOW)
-    assert schedule.unsettled(indices(3, 4, 9)).tolist() == [3, 9]
-    end(schedule, requested(schedule))
-    end(schedule, requested(schedule))
-    assert schedule.take_news()[0].tolist() == [3, 9]
-    assert schedule.done == 2
-    schedule.enter(indices(3, 9), Priority.NOW)
-    assert schedule.queued == 0, "what was created stays"
+        steered.enter((9,), Priority.NOW)
+        assert scheduler.cancel_jobs([9]).cancelled == 2
+        assert scheduler.take_settled().tolist() == [3, 9]
+        assert scheduler.absent(both).all()
+    steered.enter((3,), Priority.BACKGROUND)
+    steered.enter((9,), Priority.NOW)
+    assert scheduler.unsettled(np.array([3, 4, 9], np.int32)).tolist() == [3, 9]
+    assert steered.request(0, steered.requested(0, steered.requested())) == Wait()
+    assert scheduler.take_settled().tolist() == [3, 9]
+    assert scheduler.done == 2
+    steered.enter((3, 9), Priority.NOW)
+    assert scheduler.queued == 0, "what was created stays"
 
 
-def test_an_assignment_is_in_indices_and_read_only() -> None:
-    schedule, _ = steered()
-    schedule.enter(indices(17), Priority.SOON)
-    assignment = requested(schedule)
-    assert assignment.indices.tolist() == [17]
-    with pytest.raises(ValueError, match="read-only"):
-        assignment.indices[0] = 1
-    schedule.failed(0, assignment, {17: "no"})
-    assert schedule.take_news()[0].tolist() == [17]
-    with pytest.raises(ValueError, match="does not hold"):
-        schedule.finished(0, assignment)
+async def test_what_was_cancelled_and_came_again_is_not_told_as_settled() -> None:
+    steered = Steered()
+    steered.enter((4,))
+    steered.scheduler.cancel_jobs([4])
+    steered.enter((4,))
+    assert not len(steered.scheduler.take_settled())
 
 
-def test_the_room_is_what_is_not_queued() -> None:
-    clock = FakeClock()
-    options = ScheduleOptions(capacity=3)
-    schedule = SteeredSchedule(
-        simulated_image(range(9), libraries={8: [0, 1]}),
-        1,
-        options,
-        np.full(9, MS, np.int64),
-        {},
-        deadline=Deadline(clock),
-    )
-    assert (schedule.room, schedule.fitting(indices(2, 3, 4, 5))) == (3, 3)
-    schedule.enter(indices(2, 8), Priority.SOON)
-    assert (schedule.room, schedule.fitting(indices(2, 8, 5))) == (0, 2)
+async def test_a_library_in_flight_is_waited_for_by_who_cancels_what_it_was_for() -> None:
+    steered = Steered(libraries={9: [3]})
+    steered.enter((9,))
+    library = steered.requested()
+    assert library.indices.tolist() == [3]
+    cancellation = steered.scheduler.cancel_jobs([9])
+    assert (cancellation.cancelled, cancellation.quiet) == (1, False)
+    assert steered.request(0, library) == Wait()
+    assert cancellation.quiet

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from orchestrator.run.records import TimeToGo
-from orchestrator.schedule import CostScheduler, ScheduleOptions
+from orchestrator.schedule import ScheduleOptions, Scheduler
 from tests.schedule.machine import job_graph, requested
 
 SECOND = 1_000_000_000
 OPTIONS = ScheduleOptions(target_ns=1, expect_hits=0.0)
 
 
-def scheduler_of(costs_s: list[float], workers: int) -> CostScheduler:
+def scheduler_of(costs_s: list[float], workers: int) -> Scheduler:
     costs = [round(each * SECOND) for each in costs_s]
-    return CostScheduler(job_graph(len(costs), costs=costs), workers, OPTIONS)
+    return Scheduler(job_graph(len(costs), costs=costs), workers, OPTIONS)
 
 
 def test_recorded_costs_say_it_before_the_first_job() -> None:
@@ -32,7 +32,7 @@ def test_estimates_say_it_once_they_were_tried() -> None:
     assert found.eta_s(0) is None
     batch = requested(scheduler, 0)
     assert found.eta_s(SECOND) is None
-    # It took thrice what was believed, and so will the other four.
+    # It took thrice what was estimated, and so will the other four.
     scheduler.finished(0, batch, compiles=1, elapsed_ns=3 * SECOND)
     assert found.eta_s(3 * SECOND) == pytest.approx(12.0)
 

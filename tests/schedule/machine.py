@@ -1,5 +1,5 @@
 # Purpose: graphs for tests of the scheduler, and a check of everything that must hold between two events.
-"""Graphs and invariants, shared by the tests of `CostScheduler`."""
+"""Graphs and invariants, shared by the tests of `Scheduler`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from orchestrator.schedule import Assignment, CostScheduler, JobGraph, JobState, Scheduler
+from orchestrator.schedule import Assignment, JobGraph, JobState, Order, Scheduler
 
 QUEUED = {JobState.WAITING, JobState.READY, JobState.PINNED, JobState.JOINED}
 
@@ -23,7 +23,7 @@ def job_graph(
     pipeline_keys: Sequence[int] | None = None,
     priorities: Sequence[int] | None = None,
     groups: Sequence[int] | None = None,
-    unusable: Mapping[int, str] | None = None,
+    hits: Sequence[bool] | None = None,
 ) -> JobGraph:
     """A graph from plain values; `libraries` and `modules` go by position, and hold numbers."""
     linked = [list((libraries or {}).get(job, ())) for job in range(count)]
@@ -32,7 +32,7 @@ def job_graph(
         np.array(kinds if kinds is not None else [0] * count, np.uint8),
         np.cumsum([0, *map(len, linked)]).astype(np.int64),
         np.array([each for group in linked for each in group], np.int32),
-        unusable or {},
+        hits=None if hits is None else np.array(hits, np.bool_),
         costs_ns=None if costs is None else np.array(costs, np.int64),
         keys=None if keys is None else np.array(keys, np.uint64),
         pipeline_keys=None if pipeline_keys is None else np.array(pipeline_keys, np.uint64),
@@ -45,9 +45,9 @@ def job_graph(
     )
 
 
-def requested(scheduler: Scheduler, worker: int) -> Assignment:
+def requested(scheduler: Scheduler, worker: int, now_ns: int = 0) -> Assignment:
     """The assignment that a worker gets now."""
-    answer = scheduler.request(worker)
+    answer = scheduler.request(worker, now_ns)
     assert isinstance(answer, Assignment), answer
     return answer
 
@@ -57,7 +57,7 @@ def jobs_of(assignment: Assignment) -> list[int]:
     return [int(each) for each in assignment.indices]
 
 
-def drain(scheduler: CostScheduler, worker: int = 0) -> list[int]:
+def drain(scheduler: Scheduler, worker: int = 0) -> list[int]:
     """Let one worker do all that it is given, at no cost; returns the jobs in the order assigned."""
     order = []
     while isinstance(answer := scheduler.request(worker), Assignment):
@@ -66,7 +66,7 @@ def drain(scheduler: CostScheduler, worker: int = 0) -> list[int]:
     return order
 
 
-def assert_consistent(scheduler: CostScheduler) -> None:
+def assert_consistent(scheduler: Scheduler) -> None:
     """Everything that must hold between two events, recomputed from the columns."""
     table, life = scheduler._table, scheduler._life
     states = [scheduler.state_of(job) for job in range(scheduler.count)]
@@ -96,11 +96,19 @@ def assert_consistent(scheduler: CostScheduler) -> None:
             for library in missing:
                 if states[library] in QUEUED:
                     assert table.priority[library] <= table.priority[job]
-                    assert table.rank[library] >= table.cost[library] + table.cost[job]
+                    if scheduler.options.order is Order.COST:
+                        assert table.rank[library] >= table.cost[library] + table.cost[job]
     ready = {job for job, state in enumerate(states) if state is JobState.READY}
-    assert ready <= entries(life.queue)
+    assert ready <= entries(life.queue) | entries(life.hits)
     pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
-    assert pinned <= set().union(*map(entries, life.echoes))
+    assert pinned <= set().union(*map(entries, life.duplicates))
+    live = [0] * scheduler.count
+    for job, state in enumerate(states):
+        if state in QUEUED | {JobState.ASSIGNED}:
+            for library in life.links.libraries_of(job):
+                live[library] += 1
+    queued = [job for job, state in enumerate(states) if state in QUEUED]
+    assert all((table.live_dependents[job] > 0) >= (live[job] > 0) for job in queued)
 
 
 def entries(queue: object) -> set[int]:

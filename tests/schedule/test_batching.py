@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.schedule import CostScheduler, ScheduleOptions
-from orchestrator.schedule.ready_queue import Experience
+from orchestrator.schedule import ScheduleOptions, Scheduler
+from orchestrator.schedule.batches import Experience
 from tests.schedule.machine import job_graph, jobs_of, requested
 
 
-def sizes(
-    scheduler: CostScheduler, *, hit: bool, hit_ns: int = 1_000, compile_ns: int = 5_000_000
-) -> list[int]:
+def sizes(scheduler: Scheduler, *, hit: bool, hit_ns: int = 1_000, compile_ns: int = 5_000_000) -> list[int]:
     found = []
     while scheduler.queued:
         batch = requested(scheduler, 0)
@@ -31,7 +29,7 @@ def sizes(
 
 
 def test_batches_grow_where_pipelines_hit() -> None:
-    found = sizes(CostScheduler(job_graph(20_000, costs=[5_000_000] * 20_000), 2), hit=True)
+    found = sizes(Scheduler(job_graph(20_000, costs=[5_000_000] * 20_000), 2), hit=True)
     assert found[0] <= 2
     assert max(found[:8]) == 256
     assert found[-1] == 1
@@ -40,14 +38,14 @@ def test_batches_grow_where_pipelines_hit() -> None:
 
 
 def test_batches_are_single_where_pipelines_compile() -> None:
-    found = sizes(CostScheduler(job_graph(300, costs=[5_000_000] * 300), 2), hit=False)
+    found = sizes(Scheduler(job_graph(300, costs=[5_000_000] * 300), 2), hit=False)
     assert set(found) == {1}
 
 
 def test_batches_aim_at_the_time_asked_for() -> None:
     options = ScheduleOptions(target_ns=40_000_000, expect_hits=0.0)
     # Costs are believed to be a tenth of what they are; the first job shows it, before a batch is cut by that belief.
-    scheduler = CostScheduler(job_graph(3000, costs=[500_000] * 3000), 1, options)
+    scheduler = Scheduler(job_graph(3000, costs=[500_000] * 3000), 1, options)
     found = sizes(scheduler, hit=False, compile_ns=5_000_000)
     assert found[0] == 1
     assert set(found[1:20]) <= {7, 8}
@@ -56,7 +54,7 @@ def test_batches_aim_at_the_time_asked_for() -> None:
 
 def test_kinds_learn_apart() -> None:
     kinds = [0] * 2000 + [1] * 2000
-    scheduler = CostScheduler(job_graph(4000, kinds=kinds, costs=[5_000_000] * 4000), 1)
+    scheduler = Scheduler(job_graph(4000, kinds=kinds, costs=[5_000_000] * 4000), 1)
     largest = {0: 0, 1: 0}
     while scheduler.queued:
         batch = requested(scheduler, 0)
@@ -70,7 +68,7 @@ def test_kinds_learn_apart() -> None:
 
 def test_the_time_of_a_hit_is_averaged() -> None:
     # All is believed to hit, so what remains is believed to take the time of a hit each.
-    scheduler = CostScheduler(job_graph(20_000), 1, ScheduleOptions(expect_hits=1.0))
+    scheduler = Scheduler(job_graph(20_000), 1, ScheduleOptions(expect_hits=1.0))
     remaining = []
     for hit_ns in (1_000, 3_000, 4_000):
         batch = requested(scheduler, 0)
@@ -96,3 +94,51 @@ def test_estimates_stay_positive(batches: list[tuple[int, int, int, int]]) -> No
         assert base >= 1
         assert slope >= 0
         assert 0 <= experience.hit_share <= 1
+
+
+def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> tuple[list[list[int]], Scheduler]:
+    """Batches of a run whose jobs are all expected to hit, those in holes apart, and how large a share of them does."""
+    hits = np.ones(count, np.bool_)
+    hits[holes.start : holes.stop : holes.step] = False
+    graph = job_graph(count, costs=[5_000_000 + 1000 * job for job in range(count)], hits=hits.tolist())
+    scheduler = Scheduler(graph, 2, ScheduleOptions(expect_hits=0.0, batch_limit=1024, target_ns=10**9))
+    found = []
+    while scheduler.queued:
+        batch = requested(scheduler, 0)
+        size = len(batch.indices)
+        found.append(jobs_of(batch))
+        hit = round(size * hit_share) if hits[batch.indices[0]] else 0
+        elapsed = hit * 20_000 + (size - hit) * 5_000_000
+        scheduler.finished(0, batch, hits=hit, compiles=size - hit, elapsed_ns=elapsed)
+    return found, scheduler
+
+
+def test_expected_hits_come_in_the_order_of_the_set_and_in_one_piece() -> None:
+    found, _ = hit_sizes(2000, 1.0)
+    assert [job for batch in found for job in batch] == list(range(2000)), "costs do not count"
+    assert len(found) < 20
+    assert max(map(len, found)) >= 400
+
+
+def test_what_is_to_be_compiled_comes_first_and_cuts_the_hits_beside_it() -> None:
+    found, _ = hit_sizes(1000, 1.0, range(300, 1000, 300))
+    assert sorted(found[:3]) == [[300], [600], [900]]
+    adjacent = [batch for batch in found[3:] if batch == list(range(batch[0], batch[-1] + 1))]
+    assert adjacent == found[3:]
+    assert sorted(job for batch in found for job in batch) == list(range(1000))
+
+
+def test_pieces_too_short_for_a_batch_are_put_together() -> None:
+    found, _ = hit_sizes(1200, 1.0, range(0, 1200, 3))
+    hits = [batch for batch in found if batch[0] % 3]
+    assert [job for batch in hits for job in batch] == [job for job in range(1200) if job % 3]
+    assert len(hits) < 40
+
+
+def test_a_cache_that_does_not_hold_what_was_expected_is_not_believed_for_long() -> None:
+    found, scheduler = hit_sizes(2000, 0.0)
+    assert found[0] == list(range(len(found[0])))
+    # From then on the longest is first, alone until it is known what it costs.
+    assert found[1] == [1999]
+    assert sorted(job for batch in found for job in batch) == list(range(2000))
+    assert scheduler.remaining_ns == 0

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.schedule.job_table import KeyTable
+from orchestrator.schedule.jobs import KeyTable
 
 # Few distinct keys, so that they meet; zero and the ends of the range among them.
 KEYS = st.sampled_from([0, 1, 2, 3, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)

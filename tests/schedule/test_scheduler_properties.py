@@ -1,8 +1,11 @@
-# Purpose: whatever happens in whatever order, the promises hold: nothing twice, libraries first, urgent first, an
-# end, quiet when it says quiet.
-"""Property test of `CostScheduler`: random events against what is promised."""
+"""Property test of `Scheduler`: whatever happens in whatever order, what is promised holds.
+
+Nothing twice, libraries first, urgent first, an end, quiet when it says quiet.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -10,19 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orchestrator.schedule import (
-    Accepted,
     Assignment,
     Cancellation,
-    CostScheduler,
     Done,
     Followers,
-    Full,
     JobState,
+    Order,
     Paused,
     Priority,
     ScheduleOptions,
+    Scheduler,
     Wait,
 )
+from orchestrator.schedule.jobs import UNWANTED
 from tests.schedule.machine import QUEUED, assert_consistent, job_graph, jobs_of
 
 FINAL = {
@@ -32,6 +35,9 @@ FINAL = {
     JobState.UNASSIGNABLE,
     JobState.CANCELLED,
 }
+
+
+GONE = {JobState.CANCELLED, JobState.ABSENT}
 
 
 class Schedule(RuleBasedStateMachine):
@@ -45,7 +51,8 @@ class Schedule(RuleBasedStateMachine):
         limit=st.sampled_from([1, 3, 256]),
         aim=st.sampled_from([1, 10**6, 10**12]),
         expect=st.sampled_from([0.0, 0.5, 1.0]),
-        capacity=st.sampled_from([None, 8]),
+        order=st.sampled_from(Order),
+        data=st.data(),
     )
     def begin(
         self,
@@ -56,78 +63,75 @@ class Schedule(RuleBasedStateMachine):
         limit: int,
         aim: int,
         expect: float,
-        capacity: int | None,
+        order: Order,
+        data: st.DataObject,
     ) -> None:
         self.options = ScheduleOptions(
+            order=order,
             followers=followers,
             pin_followers=pinned,
             affinity=affinity,
             batch_limit=limit,
             target_ns=aim,
             expect_hits=expect,
-            capacity=capacity,
             streaming=True,
         )
-        self.scheduler = CostScheduler(job_graph(0), workers, self.options)
-        self.in_flight: dict[int, Assignment] = {}
-        self.keys: list[int] = []
-        self.pipeline_keys: dict[int, int] = {}
-        self.libraries: list[set[int]] = []
-        self.assigned: dict[int, int] = {}
-        self.cancellations: list[tuple[Cancellation, set[int]]] = []
-        self.limited = False
-        self.settled: list[int] = []
+        count = data.draw(st.integers(1, 24))
 
-    @rule(data=st.data())
-    def submit(self, data: st.DataObject) -> None:
-        first = len(self.keys)
-        count = data.draw(st.integers(0, 6))
-        numbers = range(first, first + count)
-
-        def any_of(values: st.SearchStrategy[int]) -> list[int]:
+        def any_of(values: st.SearchStrategy[Any]) -> list[Any]:
             return data.draw(st.lists(values, min_size=count, max_size=count))
 
         libraries = {
-            place: data.draw(st.lists(st.integers(0, job - 1), max_size=3))
-            for place, job in enumerate(numbers)
-            if job and data.draw(st.booleans())
+            job: data.draw(st.lists(st.integers(0, job - 1), max_size=3))
+            for job in range(1, count)
+            if data.draw(st.integers(0, 2)) == 0
         }
-        keys = any_of(st.integers(0, 5))
-        pipeline_keys = any_of(st.integers(0, 3)) if data.draw(st.booleans()) else [0] * count
+        self.keys = any_of(st.integers(0, 5))
+        self.pipeline_keys = any_of(st.integers(0, 3)) if data.draw(st.booleans()) else [0] * count
+        self.libraries = [set(libraries.get(job, ())) for job in range(count)]
         graph = job_graph(
             count,
             kinds=any_of(st.integers(0, 1)),
             libraries=libraries,
-            modules={place: data.draw(st.lists(st.integers(0, 3), max_size=2)) for place in range(count)},
+            modules={job: data.draw(st.lists(st.integers(0, 3), max_size=2)) for job in range(count)},
             costs=any_of(st.sampled_from([0, 1, 10**3, 10**6, 10**9])),
-            keys=keys,
-            pipeline_keys=pipeline_keys,
-            priorities=any_of(st.integers(0, 2)),
-            groups=any_of(st.integers(0, 2)),
-            unusable={job: "unusable" for job in numbers if data.draw(st.integers(0, 9)) == 0},
+            keys=self.keys,
+            pipeline_keys=self.pipeline_keys,
+            hits=any_of(st.booleans()) if data.draw(st.booleans()) else None,
         )
-        room = None if self.options.capacity is None else self.options.capacity - self.scheduler.queued
-        answer = self.scheduler.submit(graph)
-        if room is not None and count > room:
-            assert answer == Full(max(0, room))
-            return
-        assert answer == Accepted(first, count)
-        self.keys += keys
-        self.libraries += [set(libraries.get(place, ())) for place in range(count)]
-        self.pipeline_keys |= {first + place: key for place, key in enumerate(pipeline_keys) if key}
+        self.scheduler = Scheduler(graph, workers, self.options)
+        self.excluded = {job for job in range(count) if data.draw(st.integers(0, 9)) == 0}
+        self.scheduler.exclude(dict.fromkeys(self.excluded, "unusable"))
+        self.in_flight: dict[int, Assignment] = {}
+        self.entered: set[int] = set()
+        self.assigned: dict[int, int] = {}
+        self.cancellations: list[tuple[Cancellation, set[int]]] = []
+        self.now_ns = 0
+        self.deadline_ns: float | None = None
+        self.settled: set[int] = set()
 
-    @precondition(lambda self: self.keys)
-    @rule(data=st.data())
-    def identify(self, data: st.DataObject) -> None:
-        unknown = [job for job in range(len(self.keys)) if job not in self.pipeline_keys]
-        jobs = data.draw(st.lists(st.sampled_from(unknown), unique=True, max_size=4)) if unknown else []
-        keys = [data.draw(st.integers(1, 3)) for _ in jobs]
-        self.scheduler.identify(np.array(jobs, np.int32), np.array(keys, np.uint64))
-        self.pipeline_keys |= dict(zip(jobs, keys, strict=True))
+    @rule(data=st.data(), priority=st.sampled_from(Priority), group=st.integers(-1, 2))
+    def enter(self, data: st.DataObject, priority: Priority, group: int) -> None:
+        asked = sorted(data.draw(st.sets(st.integers(0, len(self.keys) - 1), max_size=8)))
+        scheduler = self.scheduler
+        before = [scheduler.state_of(job) for job in range(scheduler.count)]
+        scheduler.enter(np.array(asked, np.int32), priority, group)
+        self.entered |= set(asked)
+        for job in asked:
+            if before[job] in FINAL - {JobState.CANCELLED}:
+                assert scheduler.state_of(job) is before[job], "what was settled is left alone"
+                continue
+            assert scheduler.state_of(job) not in GONE
+            assert job in scheduler.members(group)
+            if scheduler.state_of(job) in QUEUED:
+                assert scheduler._table.priority[job] <= priority
+        for job, linked in enumerate(self.libraries):
+            if scheduler.state_of(job) in QUEUED:
+                assert not {scheduler.state_of(each) for each in linked} & GONE, "its library is not there"
 
     @rule(data=st.data())
     def request(self, data: st.DataObject) -> None:
-        idle = [each for each in range(self.scheduler._workers) if each not in self.in_flight]
+        idle = [each for each in range(self.scheduler.workers) if each not in self.in_flight]
         if not idle:
             return
         worker = data.draw(st.sampled_from(idle))
@@ -136,11 +140,13 @@ class Schedule(RuleBasedStateMachine):
         urgent = [
             int(scheduler._table.priority[job]) for job, state in enumerate(before) if state is JobState.READY
         ]
-        answer = scheduler.request(worker)
+        answer = scheduler.request(worker, self.now_ns)
         if not isinstance(answer, Assignment):
-            assert not urgent or self.limited, "a worker idles while a job is ready"
+            assert not urgent or self.deadline_ns is not None, "a worker idles while a job is ready"
             assert isinstance(answer, (Wait, Paused)), "the stream is open, so there is no end"
             return
+        exempt = scheduler.exempts
+        assert self.deadline_ns is None or self.now_ns < self.deadline_ns or exempt, "after the deadline"
         self.in_flight[worker] = answer
         jobs = jobs_of(answer)
         assert 1 <= len(jobs) <= self.options.batch_limit
@@ -152,11 +158,11 @@ class Schedule(RuleBasedStateMachine):
             assert scheduler._table.kind[job] == answer.kind
             assert all(before[each] is JobState.CREATED for each in self.libraries[job])
             leader = scheduler.leader_of(job)
-            if leader != job:
+            if leader != job and self.options.followers is not Followers.SEPARATE:
                 assert before[leader] is JobState.CREATED, "the same work twice at a time"
                 if self.options.pin_followers:
                     assert self.assigned[leader] == worker, "compiled again by another worker"
-            if before[job] is JobState.READY and not self.limited:
+            if before[job] is JobState.READY and self.deadline_ns is None:
                 assert scheduler._table.priority[job] == min(urgent), "something more urgent was ready"
 
     @precondition(lambda self: self.in_flight)
@@ -176,7 +182,6 @@ class Schedule(RuleBasedStateMachine):
             expected = JobState.FAILED if job in failed else JobState.CREATED
             assert self.scheduler.state_of(job) is expected
 
-    @precondition(lambda self: self.keys)
     @rule(data=st.data(), priority=st.sampled_from(Priority))
     def promote(self, data: st.DataObject, priority: Priority) -> None:
         job = data.draw(st.integers(0, len(self.keys) - 1))
@@ -185,27 +190,32 @@ class Schedule(RuleBasedStateMachine):
         if self.scheduler.state_of(job) in QUEUED:
             assert self.scheduler._table.priority[job] == min(before, priority)
 
-    @rule(limit=st.sampled_from([None, 0, 1, 10**6, 10**10]))
-    def budget(self, limit: int | None) -> None:
-        self.scheduler.budget(limit)
-        self.limited = limit is not None
+    @rule(limit=st.sampled_from([None, 0, 1, 10**6, 10**10]), exempt=st.sampled_from([None, *Priority]))
+    def limit(self, limit: int | None, exempt: Priority | None) -> None:
+        self.deadline_ns = None if limit is None else self.now_ns + limit
+        self.scheduler.set_deadline(self.deadline_ns)
+        self.scheduler.exempt(exempt)
 
-    @precondition(lambda self: self.keys)
+    @rule(passed=st.sampled_from([1, 10**6]))
+    def wait(self, passed: int) -> None:
+        self.now_ns += passed
+
     @rule(data=st.data(), what=st.sampled_from(["jobs", "group", "all"]))
     def cancel(self, data: st.DataObject, what: str) -> None:
         scheduler = self.scheduler
         if what == "jobs":
             asked = data.draw(st.sets(st.integers(0, len(self.keys) - 1), max_size=4))
-            cancellation = scheduler.cancel_jobs(asked)
-        elif what == "group":
-            group = data.draw(st.integers(0, 2))
-            asked = set(np.flatnonzero(scheduler._table.group[: scheduler.count] == group).tolist())
-            cancellation = scheduler.cancel_group(group)
         else:
-            asked = set(range(len(self.keys)))
-            cancellation = scheduler.cancel_all()
-            assert not scheduler.queued
-        in_flight = {job for job in asked if scheduler.state_of(job) is JobState.ASSIGNED}
+            asked = set(scheduler.members(data.draw(st.integers(0, 2)) if what == "group" else None).tolist())
+        # What nobody asked for goes along; where it is in flight, it is waited for.
+        unwanted = {job for job in range(scheduler.count) if scheduler._table.flags[job] & UNWANTED}
+        named = set(asked)
+        for job in reversed(range(scheduler.count)):
+            if job in named and scheduler.state_of(job) in QUEUED | {JobState.ASSIGNED}:
+                named |= self.libraries[job] & unwanted
+        cancellation = scheduler.cancel_jobs(asked)
+        assert scheduler.queued == 0 or what != "all"
+        in_flight = {job for job in named if scheduler.state_of(job) is JobState.ASSIGNED}
         for job in asked:
             if scheduler.state_of(job) in QUEUED:
                 linkers = [other for other, linked in enumerate(self.libraries) if job in linked]
@@ -214,7 +224,9 @@ class Schedule(RuleBasedStateMachine):
 
     @rule()
     def take_settled(self) -> None:
-        self.settled += self.scheduler.take_settled().tolist()
+        settled = set(self.scheduler.take_settled().tolist())
+        assert {self.scheduler.state_of(job) for job in settled} <= FINAL
+        self.settled |= settled
 
     @invariant()
     def holds(self) -> None:
@@ -237,32 +249,32 @@ class Schedule(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         scheduler = self.scheduler
-        scheduler.budget(None)
+        scheduler.set_deadline(None)
         scheduler.close()
         for worker, assignment in self.in_flight.items():
             scheduler.finished(worker, assignment)
         working = True
         while working:
             working = False
-            for worker in range(scheduler._workers):
+            for worker in range(scheduler.workers):
                 answer = scheduler.request(worker)
                 if isinstance(answer, Assignment):
                     scheduler.finished(worker, answer)
                     working = True
-        assert all(scheduler.request(each) == Done() for each in range(scheduler._workers))
+        assert all(scheduler.request(each) == Done() for each in range(scheduler.workers))
         assert_consistent(scheduler)
         states = [scheduler.state_of(job) for job in range(scheduler.count)]
-        assert set(states) <= FINAL
+        assert set(states) <= FINAL | {JobState.ABSENT}
+        assert self.entered <= {job for job, state in enumerate(states) if state in FINAL}
         self.take_settled()
-        # A job is settled once, or twice where it was shared first and created later.
-        assert set(self.settled) == set(range(scheduler.count))
+        assert self.settled >= {job for job, state in enumerate(states) if state in FINAL}
         table = scheduler._table
         for work in set(self.keys):
             same = [job for job, key in enumerate(self.keys) if key == work]
             # Real keys imply kind and libraries; these are random, and only jobs alike in that are united.
             alike = len({(table.kind_at[job], table.depth_at[job]) for job in same}) == 1
             leaders = {scheduler.leader_of(job) for job in same}
-            if alike and not self.pipeline_keys:
+            if alike and not any(self.pipeline_keys) and self.options.followers is not Followers.SEPARATE:
                 created = [job for job in leaders if states[job] is JobState.CREATED]
                 assert len(created) <= 1, "one piece of work was compiled twice"
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pytest
 
 from orchestrator.schedule import (
-    Accepted,
     Assignment,
-    CostScheduler,
     Done,
-    FifoScheduler,
     Followers,
-    Full,
     JobGraph,
     JobState,
     Paused,
@@ -27,10 +23,16 @@ from tests.schedule.machine import assert_consistent, drain, job_graph, jobs_of,
 
 MS = 1_000_000
 ONE = ScheduleOptions(batch_limit=1)
+STREAM = ScheduleOptions(batch_limit=1, streaming=True)
+SHARING = ScheduleOptions(followers=Followers.SHARE, streaming=True)
+
+
+def some(jobs: Iterable[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array([*jobs], np.int32)
 
 
 def test_it_is_a_scheduler() -> None:
-    scheduler: Scheduler = CostScheduler(job_graph(3), 2)
+    scheduler: Scheduler = Scheduler(job_graph(3), 2)
     assert scheduler.queued == 3
 
 
@@ -39,27 +41,27 @@ def test_it_is_a_scheduler() -> None:
 
 def test_the_longest_comes_first() -> None:
     costs = [3, 900, 40, 900_000, 7_000, 1]
-    scheduler = CostScheduler(job_graph(6, costs=[each * 1000 for each in costs]), 1, ONE)
+    scheduler = Scheduler(job_graph(6, costs=[each * 1000 for each in costs]), 1, ONE)
     assert drain(scheduler) == [3, 4, 1, 2, 0, 5]
 
 
 def test_equal_jobs_keep_the_order_of_the_set() -> None:
-    assert drain(CostScheduler(job_graph(50), 1)) == list(range(50))
+    assert drain(Scheduler(job_graph(50), 1)) == list(range(50))
 
 
 def test_a_library_is_as_long_as_the_chain_that_begins_with_it() -> None:
     graph = job_graph(4, libraries={3: [0]}, costs=[1 * MS, 50 * MS, 60 * MS, 100 * MS])
-    assert drain(CostScheduler(graph, 1, ONE)) == [0, 3, 2, 1]
+    assert drain(Scheduler(graph, 1, ONE)) == [0, 3, 2, 1]
 
 
 def test_a_library_is_as_urgent_as_what_links_it() -> None:
     graph = job_graph(3, libraries={2: [0]}, costs=[1, 50 * MS, 1], priorities=[2, 1, 0])
-    assert drain(CostScheduler(graph, 1, ONE)) == [0, 2, 1]
+    assert drain(Scheduler(graph, 1, ONE)) == [0, 2, 1]
 
 
 def test_kinds_do_not_wait_for_each_other() -> None:
     graph = job_graph(4, kinds=[0, 0, 1, 1], costs=[1 * MS, 9 * MS, 5 * MS, 20 * MS])
-    assert drain(CostScheduler(graph, 1, ONE)) == [3, 1, 2, 0]
+    assert drain(Scheduler(graph, 1, ONE)) == [3, 1, 2, 0]
 
 
 def makespan(scheduler: Scheduler, costs: np.ndarray, workers: int) -> int:
@@ -87,15 +89,16 @@ def test_nothing_is_left_for_last(workers: int) -> None:
         1000, costs=costs.tolist(), modules={job: [job % 100, 100 + job % 7] for job in range(1000)}
     )
     bound = max(int(costs.max()), int(costs.sum()) // workers)
-    assert makespan(CostScheduler(graph, workers), costs, workers) <= 1.03 * bound
+    assert makespan(Scheduler(graph, workers), costs, workers) <= 1.03 * bound
 
 
 def test_a_job_that_became_longer_is_in_one_batch_once() -> None:
     # Jobs of a length of their own each, so that a batch is of several buckets.
     options = ScheduleOptions(streaming=True, expect_hits=1.0)
-    costs = [1 << (10 + job % 30) for job in range(2000)]
-    scheduler = CostScheduler(job_graph(2000, costs=costs), 1, options)
-    scheduler.submit(job_graph(1, libraries={0: [10, 11, 12]}, costs=[1 << 22]))
+    costs = [*(1 << (10 + job % 30) for job in range(2000)), 1 << 22]
+    scheduler = Scheduler(job_graph(2001, libraries={2000: [10, 11, 12]}, costs=costs), 1, options)
+    scheduler.enter(some(range(2000)), Priority.SOON)
+    scheduler.enter(some([2000]), Priority.SOON)
     scheduler.close()
     order = drain(scheduler)
     assert sorted(order) == list(range(2001))
@@ -104,12 +107,12 @@ def test_a_job_that_became_longer_is_in_one_batch_once() -> None:
 # --- the same work
 
 
-@pytest.mark.parametrize("followers", Followers)
+@pytest.mark.parametrize("followers", [Followers.CREATE, Followers.SHARE])
 @pytest.mark.parametrize("second", [False, True])
 def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:
     keys = [7, 8, 7, 7, 9]
     graph = job_graph(5, keys=None if second else keys, pipeline_keys=keys if second else None)
-    scheduler = CostScheduler(graph, 2, ScheduleOptions(followers=followers, batch_limit=1))
+    scheduler = Scheduler(graph, 2, ScheduleOptions(followers=followers, batch_limit=1))
     first = requested(scheduler, 0)
     assert jobs_of(first) == [0]
     assert [jobs_of(requested(scheduler, 1))] == [[1]]
@@ -128,7 +131,7 @@ def test_the_same_work_is_done_once(followers: Followers, second: bool) -> None:
 
 
 def test_a_follower_goes_to_the_worker_whose_cache_has_it() -> None:
-    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 2)
+    scheduler = Scheduler(job_graph(2, keys=[1, 1]), 2)
     batch = requested(scheduler, 1)
     assert scheduler.request(0) == Wait()
     scheduler.finished(1, batch, compiles=1)
@@ -137,32 +140,36 @@ def test_a_follower_goes_to_the_worker_whose_cache_has_it() -> None:
 
 
 def test_with_one_cache_any_worker_creates_a_follower() -> None:
-    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 2, ScheduleOptions(pin_followers=False))
+    scheduler = Scheduler(job_graph(2, keys=[1, 1]), 2, ScheduleOptions(pin_followers=False))
     scheduler.finished(1, requested(scheduler, 1), compiles=1)
     assert jobs_of(requested(scheduler, 0)) == [1]
 
 
 def test_hits_save_nothing() -> None:
-    scheduler = CostScheduler(job_graph(2, keys=[1, 1]), 1)
+    scheduler = Scheduler(job_graph(2, keys=[1, 1]), 1)
     scheduler.finished(0, requested(scheduler, 0), hits=1, elapsed_ns=1000)
     assert scheduler.statistics.saved_by_key == 0
 
 
 def test_a_later_request_for_what_is_done_is_settled_at_once() -> None:
-    options = ScheduleOptions(followers=Followers.SHARE, streaming=True)
-    scheduler = CostScheduler(job_graph(1, keys=[5]), 1, options)
+    scheduler = Scheduler(job_graph(2, keys=[5, 5]), 1, SHARING)
+    scheduler.enter(some([0]), Priority.SOON)
     drain(scheduler)
-    scheduler.submit(job_graph(1, keys=[5]))
+    scheduler.enter(some([1]), Priority.SOON)
     assert scheduler.state_of(1) is JobState.SHARED
     assert scheduler.take_settled().tolist() == [0, 1]
-    # Somebody links it: then it has to exist itself, created by whose cache has it.
-    scheduler.submit(job_graph(1, libraries={0: [1]}))
-    assert drain(scheduler) == [1, 2]
+
+
+def test_what_others_may_link_does_not_share_an_outcome() -> None:
+    scheduler = Scheduler(job_graph(3, keys=[5, 5, 6], libraries={2: [1]}), 1, SHARING)
+    for job in range(3):
+        scheduler.enter(some([job]), Priority.SOON)
+        assert drain(scheduler) == [job]
 
 
 def test_a_failure_is_the_outcome_of_all_that_is_the_same() -> None:
     graph = job_graph(4, keys=[1, 1, 2, 3], libraries={2: [1]})
-    scheduler = CostScheduler(graph, 1, ONE)
+    scheduler = Scheduler(graph, 1, ONE)
     batch = requested(scheduler, 0)
     scheduler.failed(0, batch, {0: "VK_ERROR_UNKNOWN"}, compiles=1)
     assert scheduler.unassignable == {
@@ -173,26 +180,27 @@ def test_a_failure_is_the_outcome_of_all_that_is_the_same() -> None:
     assert drain(scheduler) == [3]
 
 
-def test_a_key_that_is_learned_late_still_saves() -> None:
-    scheduler = CostScheduler(job_graph(4), 2, ONE)
+def test_a_follower_that_comes_while_its_leader_is_in_flight_still_saves() -> None:
+    scheduler = Scheduler(job_graph(4, pipeline_keys=[1, 2, 1, 0]), 1, STREAM)
+    scheduler.enter(some([0]), Priority.SOON)
     batch = requested(scheduler, 0)
-    scheduler.identify(np.arange(4, dtype=np.int32), [b"a", b"b", b"a", None])
+    scheduler.enter(some([1, 2, 3]), Priority.SOON)
     assert scheduler.state_of(2) is JobState.JOINED
     scheduler.finished(0, batch, compiles=1)
-    assert drain(scheduler, 0) == [2, 1, 3]
+    assert drain(scheduler) == [2, 1, 3]
     assert scheduler.statistics.saved_by_pipeline_key == 1
 
 
 def test_what_cannot_be_the_same_is_not_united() -> None:
     # A job cannot be the same as its own library, whatever their keys say; else both would wait for ever.
-    scheduler = CostScheduler(job_graph(2, keys=[1, 1], libraries={1: [0]}), 1)
+    scheduler = Scheduler(job_graph(2, keys=[1, 1], libraries={1: [0]}), 1)
     assert drain(scheduler) == [0, 1]
 
 
 def test_a_follower_that_shares_may_give_up_a_library_that_follows_too() -> None:
     # 0 leads 1, a library that nobody wants but 3; 2 leads 3, which shares its outcome and needs 1 no more.
     graph = job_graph(4, keys=[1, 1, 2, 2], libraries={2: [0], 3: [1]})
-    scheduler = CostScheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
+    scheduler = Scheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
     assert scheduler.cancel_jobs([1]).kept == 1
     assert drain(scheduler) == [0, 1, 2]
     assert scheduler.state_of(3) is JobState.SHARED
@@ -203,7 +211,7 @@ def test_followers_that_share_give_up_libraries_that_nobody_else_wants() -> None
     graph = job_graph(
         4, keys=[1, 2, 3, 3], libraries={2: [0], 3: [1]}, costs=[50 * MS, 1 * MS, 50 * MS, 1 * MS]
     )
-    scheduler = CostScheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
+    scheduler = Scheduler(graph, 1, ScheduleOptions(followers=Followers.SHARE, batch_limit=1))
     assert scheduler.cancel_jobs([1]).kept == 1
     assert drain(scheduler) == [0, 2]
     assert scheduler.state_of(3) is JobState.SHARED
@@ -212,56 +220,92 @@ def test_followers_that_share_give_up_libraries_that_nobody_else_wants() -> None
 
 
 def test_what_turns_out_the_same_when_both_are_in_flight_stays_apart() -> None:
-    scheduler = CostScheduler(job_graph(3), 2, ONE)
+    # Job 2 has the state key of the one and the driver's key of the other.
+    graph = job_graph(4, keys=[1, 2, 1, 3], pipeline_keys=[0, 7, 7, 0])
+    scheduler = Scheduler(graph, 2, STREAM)
+    scheduler.enter(some([0, 1]), Priority.SOON)
     batches = [requested(scheduler, worker) for worker in range(2)]
-    scheduler.identify(np.array([0, 1], np.int32), [b"a", b"a"])
-    assert [scheduler.leader_of(job) for job in range(2)] == [0, 1]
+    scheduler.enter(some([2, 3]), Priority.SOON)
+    assert [scheduler.leader_of(job) for job in range(3)] == [0, 1, 0]
     assert scheduler.in_flight == 2
     assert_consistent(scheduler)
     for worker, batch in enumerate(batches):
         scheduler.finished(worker, batch, compiles=1)
+    assert scheduler.statistics.saved_by_key == 1
     assert scheduler.statistics.saved_by_pipeline_key == 0
-    assert drain(scheduler) == [2]
+    assert drain(scheduler, 0) == [2, 3]
     assert_consistent(scheduler)
 
 
-def test_what_turns_out_the_same_as_a_later_one_in_flight_follows_that() -> None:
-    # The key is learned of the job that waits first, and of the one in flight after it.
-    scheduler = CostScheduler(job_graph(3), 1, ONE)
+@pytest.mark.parametrize("second", [False, True])
+def test_what_turns_out_the_same_as_one_in_flight_follows_that(second: bool) -> None:
+    # Job 2 has a key of each kind: that of 0, which is in flight, and that of 1, which is queued and follows then too.
+    keys, pipeline_keys = ([1, 2, 1], [0, 7, 7]) if second else ([1, 2, 2], [7, 0, 7])
+    scheduler = Scheduler(job_graph(3, keys=keys, pipeline_keys=pipeline_keys), 1, STREAM)
+    scheduler.enter(some([0, 1]), Priority.SOON)
     batch = requested(scheduler, 0)
     assert jobs_of(batch) == [0]
-    scheduler.identify(np.array([2, 0], np.int32), [b"a", b"a"])
-    assert (scheduler.leader_of(2), scheduler.state_of(2)) == (0, JobState.JOINED)
+    scheduler.enter(some([2]), Priority.SOON)
+    assert [scheduler.leader_of(job) for job in range(3)] == [0, 0, 0]
+    assert scheduler.state_of(1) is scheduler.state_of(2) is JobState.JOINED
     assert_consistent(scheduler)
     scheduler.finished(0, batch, compiles=1)
-    assert drain(scheduler) == [2, 1]
-    assert scheduler.statistics.saved_by_pipeline_key == 1
+    assert sorted(drain(scheduler)) == [1, 2]
+    assert scheduler.statistics.saved_by_key + scheduler.statistics.saved_by_pipeline_key == 2
 
 
-def test_keys_that_are_learned_late_may_be_numbers() -> None:
-    scheduler = CostScheduler(job_graph(4), 1, ONE)
-    scheduler.identify(np.arange(4, dtype=np.int32), np.array([7, 0, 7, 0], np.uint64))
-    # 0 is no key.
+def test_no_pipeline_key_is_no_key() -> None:
+    scheduler = Scheduler(job_graph(4, pipeline_keys=[7, 0, 7, 0]), 1, ONE)
     assert [scheduler.leader_of(job) for job in range(4)] == [0, 1, 0, 3]
     assert drain(scheduler) == [0, 2, 1, 3]
     assert scheduler.statistics.saved_by_pipeline_key == 1
 
 
-def test_no_job_may_be_identified() -> None:
-    scheduler = CostScheduler(job_graph(2), 1)
-    scheduler.identify(np.empty(0, np.int32), [])
-    scheduler.identify(np.empty(0, np.int32), np.empty(0, np.uint64))
-    assert drain(scheduler) == [0, 1]
+def test_separate_jobs_follow_nobody() -> None:
+    options = ScheduleOptions(followers=Followers.SEPARATE, batch_limit=1)
+    scheduler = Scheduler(job_graph(3, keys=[1, 1, 1], pipeline_keys=[2, 2, 2]), 2, options)
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[0], [1]]
+    assert scheduler.statistics.saved_by_key == 0
+
+
+def test_a_follower_that_was_cancelled_comes_again_behind_its_leader() -> None:
+    scheduler = Scheduler(job_graph(3, keys=[1, 1, 1]), 1, STREAM)
+    scheduler.enter(some([0, 1, 2]), Priority.SOON)
+    batch = requested(scheduler, 0)
+    for _ in range(2):
+        assert scheduler.cancel_jobs([1]).cancelled == 1
+        scheduler.enter(some([1]), Priority.SOON)
+        assert scheduler.state_of(1) is JobState.JOINED
+        assert_consistent(scheduler)
+    scheduler.finished(0, batch, compiles=1)
+    assert drain(scheduler) == [1, 2]
+    assert scheduler.statistics.saved_by_key == 2
+
+
+def test_a_leader_that_was_cancelled_comes_again_behind_who_does_its_work() -> None:
+    scheduler = Scheduler(job_graph(3, keys=[1, 1, 1]), 1, STREAM)
+    scheduler.enter(some([0, 1, 2]), Priority.SOON)
+    scheduler.cancel_jobs([0])
+    scheduler.enter(some([0]), Priority.NOW)
+    assert [scheduler.leader_of(job) for job in range(3)] == [1, 1, 1]
+    assert_consistent(scheduler)
+    scheduler.cancel_jobs([1, 2])
+    assert_consistent(scheduler)
+    assert scheduler.leader_of(0) == 0
+    scheduler.enter(some([1, 2]), Priority.SOON)
+    assert sorted(drain(scheduler)) == [0, 1, 2]
+    assert scheduler.statistics.saved_by_key == 2
 
 
 # --- affinity
 
 
-def shared_modules(affinity: bool) -> tuple[CostScheduler, list[set[int]]]:
+def shared_modules(affinity: bool) -> tuple[Scheduler, list[set[int]]]:
     rng = np.random.default_rng(1)
     modules = {job: [int(rng.integers(0, 60)), 1000] for job in range(1200)}
     options = ScheduleOptions(affinity=affinity, expect_hits=0.0)
-    scheduler = CostScheduler(job_graph(1200, costs=[5 * MS] * 1200, modules=modules), 4, options)
+    scheduler = Scheduler(job_graph(1200, costs=[5 * MS] * 1200, modules=modules), 4, options)
     found: list[set[int]] = [set() for _ in range(4)]
     for _ in range(280):
         batches = [requested(scheduler, worker) for worker in range(4)]
@@ -286,7 +330,7 @@ def test_affinity_can_be_turned_off() -> None:
 
 def test_a_worker_does_not_idle_for_the_sake_of_affinity() -> None:
     graph = job_graph(40, costs=[5 * MS] * 40, modules={job: [0] for job in range(40)})
-    scheduler = CostScheduler(graph, 4)
+    scheduler = Scheduler(graph, 4)
     for worker in range(4):
         requested(scheduler, worker)
     assert scheduler.in_flight >= 4
@@ -295,12 +339,12 @@ def test_a_worker_does_not_idle_for_the_sake_of_affinity() -> None:
 def test_a_long_job_does_not_wait_for_its_home() -> None:
     costs = [4 * MS, 100 * MS, 90 * MS, *[1 * MS] * 30]
     graph = job_graph(33, costs=costs, modules={job: [0] for job in range(3)})
-    scheduler = CostScheduler(graph, 2, ONE)
+    scheduler = Scheduler(graph, 2, ONE)
     assert jobs_of(requested(scheduler, 0)) == [1]
     assert jobs_of(requested(scheduler, 1)) == [2]
 
 
-def homes(shared: str, batch_limit: int = 1) -> CostScheduler:
+def homes(shared: str, batch_limit: int = 1) -> Scheduler:
     """Two workers have created a long job each, 0 and 1; of the short jobs 2 and 3, each may share something with one.
 
     With "library" and "module" 2 is at home with worker 0, and 3 with worker 1. With "new module" 3 has a module that
@@ -318,7 +362,7 @@ def homes(shared: str, batch_limit: int = 1) -> CostScheduler:
     priorities = [Priority.NOW] * 4 + [Priority.BACKGROUND] * 100
     graph = job_graph(104, libraries=links, modules=staged, costs=costs, priorities=priorities)
     options = ScheduleOptions(expect_hits=0.0, batch_limit=batch_limit)
-    scheduler = CostScheduler(graph, 2, options)
+    scheduler = Scheduler(graph, 2, options)
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
     for worker, batch in enumerate(batches):
@@ -347,7 +391,7 @@ def test_libraries_that_were_created_in_one_batch_are_a_home_each() -> None:
     costs = [30 * MS, *[4 * MS] * 4, *[1 * MS] * 4, *[1 * MS] * 400]
     priorities = [Priority.NOW] * 9 + [Priority.BACKGROUND] * 400
     graph = job_graph(409, libraries=links, costs=costs, priorities=priorities)
-    scheduler = CostScheduler(graph, 2, ScheduleOptions(expect_hits=0.0, target_ns=10 * MS))
+    scheduler = Scheduler(graph, 2, ScheduleOptions(expect_hits=0.0, target_ns=10 * MS))
     scheduler.finished(0, requested(scheduler, 0), compiles=1, elapsed_ns=30 * MS)
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[1, 2], [3, 4]]
@@ -362,9 +406,7 @@ def test_large_batches_are_of_what_is_at_home_too() -> None:
     # Short jobs of two modules in turn, after a long one of each, so many that a batch holds more than a few.
     modules = {job: [job % 2] for job in range(402)}
     costs = [9 * MS, 8 * MS, *[100_000] * 400]
-    scheduler = CostScheduler(
-        job_graph(402, costs=costs, modules=modules), 2, ScheduleOptions(expect_hits=0.0)
-    )
+    scheduler = Scheduler(job_graph(402, costs=costs, modules=modules), 2, ScheduleOptions(expect_hits=0.0))
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
     for worker, cost in ((0, 9 * MS), (1, 8 * MS)):
@@ -380,19 +422,19 @@ def test_large_batches_are_of_what_is_at_home_too() -> None:
 
 def test_promoting_takes_along_what_is_waited_for() -> None:
     graph = job_graph(5, keys=[1, 2, 3, 4, 1], libraries={3: [1]}, priorities=[2, 2, 1, 2, 2])
-    scheduler = CostScheduler(graph, 1, ONE)
+    scheduler = Scheduler(graph, 1, ONE)
     assert scheduler.promote([3, 4], Priority.NOW) == 4
     # The library of 3; the leader of 4, and 4 after it, which hits; 3; and then the rest.
     assert drain(scheduler) == [1, 0, 4, 3, 2]
     assert scheduler.promote([3], Priority.NOW) == 0
 
 
-def test_a_budget_stops_between_batches_and_goes_on() -> None:
+def test_a_deadline_stops_between_batches_and_the_next_goes_on() -> None:
     options = ScheduleOptions(expect_hits=0.0, target_ns=1)
-    scheduler = CostScheduler(job_graph(10, costs=[4 * MS] * 10), 1, options)
-    scheduler.budget(10 * MS)
-    order = []
-    while isinstance(answer := scheduler.request(0), Assignment):
+    scheduler = Scheduler(job_graph(10, costs=[4 * MS] * 10), 1, options)
+    scheduler.set_deadline(10 * MS)
+    order: list[int] = []
+    while isinstance(answer := scheduler.request(0, 4 * MS * len(order)), Assignment):
         order += jobs_of(answer)
         scheduler.finished(0, answer, compiles=1, elapsed_ns=4 * MS)
     assert answer == Paused()
@@ -400,89 +442,117 @@ def test_a_budget_stops_between_batches_and_goes_on() -> None:
     assert order == [0, 1]
     assert scheduler.remaining().tolist() == list(range(2, 10))
     assert scheduler.remaining_ns == pytest.approx(32 * MS, rel=0.01)
-    scheduler.budget(0)
-    assert scheduler.request(0) == Paused()
-    scheduler.budget(None)
+    scheduler.set_deadline(20 * MS)
+    assert scheduler.request(0, 20 * MS) == Paused()
+    scheduler.set_deadline(None)
     assert drain(scheduler) == list(range(2, 10))
 
 
-def test_a_budget_takes_what_fits_and_one_job_that_does_not() -> None:
+def test_a_deadline_takes_what_fits_and_one_job_that_does_not() -> None:
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    scheduler = CostScheduler(job_graph(4, costs=[80 * MS, 3 * MS, 20 * MS, 1 * MS]), 2, options)
-    scheduler.budget(4 * MS)
-    assert jobs_of(requested(scheduler, 0)) == [1]
-    assert jobs_of(requested(scheduler, 1)) == [3]
-    for worker, job in ((0, 1), (1, 3)):
-        batch = scheduler._assigned[worker]
-        assert batch is not None
-        assert jobs_of(batch) == [job]
+    scheduler = Scheduler(job_graph(4, costs=[80 * MS, 3 * MS, 20 * MS, 1 * MS]), 2, options)
+    scheduler.set_deadline(4 * MS)
+    batches = [requested(scheduler, worker) for worker in range(2)]
+    assert [jobs_of(each) for each in batches] == [[1], [3]]
+    for worker, batch in enumerate(batches):
         scheduler.finished(worker, batch)
-    assert scheduler.request(0) == Paused()
+    assert scheduler.request(0, 1 * MS) == Paused()
     # A frame is shorter than all that is left: one job of the shortest runs all the same, and only one.
-    scheduler.budget(4 * MS)
-    assert jobs_of(requested(scheduler, 0)) == [2]
-    assert scheduler.request(1) == Paused()
+    scheduler.set_deadline(8 * MS)
+    assert jobs_of(requested(scheduler, 0, 4 * MS)) == [2]
+    assert scheduler.request(1, 4 * MS) == Paused()
 
 
-def test_a_budget_is_spent_by_what_batches_took_and_not_by_what_was_believed() -> None:
+def test_a_deadline_goes_by_the_clock_and_not_by_what_was_estimated() -> None:
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    scheduler = CostScheduler(job_graph(40, costs=[4 * MS] * 40), 1, options)
-    scheduler.budget(10 * MS + MS // 2)
+    scheduler = Scheduler(job_graph(40, costs=[4 * MS] * 40), 1, options)
+    scheduler.set_deadline(10 * MS + MS // 2)
     begun = 0
-    while isinstance(answer := scheduler.request(0), Assignment):
+    # Each takes a quarter of the estimate.
+    while isinstance(answer := scheduler.request(0, begun * MS), Assignment):
         begun += 1
-        # A quarter of what is believed: the first one was charged with 4 ms, and has taken 1 ms.
         scheduler.finished(0, answer, compiles=1, elapsed_ns=1 * MS)
     assert answer == Paused()
     assert begun == 10
 
 
-def test_the_one_job_of_a_short_budget_is_not_one_that_was_cancelled() -> None:
+def test_what_is_exempt_begins_after_the_deadline() -> None:
+    graph = job_graph(3, priorities=[1, 0, 2], costs=[MS] * 3)
+    scheduler = Scheduler(graph, 1, ScheduleOptions(expect_hits=0.0))
+    scheduler.set_deadline(5)
+    assert scheduler.request(0, 5) == Paused()
+    scheduler.exempt(Priority.NOW)
+    batch = requested(scheduler, 0, 99 * MS)
+    assert jobs_of(batch) == [1]
+    scheduler.finished(0, batch)
+    assert scheduler.request(0, 99 * MS) == Paused()
+    scheduler.exempt(None)
+    assert scheduler.request(0, 4 * MS) == Paused()
+
+
+def test_the_one_job_of_a_short_time_is_not_one_that_was_cancelled() -> None:
     # So many long ones that the shorter ones, which are gone, are not come to before the shortest is looked for.
     costs = [*[80 * MS] * 40, *[20 * MS] * 5]
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    scheduler = CostScheduler(job_graph(45, costs=costs), 1, options)
+    scheduler = Scheduler(job_graph(45, costs=costs), 1, options)
     assert scheduler.cancel_jobs(range(40, 45)).cancelled == 5
-    scheduler.budget(4 * MS)
+    scheduler.set_deadline(4 * MS)
     assert jobs_of(requested(scheduler, 0)) == [0]
     assert scheduler.queued == 39
 
 
-def test_a_batch_in_flight_counts_against_the_next_budget() -> None:
+def test_the_job_that_may_overrun_a_deadline_does_not_begin_beside_another() -> None:
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    scheduler = CostScheduler(job_graph(3, costs=[5 * MS] * 3), 1, options)
+    scheduler = Scheduler(job_graph(3, costs=[5 * MS] * 3), 2, options)
     batch = requested(scheduler, 0)
-    scheduler.budget(6 * MS)
-    scheduler.finished(0, batch, compiles=1, elapsed_ns=5 * MS)
-    assert len(jobs_of(requested(scheduler, 0))) == 1  # the first of a budget may overrun it
-    scheduler.finished(0, scheduler._assigned[0] or batch, compiles=1, elapsed_ns=5 * MS)
-    assert scheduler.request(0) == Paused()
+    scheduler.set_deadline(4 * MS)
+    assert scheduler.request(1, 1 * MS) == Paused()
+    scheduler.finished(0, batch, compiles=1, elapsed_ns=2 * MS)
+    batch = requested(scheduler, 1, 2 * MS)
+    assert scheduler.request(0, 2 * MS) == Paused()
+    scheduler.finished(1, batch, compiles=1, elapsed_ns=5 * MS)
+    assert scheduler.request(1, 3 * MS) == Paused(), "only the first under a deadline may overrun it"
 
 
-def test_a_full_queue_pushes_back() -> None:
-    options = ScheduleOptions(streaming=True, capacity=3, batch_limit=1)
-    scheduler = CostScheduler(job_graph(0), 1, options)
+def test_a_stream_ends_when_it_is_closed() -> None:
+    scheduler = Scheduler(job_graph(4, libraries={3: [2]}), 1, STREAM)
     assert scheduler.request(0) == Wait()
-    assert scheduler.submit(job_graph(2)) == Accepted(0, 2)
-    assert scheduler.submit(job_graph(2)) == Full(1)
-    assert scheduler.count == 2
+    scheduler.enter(some([0, 1]), Priority.SOON)
     batch = requested(scheduler, 0)
-    assert scheduler.submit(job_graph(2, libraries={1: [0]})) == Accepted(2, 2)
-    with pytest.raises(ValueError, match="never fit"):
-        scheduler.submit(job_graph(4))
+    scheduler.enter(some([3]), Priority.SOON)
+    assert scheduler.queued == 3, "the library comes along"
     scheduler.close()
     scheduler.finished(0, batch)
-    assert drain(scheduler) == [1, 2, 3]
+    assert drain(scheduler) == [2, 1, 3]
     assert scheduler.request(0) == Done()
     with pytest.raises(ValueError, match="stream"):
-        scheduler.submit(job_graph(1))
+        scheduler.enter(some([0]), Priority.SOON)
+
+
+def test_what_is_excluded_is_so_whenever_it_comes() -> None:
+    scheduler = Scheduler(job_graph(4, libraries={1: [0], 3: [2]}), 1, STREAM)
+    scheduler.enter(some([0, 1]), Priority.SOON)
+    scheduler.exclude({0: "bad", 2: "worse"})
+    assert scheduler.unassignable == {0: "bad", 1: "links pipeline 0, which was not created: bad"}
+    scheduler.enter(some([3]), Priority.SOON)
+    assert scheduler.unassignable[3] == "links pipeline 2, which was not created: worse"
+    assert not scheduler.queued
+
+
+def test_what_comes_after_its_library_failed_is_not_assigned() -> None:
+    scheduler = Scheduler(job_graph(2, libraries={1: [0]}), 1, STREAM)
+    scheduler.enter(some([0]), Priority.SOON)
+    scheduler.failed(0, requested(scheduler, 0), {0: "no"}, compiles=1)
+    scheduler.enter(some([1]), Priority.SOON)
+    assert scheduler.unassignable == {1: "links pipeline 0, which was not created: no"}
+    assert scheduler.take_settled().tolist() == [0, 1]
 
 
 def test_cancelling_says_when_it_is_quiet() -> None:
-    scheduler = CostScheduler(job_graph(6, groups=[1, 2, 1, 2, 1, 2]), 2, ScheduleOptions(batch_limit=2))
+    scheduler = Scheduler(job_graph(6, groups=[1, 2, 1, 2, 1, 2]), 2, ScheduleOptions(batch_limit=2))
     batches = [requested(scheduler, worker) for worker in range(2)]
     assert [jobs_of(each) for each in batches] == [[0], [1]]
-    cancellation = scheduler.cancel_group(1)
+    cancellation = scheduler.cancel_jobs(scheduler.members(1))
     assert cancellation.cancelled == 2
     assert cancellation.pending == {0}
     quiet = [cancellation.quiet]
@@ -491,11 +561,11 @@ def test_cancelling_says_when_it_is_quiet() -> None:
         quiet.append(cancellation.quiet)
     assert quiet == [False, False, True]
     assert drain(scheduler) == [3, 5]
-    assert scheduler.cancel_all().quiet
+    assert scheduler.cancel_jobs(scheduler.members(None)).quiet
 
 
 def test_a_cancelled_library_is_kept_while_somebody_links_it() -> None:
-    scheduler = CostScheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1)
+    scheduler = Scheduler(job_graph(3, libraries={1: [0], 2: [0]}), 1)
     assert scheduler.cancel_jobs([0]).kept == 1
     assert scheduler.cancel_jobs([1]).cancelled == 1
     # The last that links it goes, and the library with it.
@@ -504,14 +574,14 @@ def test_a_cancelled_library_is_kept_while_somebody_links_it() -> None:
 
 
 def test_a_cancelled_leader_hands_over() -> None:
-    scheduler = CostScheduler(job_graph(4, keys=[1, 1, 1, 2]), 1, ONE)
+    scheduler = Scheduler(job_graph(4, keys=[1, 1, 1, 2]), 1, ONE)
     scheduler.cancel_jobs([0, 1])
     assert scheduler.leader_of(0) == 2
     assert drain(scheduler) == [3, 2]
 
 
 def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
-    scheduler = CostScheduler(job_graph(9, priorities=[1] * 8 + [0]), 2, ONE)
+    scheduler = Scheduler(job_graph(9, priorities=[1] * 8 + [0]), 2, ONE)
     batch = requested(scheduler, 0)
     scheduler.cancel()
     assert scheduler.request(1) == Done()
@@ -526,18 +596,16 @@ def test_after_cancel_nothing_is_assigned_and_what_remains_is_known() -> None:
 @pytest.mark.parametrize(
     ("misuse", "match"),
     [
-        (lambda: CostScheduler(job_graph(1), 0), "workers"),
-        (lambda: CostScheduler(job_graph(2, libraries={0: [1]}), 1), "come before"),
-        (lambda: CostScheduler(job_graph(2, costs=[1]), 1), "costs_ns has 1 elements"),
-        (lambda: CostScheduler(job_graph(2, priorities=[0, 3]), 1), "no Priority"),
-        (lambda: CostScheduler(job_graph(2, unusable={2: ""}), 1), "no job 2"),
-        (lambda: CostScheduler(job_graph(2), 1).state_of(2), "no job 2"),
-        (lambda: CostScheduler(job_graph(2), 1).request(1), "no worker 1"),
-        (lambda: CostScheduler(job_graph(2), 1).budget(-1), "negative"),
-        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([2], np.int32), [b"a"]), "no such job"),
-        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([-1], np.int32), [b"a"]), "no such job"),
-        (lambda: CostScheduler(job_graph(2), 1).identify(np.array([1], np.int32), []), "1 jobs and 0 keys"),
-        (lambda: CostScheduler(job_graph(2), 1).identify(np.zeros(2, np.int32), [None] * 2), "two keys"),
+        (lambda: Scheduler(job_graph(1), 0), "workers"),
+        (lambda: Scheduler(job_graph(2, libraries={0: [1]}), 1), "come before"),
+        (lambda: Scheduler(job_graph(2, costs=[1]), 1), "costs_ns has 1 elements"),
+        (lambda: Scheduler(job_graph(2, priorities=[0, 3]), 1), "no Priority"),
+        (lambda: Scheduler(job_graph(2, hits=[True]), 1), "hits has 1 elements"),
+        (lambda: Scheduler(job_graph(2), 1).exclude({2: ""}), "no job 2"),
+        (lambda: Scheduler(job_graph(2), 1).state_of(2), "no job 2"),
+        (lambda: Scheduler(job_graph(2), 1).promote([-1], Priority.NOW), "no job -1"),
+        (lambda: Scheduler(job_graph(2), 1).cancel_jobs([2]), "no job 2"),
+        (lambda: Scheduler(job_graph(2), 1).request(1), "no worker 1"),
     ],
 )
 def test_misuse_is_an_error(misuse: Callable[[], object], match: str) -> None:
@@ -546,7 +614,7 @@ def test_misuse_is_an_error(misuse: Callable[[], object], match: str) -> None:
 
 
 def test_a_worker_ends_what_it_holds() -> None:
-    scheduler = CostScheduler(job_graph(20), 2, ONE)
+    scheduler = Scheduler(job_graph(20), 2, ONE)
     mine, other = requested(scheduler, 0), requested(scheduler, 1)
     with pytest.raises(ValueError, match="before its last assignment"):
         scheduler.request(0)
@@ -559,17 +627,10 @@ def test_a_worker_ends_what_it_holds() -> None:
 
 
 def test_what_is_refused_changes_nothing() -> None:
-    scheduler = CostScheduler(job_graph(1), 1, ScheduleOptions(streaming=True))
-    with pytest.raises(ValueError, match="come before"):
-        scheduler.submit(job_graph(2, libraries={0: [1]}))
-    assert (scheduler.count, scheduler.queued) == (1, 1)
-
-
-def test_fifo_takes_the_same_events() -> None:
-    scheduler = FifoScheduler(job_graph(2), 1)
-    batch = requested(scheduler, 0)
-    scheduler.finished(0, batch, hits=1, compiles=0, elapsed_ns=5)
-    assert scheduler.done == len(batch.indices)
+    scheduler = Scheduler(job_graph(3), 1)
+    with pytest.raises(ValueError, match="no job 3"):
+        scheduler.exclude({0: "bad", 3: "?"})
+    assert drain(scheduler) == [0, 1, 2]
 
 
 # --- size
@@ -588,7 +649,7 @@ def test_a_job_takes_less_than_400_bytes() -> None:
         module_start=np.arange(count + 1, dtype=np.int64),
         module_index=rng.integers(0, count, count).astype(np.int32),
     )
-    scheduler = CostScheduler(graph, 8)
+    scheduler = Scheduler(graph, 8)
     assert scheduler.statistics.nbytes <= 400 * count
     for worker in range(8):
         drain(scheduler, worker)

@@ -15,17 +15,15 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
-from orchestrator.run.exchange import Deadline, TimeLimited
+from orchestrator.run.exchange import Exchange
 from orchestrator.schedule import (
     Assignment,
-    CostScheduler,
-    FifoScheduler,
     Followers,
     JobGraph,
+    Order,
     Paused,
     ScheduleOptions,
-    SchedulerFactory,
-    cost_first,
+    Scheduler,
 )
 from tests.run.support import check_sums, prepared_set
 
@@ -53,58 +51,59 @@ def graph(costs: list[int]) -> JobGraph:
     )
 
 
-def test_time_between_batches_counts_too() -> None:
+def limited(costs: list[int], limit_ns: int) -> tuple[Exchange, FakeClock]:
     clock = FakeClock()
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    limited = TimeLimited(CostScheduler(graph([4 * MS] * 5), 1, options), Deadline(clock))
-    limited.begin(10 * MS)
-    first = limited.request(0)
-    assert isinstance(first, Assignment)
-    clock.now_ns += 4 * MS
-    limited.finished(0, first, compiles=1, elapsed_ns=4 * MS)
-    # By its batches it has 6 ms left; but it was idle for 3.
-    clock.now_ns += 3 * MS
-    assert limited.request(0) == Paused()
-    assert limited.expired
-    assert limited.queued == 4
+    exchange = Exchange(Scheduler(graph(costs), 1, options), clock_ns=clock)
+    exchange.limit_time(limit_ns)
+    return exchange, clock
 
 
-def test_after_the_end_not_even_what_fits_begins() -> None:
-    clock = FakeClock()
-    limited = TimeLimited(FifoScheduler(graph([1, 1]), 1, limit=1), Deadline(clock))
-    limited.begin(10)
-    first = limited.request(0)
-    assert isinstance(first, Assignment)
-    limited.finished(0, first)
+def handed_out(exchange: Exchange, ended: Assignment | None = None, elapsed_ns: int = 0) -> Assignment:
+    answer, _ = exchange.swap(0, ended, {}, elapsed_ns=elapsed_ns)
+    assert isinstance(answer, Assignment)
+    return answer
+
+
+async def test_time_between_batches_counts_too() -> None:
+    exchange, clock = limited([4 * MS] * 5, 10 * MS)
+    first = handed_out(exchange)
+    # It took what was estimated; but the worker was idle for 3 ms, so that another one would not end in time.
+    clock.now_ns += 4 * MS + 3 * MS
+    assert exchange.swap(0, first, {}, elapsed_ns=4 * MS)[0] == Paused()
+    assert exchange.out_of_time
+    with exchange.looking() as scheduler:
+        assert scheduler.queued == 4
+
+
+async def test_after_the_end_not_even_what_fits_begins() -> None:
+    exchange, clock = limited([1, 1], 10)
+    first = handed_out(exchange)
     clock.now_ns += 10
-    assert limited.request(0) == Paused()
-    assert limited.expired
+    assert exchange.swap(0, first, {})[0] == Paused()
+    assert exchange.out_of_time
 
 
-def test_a_schedule_that_is_done_in_time_has_not_expired() -> None:
-    clock = FakeClock()
-    limited = TimeLimited(FifoScheduler(graph([1]), 1), Deadline(clock))
-    limited.begin(10)
-    only = limited.request(0)
-    assert isinstance(only, Assignment)
-    limited.finished(0, only)
+async def test_a_schedule_that_is_done_in_time_was_not_out_of_it() -> None:
+    exchange, clock = limited([1], 10)
+    only = handed_out(exchange)
     clock.now_ns += 99
-    limited.request(0)
-    assert not limited.expired
+    exchange.swap(0, only, {})
+    assert not exchange.out_of_time
 
 
-@pytest.mark.parametrize("by_cost", [False, True])
-async def test_a_run_without_time_does_nothing_and_the_next_goes_on(by_cost: bool) -> None:
+@pytest.mark.parametrize("order", Order)
+async def test_a_run_without_time_does_nothing_and_the_next_goes_on(order: Order) -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
-    scheduler: SchedulerFactory = cost_first(prepared.image) if by_cost else FifoScheduler
-    run = partial(run_pipelines, device, prepared, scheduler=scheduler)
-    report = await run(RunOptions(workers=2, time_limit_s=0))
+    run = partial(run_pipelines, device, prepared)
+    schedule = ScheduleOptions(order=order)
+    report = await run(RunOptions(workers=2, schedule=schedule, time_limit_s=0))
     check_sums(report)
     assert report.counts()[OutcomeStatus.NOT_RUN] == 300
     assert report.stopped
     assert any("time limit" in note for note in report.notes)
-    again = await run(RunOptions(workers=2, time_limit_s=3600))
+    again = await run(RunOptions(workers=2, schedule=schedule, time_limit_s=3600))
     assert again.compiled == 300
     assert not again.stopped
     assert not any("time limit" in note for note in again.notes)
@@ -134,18 +133,16 @@ async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
         await run_pipelines(device, prepared_set(device), RunOptions(time_limit_s=seconds))
 
 
-def sharing(count: int, same: int) -> tuple[SimulatedDevice, SchedulerFactory]:
+def sharing(count: int, same: int, workers: int) -> tuple[SimulatedDevice, Scheduler]:
     """Pipelines of which so many neighbours have one pipeline key each."""
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(out_of_memory=frozenset({3}))))
-    return device, cost_first(
-        simulated_image(range(count)),
-        options=ScheduleOptions(followers=Followers.SHARE),
-        pipeline_keys=[b"key %d" % (index // same) for index in range(count)],
-    )
+    keys = [b"key %d" % (index // same) for index in range(count)]
+    jobs = JobGraph.of_image(simulated_image(range(count)), pipeline_keys=keys)
+    return device, Scheduler(jobs, workers, ScheduleOptions(followers=Followers.SHARE))
 
 
 async def test_followers_share_their_leaders_outcome() -> None:
-    device, scheduler = sharing(90, 3)
+    device, scheduler = sharing(90, 3, 3)
     seen: list[Progress] = []
     report = await run_pipelines(
         device,
@@ -173,8 +170,8 @@ async def test_followers_share_their_leaders_outcome() -> None:
 
 
 async def test_what_shares_an_outcome_cannot_be_kept() -> None:
-    device, scheduler = sharing(9, 3)
+    device, scheduler = sharing(9, 3, 2)
     prepared = device.prepare(simulated_image(range(9)))
     with pytest.raises(ValueError, match="cannot be kept"):
-        await run_pipelines(device, prepared, RunOptions(keep=True), scheduler=scheduler)
+        await run_pipelines(device, prepared, RunOptions(workers=2, keep=True), scheduler=scheduler)
     assert device.live_caches == 0

@@ -1,0 +1,658 @@
+"""Which of the ready jobs make the next batch, and how large it is.
+
+    ReadyQueue    one kind at one priority is a line ──> 256 buckets by length, 8 an octave ──> a first-in-first-out
+                  queue each. A bucket spans 9 %: jobs in it count as equally long. Entering and taking a job are O(1),
+                  and a line's longest bucket is the top bit of one integer.
+    Affinity      jobs that share code prefer one worker, so that its private cache can hit.
+    Selector      takes a batch from a line: the longest first, those that suit the worker before others, as many as
+                  fit into the time; hits in the order of the set, in one piece.
+    Experience    what batches have taught about hits and costs.
+
+Guarantees: no entry is searched for: a job that was promoted, joined another one or was cancelled leaves its entry
+behind, and whoever takes entries skips those whose job has another state by now. Estimates are positive whatever is
+reported.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from orchestrator.schedule.jobs import ASSIGNED, Int32s, JobGraph, JobTable, Links
+
+PRIORITIES = 3
+BUCKETS = 256
+_LINES = sum(1 << (kind * PRIORITIES) for kind in range(256))  # a kind is one byte
+_PER_OCTAVE = 8
+_FIRST_OCTAVE = 10  # 1 us; 32 octaves on, 73 minutes
+_SMALLEST = 4
+_FEW_ENTRIES = 4  # up to here one by one is faster
+
+
+def bucket_of(rank: int) -> int:
+    """Bucket of a length, nanoseconds."""
+    if rank <= 1 << _FIRST_OCTAVE:
+        return 0
+    return min(BUCKETS - 1, int((math.log2(rank) - _FIRST_OCTAVE) * _PER_OCTAVE))
+
+
+def buckets_of(ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Buckets of many lengths, nanoseconds."""
+    octaves = np.log2(np.maximum(ranks, 1)) - _FIRST_OCTAVE
+    places: npt.NDArray[np.int64] = np.clip(octaves * _PER_OCTAVE, 0, BUCKETS - 1).astype(np.int64)
+    return places
+
+
+class Bucket:
+    """A queue of job numbers in one array.
+
+    Attributes:
+        jobs: The array; entries are jobs[head:tail].
+        at: The same memory, for single elements.
+        head: First entry.
+        tail: One behind the last entry.
+    """
+
+    __slots__ = ("at", "head", "jobs", "tail")
+
+    def __init__(self) -> None:
+        self.jobs: Int32s = np.empty(0, np.int32)
+        self.at: memoryview[int] = self.jobs.data
+        self.head = 0
+        self.tail = 0
+
+    def push(self, job: int) -> None:
+        """Enter a job."""
+        if self.tail == len(self.at):
+            self._make_room(1)
+        self.at[self.tail] = job
+        self.tail += 1
+
+    def push_all(self, jobs: Int32s) -> None:
+        """Enter many jobs."""
+        tail = self.tail + len(jobs)
+        if tail > len(self.at):
+            self._make_room(len(jobs))
+            tail = self.tail + len(jobs)
+        self.jobs[self.tail : tail] = jobs
+        self.tail = tail
+
+    def remove(self, position: int) -> None:
+        """Take an entry out; those before it move up by one place."""
+        head = self.head
+        if position != head:
+            self.jobs[head + 1 : position + 1] = self.jobs[head:position]
+        self.head = head + 1
+
+    def replace_front(self, number: int, rest: Int32s) -> None:
+        """Put `rest` in the place of the first `number` entries; it is not longer."""
+        self.head += number - len(rest)
+        self.jobs[self.head : self.head + len(rest)] = rest
+
+    def _make_room(self, number: int) -> None:
+        held = self.tail - self.head
+        size = max(_SMALLEST, held + number, 2 * held if self.tail else 0)
+        jobs = np.empty(size, np.int32)
+        jobs[:held] = self.jobs[self.head : self.tail]
+        self.jobs = jobs
+        self.at = jobs.data
+        self.head, self.tail = 0, held
+
+
+class ReadyQueue:
+    """The ready jobs of a table, or some of them.
+
+    Args:
+        table: The jobs.
+        state: State of the jobs that are in it; an entry whose job has another state is stale.
+
+    Attributes:
+        state: See above.
+        masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
+        open: The lines that have entries, as bits.
+        repeats: Whether a job may have two entries; set by who enters one again.
+    """
+
+    def __init__(self, table: JobTable, state: int) -> None:
+        self._table = table
+        self.state = state
+        self.masks: list[int] = []
+        self.open = 0
+        self.repeats = False
+        self._buckets: list[dict[int, Bucket]] = []
+
+    def lines(self, priority: int) -> list[int]:
+        """The lines of a priority that have entries, the one with the longest job first."""
+        found = self.open & (_LINES << priority)
+        if not found & (found - 1):
+            return [found.bit_length() - 1] if found else []
+        lines = [line for line in range(priority, len(self.masks), PRIORITIES) if self.masks[line]]
+        return sorted(lines, key=lambda line: -self.masks[line].bit_length())
+
+    def bucket(self, line: int, number: int) -> Bucket:
+        """A bucket whose bit is set."""
+        return self._buckets[line][number]
+
+    def empty(self, line: int, number: int) -> None:
+        """A bucket has no entries any more."""
+        self.masks[line] &= ~(1 << number)
+        if not self.masks[line]:
+            self.open &= ~(1 << line)
+        del self._buckets[line][number]
+
+    def push(self, job: int) -> None:
+        """Enter a job of that state."""
+        table = self._table
+        line = table.kind_at[job] * PRIORITIES + table.priority_at[job]
+        self._open(line, bucket_of(table.rank_at[job])).push(job)
+
+    def push_all(self, jobs: Int32s) -> None:
+        """Enter many jobs of that state."""
+        if len(jobs) <= _FEW_ENTRIES:
+            for job in jobs.tolist():
+                self.push(job)
+            return
+        table = self._table
+        ranks = table.rank[jobs]
+        # Exactly by length among those that come together; in their own order where that is equal.
+        order = np.argsort(-ranks, kind="stable")
+        jobs = jobs[order]
+        places = (table.kind[jobs].astype(np.int64) * PRIORITIES + table.priority[jobs]) * BUCKETS
+        places += buckets_of(ranks[order])
+        order = np.argsort(places, kind="stable")
+        jobs, places = jobs[order], places[order]
+        ends = np.flatnonzero(np.append(places[1:] != places[:-1], True)) + 1
+        begin = 0
+        for end in ends.tolist():
+            line, number = divmod(int(places[begin]), BUCKETS)
+            self._open(line, number).push_all(jobs[begin:end])
+            begin = end
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return sum(bucket.jobs.nbytes for line in self._buckets for bucket in line.values())
+
+    def _open(self, line: int, number: int) -> Bucket:
+        while line >= len(self.masks):
+            self.masks.extend([0] * PRIORITIES)
+            self._buckets.extend({} for _ in range(PRIORITIES))
+        found = self._buckets[line].get(number)
+        if found is None:
+            found = self._buckets[line][number] = Bucket()
+            self.masks[line] |= 1 << number
+            self.open |= 1 << line
+        return found
+
+
+SHARES = 4
+"""Towards the end, a batch is at most 1/SHARES of each worker's share of what is left."""
+
+_MEMORY = 512.0
+"""Hits and misses that count; beyond it older ones fade."""
+
+_ONE_WAY = 0.5
+"""What remains of hits after a batch of misses only, and the other way round."""
+
+_FADE = 0.9
+"""What remains of the weight of earlier batches when another one was compiled."""
+
+_FIRST_HIT_NS = 5_000.0
+"""A hit, before one was seen: a call from the interpreter and the driver's lookup."""
+
+
+class Experience:
+    """What the batches of one kind of work have taught: the estimated time of a job is a + b x its cost.
+
+        a = share of hits x time of a hit               b = (1 - share of hits) x scale
+
+    The share is a count of hits and misses, older ones fading; the time of a hit is averaged over batches that hit in
+    full; the scale is measured over estimated cost of what was compiled, older ones fading. So a warm run goes from
+    batches of a few to the largest within eight batches, and a cold one to single jobs after one.
+
+    Args:
+        expect_hits: Estimated share of hits at the start, 0..1.
+        weight: How many jobs that estimate is worth.
+
+    Attributes:
+        tried: Whether a batch has ended.
+    """
+
+    __slots__ = ("_estimated", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit", "tried")
+
+    def __init__(self, expect_hits: float, weight: float = 1.0) -> None:
+        self._hits = expect_hits * weight
+        self._misses = (1.0 - expect_hits) * weight
+        self._hit_ns = _FIRST_HIT_NS
+        self._seen_hit = False
+        self._measured = 0.0
+        self._estimated = 0.0
+        self.tried = False
+
+    @property
+    def hit_share(self) -> float:
+        """Estimated share of jobs that hit."""
+        return self._hits / (self._hits + self._misses)
+
+    @property
+    def scale(self) -> float:
+        """Measured over estimated cost of compiles; 1 before any was measured."""
+        return self._measured / self._estimated if self._estimated else 1.0
+
+    @property
+    def learned(self) -> bool:
+        """Whether what a job takes was measured, and is not only estimated."""
+        return self._measured > 0 or self._seen_hit
+
+    def line(self) -> tuple[float, float]:
+        """Estimated time of a job is a + b x its cost: (a, b), nanoseconds and a factor, a > 0."""
+        share = self.hit_share
+        return max(1.0, share * self._hit_ns), (1.0 - share) * self.scale
+
+    def learn(self, jobs: int, cost_ns: int, hits: int, compiles: int, elapsed_ns: int) -> None:
+        """A batch ended.
+
+        Args:
+            jobs: Its jobs.
+            cost_ns: Their estimated cost if all were compiled.
+            hits: How many hit.
+            compiles: How many were compiled.
+            elapsed_ns: What it took; 0 where that is not known.
+        """
+        self.tried = True
+        if hits or compiles:
+            # A batch that went all one way says more than its number of jobs.
+            if not compiles:
+                self._misses *= _ONE_WAY
+            elif not hits:
+                self._hits *= _ONE_WAY
+            self._hits += hits
+            self._misses += compiles
+            if (total := self._hits + self._misses) > _MEMORY:
+                self._hits *= _MEMORY / total
+                self._misses *= _MEMORY / total
+        if elapsed_ns <= 0:
+            return
+        if hits == jobs:
+            sample = elapsed_ns / jobs
+            self._hit_ns = (self._hit_ns + sample) / 2 if self._seen_hit else sample
+            self._seen_hit = True
+        elif compiles:
+            # What the hits of a mixed batch took is known well enough; the rest is what was compiled.
+            spent = max(elapsed_ns - hits * self._hit_ns, 1.0)
+            self._measured = self._measured * _FADE + spent
+            self._estimated = self._estimated * _FADE + max(cost_ns * compiles / jobs, 1.0)
+
+
+class Experiences:
+    """What is known of each kind of work: pipelines of a kind, duplicates, expected hits.
+
+    Args:
+        expect_hits: Estimated share of hits at the start.
+
+    Attributes:
+        duplicates: Of followers that are created after their leader, of any kind.
+        hits: Of jobs that a cache is expected to hold, of any kind.
+    """
+
+    def __init__(self, expect_hits: float) -> None:
+        self._expect_hits = expect_hits
+        self._by_kind: dict[int, Experience] = {}
+        self.duplicates = Experience(1.0, 8.0)
+        self.hits = Experience(1.0, 8.0)
+
+    def of(self, kind: int) -> Experience:
+        """What is known of a kind."""
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = Experience(self._expect_hits)
+        return found
+
+    @property
+    def learned(self) -> bool:
+        """Whether what jobs take was measured for each kind of work that was begun."""
+        begun = [*self._by_kind.values(), *([self.hits] if self.hits.tried else [])]
+        return bool(begun) and all(each.learned for each in begun)
+
+    def items(self) -> list[tuple[int, Experience]]:
+        """All kinds of which something was asked, ascending."""
+        return sorted(self._by_kind.items())
+
+    def mean_line(self) -> tuple[float, float]:
+        """Estimated time of a job of any kind, as `Experience.line`."""
+        lines = [each.line() for each in list(self._by_kind.values())] or [
+            Experience(self._expect_hits).line()
+        ]
+        return sum(base for base, _ in lines) / len(lines), sum(slope for _, slope in lines) / len(lines)
+
+
+WINDOW = 32
+"""How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none."""
+
+SHORT = 8
+"""A job may be passed over if it is at most this part of a worker's share of what is left."""
+
+MOST_HIT = 0.9
+"""Share of hits from which on there is no preference: the caches have the code, whoever's they are."""
+
+_NOBODY = -1
+
+
+class Affinity:
+    """Labels of jobs and homes of labels.
+
+    Each job gets at most one label: the rarest shader module that it shares with another job (what is shared by few is
+    what a cache can make the most of), else the first library that it links. The first worker that is assigned a job of a
+    label is the label's home. A worker takes, of jobs that are about equally urgent and long, those at home with it or
+    not at home anywhere.
+
+    It costs no balance: a preference only orders jobs inside a window, and where nothing in the window suits, the first
+    one is taken. What is passed over must be short, at most a worker's share of what is left divided by SHORT: so the
+    longest job starts first whoever's it is, and towards the end the preference is off.
+
+    Args:
+        table: The jobs; their column `label` is written here.
+        jobs: The graph of the jobs, for their modules.
+        links: Their libraries.
+
+    Attributes:
+        at_home: Jobs that were assigned to the home of their label, the first of a label not counted.
+        moved: Jobs that were assigned elsewhere.
+        active: Whether any job has a label.
+    """
+
+    def __init__(self, table: JobTable, jobs: JobGraph | None, links: Links) -> None:
+        self._table = table
+        self.at_home = 0
+        self.moved = 0
+        labels = table.label
+        if jobs is not None:
+            if jobs.module_start is not None and jobs.module_index is not None and len(jobs.module_index):
+                labels[:] = _module_labels(jobs.module_start, jobs.module_index)
+            if links.count:
+                linking, first = np.unique(links.dependent, return_index=True)
+                bare = labels[linking] < 0
+                labels[linking[bare]] = 2 * links.library[first[bare]] + 1
+        # Modules have even labels, libraries odd ones.
+        highest = int(labels.max()) if len(labels) else -1
+        self.active = highest >= 0
+        self._home = np.full(highest + 1, _NOBODY, np.int32)
+        self._home_at: memoryview[int] = self._home.data
+
+    def suits(self, job: int, worker: int) -> bool:
+        """Whether a job is at home with a worker, or nowhere."""
+        label = self._table.label_at[job]
+        return label < 0 or self._home_at[label] in (worker, _NOBODY)
+
+    def suiting(self, jobs: Int32s, worker: int) -> npt.NDArray[np.bool_]:
+        """Which of many jobs are at home with a worker, or nowhere."""
+        labels = self._table.label[jobs]
+        home = self._home[labels]
+        return np.asarray((labels < 0) | (home == worker) | (home == _NOBODY))
+
+    def assigned(self, job: int, worker: int) -> None:
+        """A job was assigned."""
+        home_at = self._home_at
+        own = 2 * job + 1
+        if own < len(home_at):
+            home_at[own] = worker
+        label = self._table.label_at[job]
+        if label >= 0:
+            home = home_at[label]
+            if home == _NOBODY:
+                home_at[label] = worker
+            elif home == worker:
+                self.at_home += 1
+            else:
+                self.moved += 1
+
+    def assigned_all(self, jobs: Int32s, worker: int) -> None:
+        """Many jobs were assigned."""
+        own = 2 * jobs.astype(np.int64) + 1
+        self._home[own[own < len(self._home)]] = worker
+        labels = self._table.label[jobs]
+        labels = labels[labels >= 0]
+        if len(labels):
+            home = self._home[labels]
+            new = home == _NOBODY
+            at_home = int(np.count_nonzero(home == worker))
+            self.at_home += at_home
+            self.moved += len(labels) - at_home - int(np.count_nonzero(new))
+            self._home[labels[new]] = worker
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of homes."""
+        return self._home.nbytes
+
+
+def _module_labels(start: npt.NDArray[np.int64], index: Int32s) -> Int32s:
+    """The rarest module of each job that others use as well, as a label; -1 where there is none."""
+    users = np.bincount(index)
+    unshared = np.int64(1) << 62
+    number = index.astype(np.int64)
+    weight = np.where(users[number] > 1, (users[number] << 31) | number, unshared)
+    labels = np.full(len(start) - 1, -1, np.int32)
+    some = np.flatnonzero(np.diff(start))
+    rarest = np.minimum.reduceat(weight, start[some])
+    shared = rarest != unshared
+    labels[some[shared]] = 2 * (rarest[shared] & ((1 << 31) - 1))
+    return labels
+
+
+FLOORS = tuple(2.0 ** (10 + number / 8) for number in range(BUCKETS))
+"""Shortest job of each bucket, nanoseconds."""
+
+_NONE: Final = np.empty(0, np.int32)
+_FEW: Final = 6
+_PIECE: Final = 8
+"""Least size of a piece of the set that is handed out by itself; shorter ones are put together."""
+
+
+@frozen
+class Limits:
+    """What a batch may hold. A job is estimated to take base_ns + slope x its cost.
+
+    Attributes:
+        base_ns: See above.
+        slope: See above.
+        time_ns: Time to aim at: what comes after the first job has to fit into it.
+        most_ns: Time that the first job has to fit into; not less than time_ns.
+        size: Most jobs.
+        picky: Whether to take only jobs that suit the worker.
+        adjacent: Whether jobs are wanted that follow one another in the set, where a driver reads them in place.
+    """
+
+    base_ns: float
+    slope: float
+    time_ns: float
+    most_ns: float
+    size: int
+    picky: bool = False
+    adjacent: bool = False
+
+
+class Selector:
+    """Takes batches for workers: job by job for a few, slices of buckets with array operations for many.
+
+    Both remove what they take and what is stale, and keep the order of the rest. What is taken is ASSIGNED from then
+    on. Where the first job may take any time, and none is asked to suit, a batch holds a job if the line does.
+
+    Args:
+        table: The jobs.
+        affinity: Who suits whom.
+    """
+
+    def __init__(self, table: JobTable, affinity: Affinity) -> None:
+        self._table = table
+        self._affinity = affinity
+
+    def take(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
+        """Take a batch; empty where nothing fits, or suits.
+
+        Args:
+            queue: The queue.
+            line: The line in it.
+            worker: Who it is for.
+            limits: What it may hold.
+        """
+        mask = queue.masks[line]
+        if not mask:
+            return _NONE
+        first_ns = limits.base_ns + limits.slope * FLOORS[mask.bit_length() - 1]
+        if limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
+            jobs = self._many(queue, line, worker, limits)
+            if len(jobs):
+                return jobs
+        chosen = self._few(queue, line, worker, limits)
+        return np.array(chosen, np.int32) if chosen else _NONE
+
+    def shortest(self, queue: ReadyQueue, line: int, worker: int) -> Int32s:
+        """Take one job of the shortest bucket; empty where the line has none."""
+        while mask := queue.masks[line]:
+            number = (mask & -mask).bit_length() - 1
+            bucket = queue.bucket(line, number)
+            while bucket.head < bucket.tail:
+                job = bucket.at[bucket.head]
+                bucket.head += 1
+                if self._table.state_at[job] == queue.state:
+                    self._assign(job, worker)
+                    return np.array([job], np.int32)
+            queue.empty(line, number)
+        return _NONE
+
+    def _assign(self, job: int, worker: int) -> None:
+        self._table.move(job, ASSIGNED)
+        self._table.worker_at[job] = worker
+
+    def _few(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> list[int]:
+        state_at, cost_at, ready = self._table.state_at, self._table.cost_at, queue.state
+        chosen: list[int] = []
+        left_ns = limits.time_ns
+        passed = 0
+        mask = queue.masks[line]
+        more = True
+        while mask and more:
+            number = mask.bit_length() - 1
+            mask ^= 1 << number
+            bucket = queue.bucket(line, number)
+            at, position, tail = bucket.at, bucket.head, bucket.tail
+            while position < tail:
+                job = at[position]
+                position += 1
+                if state_at[job] != ready:
+                    bucket.remove(position - 1)
+                    continue
+                time_ns = limits.base_ns + limits.slope * cost_at[job]
+                if chosen and (time_ns > left_ns or (limits.adjacent and job != chosen[-1] + 1)):
+                    more = False
+                    break
+                if not chosen and time_ns > limits.most_ns:
+                    passed += 1
+                    if passed >= WINDOW:
+                        # Enough was tried: go on where all are short enough for certain.
+                        fitting = int((limits.most_ns - limits.base_ns) / max(limits.slope, 1e-9))
+                        mask &= (1 << bucket_of(fitting)) - 1
+                        break
+                    continue
+                if limits.picky and not self._affinity.suits(job, worker):
+                    passed += 1
+                    if passed >= WINDOW:
+                        more = False
+                        break
+                    continue
+                bucket.remove(position - 1)
+                self._assign(job, worker)
+                chosen.append(job)
+                left_ns -= time_ns
+                if len(chosen) == limits.size or left_ns <= 0:
+                    more = False
+                    break
+            if bucket.head == bucket.tail:
+                queue.empty(line, number)
+        return chosen
+
+    def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
+        table = self._table
+        # Who is choosy looks at more.
+        wanted = 4 * limits.size + WINDOW if limits.picky else limits.size
+        while queue.masks[line]:
+            seen, segments = self._front(queue, line, wanted)
+            gone = table.state[seen] != queue.state
+            places = np.flatnonzero(~gone)
+            if queue.repeats:
+                places = places[np.sort(np.unique(seen[places], return_index=True)[1])]
+            ready = len(places)
+            if limits.picky:
+                places = places[self._affinity.suiting(seen[places], worker)]
+            places = places[: limits.size]
+            ends_ns = np.cumsum(limits.base_ns + limits.slope * table.cost[seen[places]])
+            number = int(np.searchsorted(ends_ns, limits.time_ns, "right"))
+            if not number and len(places) and ends_ns[0] <= limits.most_ns:
+                number = 1
+            if limits.adjacent:
+                number = _piece(seen[places[:number]])
+            places = places[:number]
+            gone[places] = True
+            self._remove(queue, line, seen, segments, gone)
+            if number:
+                taken = seen[places]
+                table.move_all(taken, queue.state, ASSIGNED)
+                table.worker[taken] = worker
+                return taken
+            if ready:
+                break
+        return _NONE
+
+    def _front(self, queue: ReadyQueue, line: int, wanted: int) -> tuple[Int32s, list[tuple[int, int]]]:
+        """The first entries of a line, and the buckets that they are from, each with the number of them."""
+        parts: list[Int32s] = []
+        segments: list[tuple[int, int]] = []
+        mask = queue.masks[line]
+        while mask and wanted > 0:
+            number = mask.bit_length() - 1
+            mask ^= 1 << number
+            bucket = queue.bucket(line, number)
+            size = min(bucket.tail - bucket.head, wanted)
+            parts.append(bucket.jobs[bucket.head : bucket.head + size])
+            segments.append((number, size))
+            wanted -= size
+        return np.concatenate(parts), segments
+
+    def _remove(
+        self,
+        queue: ReadyQueue,
+        line: int,
+        seen: Int32s,
+        segments: list[tuple[int, int]],
+        gone: npt.NDArray[np.bool_],
+    ) -> None:
+        """Take entries that `_front` gave out of their buckets."""
+        ends = np.cumsum([size for _, size in segments])
+        counts = np.append(0, np.cumsum(gone))[ends].tolist()
+        begin = before = 0
+        for (number, size), count in zip(segments, counts, strict=True):
+            bucket = queue.bucket(line, number)
+            end = begin + size
+            if count - before == size:
+                bucket.head += size
+                if bucket.head == bucket.tail:
+                    queue.empty(line, number)
+            elif count != before:
+                bucket.replace_front(size, seen[begin:end][~gone[begin:end]])
+            begin, before = end, count
+
+
+def _piece(jobs: Int32s) -> int:
+    """How many of some jobs make one batch: the first piece in which one follows another, or short ones together."""
+    gaps = np.flatnonzero(jobs[1:] != jobs[:-1] + 1) + 1
+    if not len(gaps):
+        return len(jobs)
+    long = np.flatnonzero(np.diff(gaps, prepend=0, append=len(jobs)) >= _PIECE)
+    if not len(long):
+        return len(jobs)
+    return int(gaps[long[0] - 1]) if long[0] else int(gaps[0])
