@@ -16,7 +16,6 @@ GENERATED = {"orchestrator/devices/vulkan/_generated.py"}
 TO_DO = {
     "orchestrator/cli/bench.py: _plan",
     "orchestrator/cli/bench.py: bench_verb",
-    "orchestrator/cli/compile.py: compile_verb",
     "orchestrator/devices/simulated/driver.py: SimulatedDriver.__init__",
     "orchestrator/sets/authoring/builder.py: PipelineSetBuilder.graphics_pipeline",
     "orchestrator/sets/authoring/builder.py: PipelineSetBuilder.ray_tracing_pipeline",

@@ -1,11 +1,12 @@
-# Purpose: the application: its verbs, and the one way in and out of it.
-#
-# Guarantees:
-# - Only the verb that is called imports what it needs: asking for help opens no driver and loads no numpy.
-# - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
-#   its traceback, because it is what a report needs, and has an exit code of its own.
-# - A reader that goes away (`orchestrator list x | head`) ends the program quietly.
-"""The command-line application."""
+"""The command-line application: its verbs, and the one way in and out of it.
+
+Guarantees:
+- Only the verb that is called is loaded, and it imports what it needs for its work when it works: asking for help
+  opens no driver and loads no numpy.
+- A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows its
+  traceback, because it is what a report needs, and has an exit code of its own.
+- A reader that goes away (`orchestrator list x | head`) ends the program quietly.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +17,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 
-from orchestrator.cli.bench import bench_verb
-from orchestrator.cli.calibrate import calibrate_verb
-from orchestrator.cli.compare import compare_verb
-from orchestrator.cli.compile import compile_verb
-from orchestrator.cli.devices import devices_verb
-from orchestrator.cli.doctor import doctor_verb
 from orchestrator.cli.errors import ExitCode, Failure, explain, report
-from orchestrator.cli.inspect import inspect_verb
-from orchestrator.cli.list_set import list_verb
-from orchestrator.cli.merge import merge_verb
-from orchestrator.cli.pack import pack_verb
-from orchestrator.cli.prune import prune_verb
-from orchestrator.cli.verify import verify_verb
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.version import version
 
@@ -43,22 +32,24 @@ Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no devi
     help_format="plaintext",
     version=version,
 )
-for _verb, _name in (
-    (devices_verb, "devices"),
-    (list_verb, "list"),
-    (compile_verb, "compile"),
-    (bench_verb, "bench"),
-    (compare_verb, "compare"),
-    (calibrate_verb, "calibrate"),
-    (inspect_verb, "inspect"),
-    (pack_verb, "pack"),
-    (verify_verb, "verify"),
-    (merge_verb, "merge"),
-    (prune_verb, "prune"),
-    (doctor_verb, "doctor"),
-):
-    # Markdown needs a parser of its own: a verb's help has examples to set apart, the list of verbs has not.
-    app.command(_verb, name=_name, help_format="markdown")
+VERBS = {
+    "devices": "devices:devices_verb",
+    "list": "list_set:list_verb",
+    "compile": "compile:compile_verb",
+    "bench": "bench:bench_verb",
+    "compare": "compare:compare_verb",
+    "calibrate": "calibrate:calibrate_verb",
+    "inspect": "inspect:inspect_verb",
+    "pack": "pack:pack_verb",
+    "verify": "verify:verify_verb",
+    "merge": "merge:merge_verb",
+    "prune": "prune:prune_verb",
+    "doctor": "doctor:doctor_verb",
+}
+for _name, _function in VERBS.items():
+    # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set apart, the list
+    # of verbs has not.
+    app.command(f"orchestrator.cli.{_function}", name=_name, help_format="markdown")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(tokens: Sequence[str], *, json: bool) -> int:
     try:
+        if not any(each in VERBS for each in tokens) and "--version" not in tokens:
+            for name in VERBS:
+                app[name]  # loads it: the list of verbs has a line of each
         command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
         result = command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
@@ -107,7 +101,7 @@ def _run(tokens: Sequence[str], *, json: bool) -> int:
 
 
 def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
-    verb = next((each for each in tokens if each in app), "")
+    verb = next((each for each in tokens if each in VERBS), "")
     help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
     message = " ".join(str(error).split())
     return Failure("usage", message, f"{help_call} shows what there is", ExitCode.BAD_INPUT, {})

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames, time_limit_seconds
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames, open_set, set_paths, time_limit_seconds
+from orchestrator.cli.output import Output, path_text
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import ContentionReport
@@ -111,7 +112,6 @@ def bench_verb(
     """
     from orchestrator.bench.runner import run_bench
     from orchestrator.cli.bench_report import BenchView, bench_document, report_of, show_bench
-    from orchestrator.cli.output import Output, path_text
 
     plan = _plan(
         sets,
@@ -185,7 +185,6 @@ def _plan(
 ) -> Matrix:
     from orchestrator.bench.matrix import Matrix
     from orchestrator.bench.rows import Start
-    from orchestrator.cli.set_names import open_set, set_paths
     from orchestrator.devices.device import CacheMode
     from orchestrator.run import available_workers
 

@@ -12,8 +12,16 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.options import (
+    DEVICE_HELP,
+    SAMPLE,
+    JsonFlag,
+    open_set,
+    time_limit_seconds,
+    usable_directory,
+)
+from orchestrator.cli.output import Output
 
 
 def calibrate_verb(
@@ -78,10 +86,6 @@ def calibrate_verb(
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.calibrate_report import CalibrationView, calibration_document, show_calibration
-    from orchestrator.cli.errors import UsageError
-    from orchestrator.cli.options import time_limit_seconds, usable_directory
-    from orchestrator.cli.output import Output
-    from orchestrator.cli.set_names import SAMPLE, open_set
     from orchestrator.sets.sample import sample_path
     from orchestrator.stores.profile_file import save_profile
 

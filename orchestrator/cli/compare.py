@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.bench.compare import CellChange, ChangeReport
     from orchestrator.bench.rows import Conditions
     from orchestrator.bench.statistics import Difference
-    from orchestrator.cli.output import Output
 
 
 def compare_verb(
@@ -53,7 +53,6 @@ def compare_verb(
     """
     from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_samples
-    from orchestrator.cli.output import Output
 
     if threshold < 0:
         raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected")
@@ -116,7 +115,6 @@ def _change_document(change: CellChange) -> dict[str, Any]:
 def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     from orchestrator.bench.rows import Arm
     from orchestrator.bench.statistics import LEAST_PAIRS
-    from orchestrator.cli.output import DIM, HEAD, styled
 
     for each in report.differences:
         output.line(each)
@@ -142,7 +140,6 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 
 
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
-    from orchestrator.cli.output import plural
 
     before = changes[0].before.device
     device = group.device if before == group.device else f"{before} -> {group.device}"
@@ -154,7 +151,6 @@ def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
 
 def _table(report: ChangeReport, changes: Sequence[CellChange], threshold: float) -> Table:
     from orchestrator.bench.contention import ratio_text
-    from orchestrator.cli.output import BAD, DIM, GOOD, seconds_text, styled, table
 
     made = table("mode", "before", "after", "time", "CPU", "memory", numbers=range(1, 6))
     made.padding = (0, 0, 0, 1)

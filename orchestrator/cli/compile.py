@@ -1,73 +1,100 @@
-# Purpose: `orchestrator compile`: the main job. Opens the set, hands it to `compile_set`, shows how far it is, and reports.
-#
-# Guarantees:
-# - SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in flight are
-#   waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is shown.
-# - A cache directory that cannot be written is refused before anything is compiled.
-"""The verb `compile`."""
+"""The verb `compile`: opens the set, hands it to `compile_set`, shows how far it is, and reports.
+
+Guarantees:
+- SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in flight are
+  waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is shown.
+- A place that cannot be written is refused before anything is compiled.
+- Every figure of the report for people is one of `CompileReport`; lists are cut where they get long, and say so.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from attrs import frozen
 from cyclopts import Parameter
+from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames
+from orchestrator.cli.options import (
+    MOST_WORKERS,
+    CacheDirectory,
+    DeviceSelector,
+    JsonFlag,
+    SetNames,
+    open_set,
+    time_limit_seconds,
+    usable_directory,
+)
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    WARN,
+    Output,
+    byte_text,
+    key_text,
+    path_text,
+    plural,
+    seconds_text,
+    styled,
+    table,
+)
 
 if TYPE_CHECKING:
     import trio
 
     from orchestrator.cli.progress import ProgressView
-    from orchestrator.run.records import CompileReport
+    from orchestrator.devices.image import PipelineKind
+    from orchestrator.run.options import CompileOptions
+    from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
     from orchestrator.sets.pipeline_set import PipelineSet
 
+_REASONS_SHOWN = 10
+_KEYS_SHOWN = 3
+_FAILED_SHOWN = 20
+_DAMAGE_SHOWN = 5
+_GROUPS_SHOWN = 4
 
-def compile_verb(
-    sets: SetNames,
-    /,
-    *,
-    device: Annotated[
-        str,
-        Parameter(
-            name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
-        ),
-    ] = "",
+
+@frozen(kw_only=True)
+class CompileArguments:
+    """`CompileOptions` and places, as they are said on the command line."""
+
+    device: DeviceSelector = ""
     workers: Annotated[
         str,
         Parameter(
             name=["--workers", "-j"],
             help="Number of workers, or `auto`: what `calibrate` found best, else one a processor.",
         ),
-    ] = "auto",
+    ] = "auto"
     mode: Annotated[
         Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"],
         Parameter(
             name="--mode",
-            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for all workers. `per-worker`: one externally synchronized cache each, merged "
-            "at the end. `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged "
-            "cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache, nothing is kept.",
+            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for all "
+            "workers. `per-worker`: one externally synchronized cache each, merged at the end. "
+            "`per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged "
+            "cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache, nothing is "
+            "kept.",
         ),
-    ] = "auto",
+    ] = "auto"
     merge: Annotated[
         Literal["auto", "barrier", "rolling"],
         Parameter(
             name="--merge",
-            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is merged. "
-            "`auto`: rolling in mode two-level, else at the end.",
+            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is "
+            "merged. `auto`: rolling in mode two-level, else at the end.",
         ),
-    ] = "auto",
+    ] = "auto"
     cache_dir: Annotated[
-        Path | None,
-        Parameter(
-            name="--cache-dir",
-            help="Where the cache file is kept, one file a device and driver.",
-            show_default=lambda _: "the user's cache directory",
-        ),
-    ] = None,
+        CacheDirectory, Parameter(help="Where the cache file is kept, one file a device and driver.")
+    ] = None
     driver_caches: Annotated[
         bool,
         Parameter(
@@ -76,7 +103,7 @@ def compile_verb(
             show_default=False,
             help="Leave the driver's own disk and memory caches on; figures then say little about the cache here.",
         ),
-    ] = False,
+    ] = False
     relax_driver_version: Annotated[
         bool,
         Parameter(
@@ -86,11 +113,11 @@ def compile_verb(
             help="Load a cache file of another driverVersion if all else agrees. For desktop drivers that change "
             "pipelineCacheUUID whenever their data changes.",
         ),
-    ] = False,
+    ] = False
     trace: Annotated[
         Path | None,
         Parameter(name="--trace", help="Write a timeline: Chrome trace events, which ui.perfetto.dev opens."),
-    ] = None,
+    ] = None
     pipeline_stats: Annotated[
         Path | None,
         Parameter(
@@ -98,33 +125,78 @@ def compile_verb(
             help="Write what the driver says about the code of each pipeline, as CSV with the columns of "
             "`fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.",
         ),
-    ] = None,
+    ] = None
     spirv_val: Annotated[
         Literal["off", "warn", "skip", "isolate"],
         Parameter(
             name="--spirv-val",
             help="What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say what it "
-            "refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every pipeline in "
-            "a child process first, and leave out those that the driver dies of or does not come back from.",
+            "refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every pipeline "
+            "in a child process first, and leave out those that the driver dies of or does not come back from.",
         ),
-    ] = "off",
+    ] = "off"
     pipeline_keys: Annotated[
         Literal["auto", "all", "off"],
         Parameter(
             name="--pipeline-keys",
-            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of pipelines that have "
-            "their code in common and that the cache is not believed to hold. `all`: of all of those. `off`: ask for none.",
+            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of pipelines "
+            "that have their code in common and that the cache is not expected to hold. `all`: of all of those. "
+            "`off`: ask for none.",
         ),
-    ] = "auto",
-    time_budget: Annotated[
+    ] = "auto"
+    time_limit: Annotated[
         str,
         Parameter(
-            name="--time-budget",
-            help="Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first pipeline. What is "
-            "done is kept, and running again goes on.",
+            name=["--time-limit", "--time-budget"],
+            help="Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first "
+            "pipeline. What is done is kept, and running again goes on.",
             show_default=lambda _: "none",
         ),
-    ] = "",
+    ] = ""
+
+    def options(self) -> CompileOptions:
+        """What is asked for.
+
+        Raises:
+            UsageError: A number or a time is none, or two options contradict each other.
+        """
+        from orchestrator.run.options import BARRIER, ROLLING, CompileOptions
+
+        if self.merge == "rolling" and self.mode in ("shared", "none"):
+            raise UsageError(
+                f"--merge rolling: mode {self.mode} has no worker caches to merge",
+                "use --mode per-worker or two-level",
+            )
+        return CompileOptions(
+            selector=self.device,
+            driver_caches=self.driver_caches,
+            workers=_worker_count(self.workers),
+            mode=None if self.mode == "auto" else self.mode,
+            merge={"barrier": BARRIER, "rolling": ROLLING}.get(self.merge),
+            relax_driver_version=self.relax_driver_version,
+            spirv_val=self.spirv_val,
+            pipeline_keys=self.pipeline_keys,
+            inspect_executables=self.pipeline_stats is not None,
+            time_limit_s=time_limit_seconds(self.time_limit) if self.time_limit else None,
+        )
+
+
+def _worker_count(workers: str) -> int | None:
+    if workers == "auto":
+        return None
+    if workers.isascii() and workers.isdigit() and 1 <= int(workers) <= MOST_WORKERS:
+        return int(workers)
+    raise UsageError(
+        f"--workers {workers!r}: a number from 1 to {MOST_WORKERS} is expected, or auto",
+        "leave it out for one a processor",
+    )
+
+
+def compile_verb(
+    sets: SetNames,
+    /,
+    arguments: Annotated[CompileArguments, Parameter(name="*")] = CompileArguments(),
+    *,
     json: JsonFlag = False,
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
@@ -137,41 +209,18 @@ def compile_verb(
         orchestrator compile game.foz game.1.foz --workers 8 --cache-dir build/cache
         orchestrator compile game.foz --mode shared --json > shared.json
         orchestrator compile unknown.foz --spirv-val isolate
-        orchestrator compile game.foz --time-budget 8h
+        orchestrator compile game.foz --time-limit 8h
     """
     import trio
 
-    from orchestrator.cli.compile_tables import show_report
-    from orchestrator.cli.options import time_limit_seconds, usable_directory
-    from orchestrator.cli.output import Output
     from orchestrator.cli.progress import progress_view
-    from orchestrator.cli.set_names import open_set
     from orchestrator.devices import own_process
-    from orchestrator.devices.device import CacheMode
     from orchestrator.run.compile import compile_set
-    from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, ModulePolicy, PipelineKeyUse
     from orchestrator.run.records import encode_json
 
-    if merge == "rolling" and mode in ("shared", "none"):
-        raise UsageError(
-            f"--merge rolling: mode {mode} has no worker caches to merge",
-            "use --mode per-worker or two-level",
-        )
-    count = _worker_count(workers)
-    budget = time_limit_seconds(time_budget, "--time-budget") if time_budget else None
-    directory = None if mode == "none" else usable_directory(cache_dir)
-    options = CompileOptions(
-        selector=device,
-        driver_caches=driver_caches,
-        workers=count,
-        mode=None if mode == "auto" else CacheMode(mode),
-        merge={"barrier": BARRIER, "rolling": ROLLING}.get(merge),
-        relax_driver_version=relax_driver_version,
-        spirv_val=ModulePolicy(spirv_val),
-        pipeline_keys=PipelineKeyUse(pipeline_keys),
-        inspect_executables=pipeline_stats is not None,
-        time_limit_s=budget,
-    )
+    options = arguments.options()
+    directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
+    _require_writable(arguments.trace, arguments.pipeline_stats)
     output = Output(json=json)
     with open_set(sets) as opened, progress_view(output) as view:
 
@@ -185,10 +234,9 @@ def compile_verb(
                 on_progress=view.progress,
             )
 
-        _require_writable(trace, pipeline_stats)
-        own_process(device, driver_caches=driver_caches)
+        own_process(options.selector, driver_caches=options.driver_caches)
         report = trio.run(_until_signal, job, view)
-        _write_extras(opened, report, trace=trace, pipeline_stats=pipeline_stats)
+        _write_extras(opened, report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     output.document(encode_json(report))
     show_report(output, report)
     return _exit_code(report)
@@ -230,17 +278,6 @@ def _write_extras(
             for each in report.inspected
         ]
         write_atomically(pipeline_stats, [statistics_csv(rows).encode("utf-8", "backslashreplace")])
-
-
-def _worker_count(workers: str) -> int | None:
-    if workers == "auto":
-        return None
-    if workers.isascii() and workers.isdigit() and 1 <= int(workers) <= 4096:
-        return int(workers)
-    raise UsageError(
-        f"--workers {workers!r}: a number from 1 to 4096 is expected, or auto",
-        "leave it out for one a processor",
-    )
 
 
 async def _until_signal(
@@ -291,3 +328,261 @@ def _exit_code(report: CompileReport) -> ExitCode:
     if report.outcomes.failed:
         return ExitCode.PIPELINES_FAILED
     return ExitCode.OK
+
+
+def show_report(output: Output, report: CompileReport) -> None:
+    """Write the report to stdout; silent with --json."""
+    _show_head(output, report)
+    _show_counts(output, report)
+    _show_skipped(output, report.skipped)
+    _show_failed(output, report.failed)
+    _show_damage(output, report)
+    _show_facts(output, report)
+    for note in report.notes:
+        output.line(styled("note: ", WARN), note)
+    for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
+        output.line(styled("warning: ", WARN), warning)
+    if report.stopped:
+        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
+        output.line(
+            styled(f"stopped before its end: {left}; run it again to go on from what was saved", WARN)
+        )
+
+
+def _show_head(output: Output, report: CompileReport) -> None:
+    device = report.device
+    driver = " ".join(each for each in (device.driver_name, device.driver_info) if each)
+    output.line(
+        styled(path_text(report.set.path), HEAD),
+        " on ",
+        styled(device.device_name, HEAD),
+        styled(f"  {driver}", DIM),
+    )
+    output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
+    for each in report.set.groups[:_GROUPS_SHOWN]:
+        of = each.opened_as.application
+        whose = f" of {of}" if of else ""
+        output.line(f"device{whose} opened as {each.opened_as.request.text}")
+    _show_rest(output, len(report.set.groups) - _GROUPS_SHOWN, "group")
+    output.line("")
+
+
+def _show_counts(output: Output, report: CompileReport) -> None:
+    from orchestrator.devices.image import PipelineKind
+    from orchestrator.run.records import OutcomeStatus
+
+    columns = [
+        (OutcomeStatus.COMPILED, "compiled", ""),
+        (OutcomeStatus.CACHE_HIT, "cache hits", GOOD),
+        (OutcomeStatus.SKIPPED, "skipped", WARN),
+        (OutcomeStatus.FAILED, "failed", BAD),
+    ]
+    if report.stopped:
+        columns.append((OutcomeStatus.NOT_RUN, "not run", WARN))
+    made = table("pipelines", "all", *(name for _, name, _ in columns), numbers=range(1, len(columns) + 2))
+    for kind in PipelineKind:
+        if report.set.pipelines.get(kind):
+            made.add_row(kind.value.replace("_", " "), *_cells(report, kind, columns))
+    made.add_section()
+    made.add_row("all", *_cells(report, None, columns), style=HEAD)
+    output.show(made)
+
+
+def _cells(
+    report: CompileReport, kind: PipelineKind | None, columns: Sequence[tuple[OutcomeStatus, str, str]]
+) -> list[Text]:
+    counts = report.counts(kind)
+    total = sum(counts.values())
+    return [
+        styled(f"{total:,}"),
+        *(styled(f"{counts[status]:,}", style if counts[status] else DIM) for status, _, style in columns),
+    ]
+
+
+def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
+    if not skipped:
+        return
+    by_reason: dict[str, list[PipelineOutcome]] = {}
+    for each in skipped:
+        by_reason.setdefault(each.reason, []).append(each)
+    ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    output.line("")
+    output.line(styled("skipped", WARN), ": the device lacks what they need, so the driver was not asked")
+    for reason, members in ranked[:_REASONS_SHOWN]:
+        output.line(f"  {len(members):>5,}  {reason}")
+        keys = ", ".join(key_text(each.key) for each in members[:_KEYS_SHOWN])
+        more = f", ... {len(members) - _KEYS_SHOWN:,} more" if len(members) > _KEYS_SHOWN else ""
+        output.line(styled(f"         {keys}{more}", DIM))
+    _show_rest(output, len(ranked) - _REASONS_SHOWN, "reason")
+
+
+def _show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
+    if not failed:
+        return
+    output.line("")
+    output.line(styled("failed", BAD))
+    for each in failed[:_FAILED_SHOWN]:
+        output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
+    _show_rest(output, len(failed) - _FAILED_SHOWN, "pipeline")
+
+
+def _show_damage(output: Output, report: CompileReport) -> None:
+    damage = report.set.damage
+    if not damage:
+        return
+    output.line("")
+    output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", BAD))
+    for each in damage[:_DAMAGE_SHOWN]:
+        where = "" if each.offset is None else f"at byte {each.offset} "
+        what = "" if each.tag is None or each.key is None else f"{each.tag} {key_text(each.key)}"
+        output.line(f"  {where}{what}: {each.reason}")
+    _show_rest(output, len(damage) - _DAMAGE_SHOWN, "place")
+
+
+def _show_rest(output: Output, count: int, noun: str) -> None:
+    if count > 0:
+        output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --json", DIM))
+
+
+def _show_facts(output: Output, report: CompileReport) -> None:
+    output.line("")
+    rows = [*_saved_rows(report.saved), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
+    output.facts(rows)
+
+
+def _saved_rows(savings: Savings) -> list[tuple[str, str | Text]]:
+    rows: list[tuple[str, str | Text]] = []
+    if count := savings.by_state_key + savings.by_pipeline_key:
+        rows.append(
+            (
+                "same work",
+                f"{plural(count, 'compile')} saved, about {seconds_text(savings.driver_ns / 1e9)} of driver time: "
+                f"{savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's pipeline key",
+            )
+        )
+    if savings.keys_asked:
+        asked = (
+            f"asked for {plural(savings.keys_asked, 'pipeline key')} in {seconds_text(savings.keys_ns / 1e9)}"
+        )
+        rows.append(("", asked) if rows else ("same work", f"none found: {asked}"))
+    return rows
+
+
+def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+    from orchestrator.devices.device import CacheMode
+
+    totals = report.merge
+    if totals is None or report.mode is CacheMode.NONE:
+        return []
+    if report.mode is CacheMode.SHARED:
+        before, after = totals.primary_bytes_before, totals.primary_bytes_after
+        return [
+            (
+                "cache",
+                f"one for all workers: {byte_text(before)} before, {byte_text(after)} after; nothing to merge",
+            )
+        ]
+    rows: list[tuple[str, str | Text]] = [
+        (
+            "merge",
+            f"{byte_text(totals.source_bytes)} in {plural(report.workers, 'worker cache')} + "
+            f"{byte_text(totals.primary_bytes_before)} in the primary -> "
+            f"{byte_text(totals.primary_bytes_after)}, {byte_text(totals.pruned_bytes)} of duplicates pruned",
+        ),
+        (
+            "",
+            f"merged in {seconds_text(totals.merge_ns / 1e9)}; waiting at the barrier "
+            f"{seconds_text(totals.barrier_wait_ns / 1e9)} (all workers)",
+        ),
+    ]
+    rolling = [each.rolling for each in totals.groups if each.rolling is not None]
+    if folds := sum(each.folds for each in rolling):
+        pause = max(each.longest_pause_ns for each in rolling) / 1e9
+        rows.append(
+            (
+                "",
+                f"on the way {plural(folds, 'merge')} of {plural(sum(each.caches for each in rolling), 'worker cache')}; "
+                f"a worker paused {seconds_text(pause)} at most",
+            )
+        )
+    if totals.duplicate_keys:
+        rows.append(
+            (
+                "",
+                f"{plural(totals.duplicate_keys, 'pipeline')} compiled by more than one worker, "
+                f"{seconds_text(totals.duplicate_driver_ns / 1e9)} of driver time",
+            )
+        )
+    return rows
+
+
+def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+    from orchestrator.stores.cache_file import LoadStatus
+
+    file = report.cache_file
+    if file.path is None:
+        return [("cache file", "none is kept in this mode")]
+    rows: list[tuple[str, str | Text]] = [("cache file", path_text(file.path))]
+    if file.load_status is not None:
+        if file.load_status is LoadStatus.LOADED:
+            text = styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
+        elif file.load_status is LoadStatus.MISSING:
+            text = styled("MISSING: a first run")
+        else:
+            text = styled(f"{file.load_status.value}: {file.load_detail}", WARN)
+        rows.append(("  loaded", text))
+        if (current := file.instead_of) is not None:
+            words = (
+                f"from the previous generation; the current one is {current.status.value}: {current.detail}"
+            )
+            rows.append(("", styled(words, WARN)))
+        if file.quarantined is not None:
+            rows.append(("  quarantine", path_text(file.quarantined)))
+    if file.error:
+        rows.append(("  saved", styled(file.error, BAD)))
+    elif file.not_saved:
+        rows.append(("  saved", styled(f"no: {file.not_saved}", WARN)))
+    else:
+        rows.append(("  saved", byte_text(file.saved_bytes)))
+    merged = [each for each in file.saves if each.merged_with_others]
+    if merged:
+        before, after = byte_text(merged[-1].bytes_before), byte_text(merged[-1].bytes_after)
+        rows.append(
+            ("  merged", f"with what another process saved: {before} were there, {after} are there now")
+        )
+    return rows
+
+
+def _time_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+    timing = report.timing
+
+    def text(nanoseconds: int) -> str:
+        return seconds_text(nanoseconds / 1e9)
+
+    rows: list[tuple[str, str | Text]] = [
+        ("time", f"{text(timing.wall_ns)} from the first pipeline to the barrier"),
+        (
+            "  workers",
+            f"{text(timing.driver_ns)} in the driver: {text(timing.cpu_ns)} on the CPU, {text(timing.blocked_ns)} blocked, "
+            f"{text(timing.run_delay_ns)} waiting for a CPU",
+        ),
+    ]
+    if timing.overhead_ns < 0:
+        rows.append(("", "the device's clock is not the machine's: driver time is simulated"))
+    elif timing.driver_ns:
+        share = timing.overhead_ns / timing.driver_ns
+        rows.append(
+            (
+                "  overhead",
+                f"{text(timing.overhead_ns)} ({share:.1%} of driver time): all that is not the driver",
+            )
+        )
+    rows.append(
+        (
+            "  before",
+            f"{text(timing.open_ns)} opening the device, {text(timing.prepare_ns)} preparing, "
+            f"{text(timing.cache_load_ns)} loading the cache",
+        )
+    )
+    rows.append(("  after", f"{text(timing.merge_ns)} merging, {text(timing.cache_save_ns)} saving"))
+    return rows

@@ -9,9 +9,10 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, device_document, styled, version_text
+from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
-    from orchestrator.cli.output import Output
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 
     Found = tuple[str, DeviceIdentity, DeviceFeatures | None, str]
@@ -39,8 +40,6 @@ def devices_verb(
         orchestrator devices --device radv:navi31
         orchestrator devices --json
     """
-    from orchestrator.cli.output import Output, device_document
-
     output = Output(json=json)
     found = [_open(device)] if device else _all()
     output.document(
@@ -76,7 +75,6 @@ def _open(selector: str) -> Found:
 def _all() -> list[Found]:
     """Every device that the loader finds; one that cannot be opened is shown with the reason."""
     from orchestrator.devices import list_devices
-    from orchestrator.errors import DeviceError
 
     found: list[Found] = []
     for index, identity in enumerate(list_devices()):
@@ -95,7 +93,6 @@ def _show(
     features: DeviceFeatures | None,
     problem: str,
 ) -> None:
-    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, styled, version_text
 
     output.line(styled(f"{index}  ", DIM), styled(identity.device_name, HEAD))
     driver = " ".join(each for each in (identity.driver_name, identity.driver_info) if each)

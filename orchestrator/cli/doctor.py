@@ -13,8 +13,23 @@ from typing import TYPE_CHECKING, Annotated
 from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, time_limit_seconds, usable_directory
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    WARN,
+    Output,
+    byte_text,
+    device_document,
+    path_text,
+    plural,
+    styled,
+    version_text,
+)
+from orchestrator.errors import DeviceError, DriverError
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device, DeviceIdentity
@@ -127,24 +142,9 @@ def doctor_verb(
     """
     import platformdirs
 
-    from orchestrator.cli.errors import UsageError
-    from orchestrator.cli.output import (
-        BAD,
-        DIM,
-        GOOD,
-        HEAD,
-        WARN,
-        Output,
-        device_document,
-        path_text,
-        plural,
-        styled,
-    )
-
     output = Output(json=json)
     if keys:
         from orchestrator.cli.doctor_keys import show_keys
-        from orchestrator.cli.options import time_limit_seconds, usable_directory
 
         limit = time_limit_seconds(time_limit)
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
@@ -219,7 +219,6 @@ def _program() -> list[_Finding]:
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> list[_Finding]:
     from orchestrator.devices import list_devices, open_device, own_process
-    from orchestrator.errors import DeviceError
 
     if selector is None:
         try:
@@ -263,8 +262,6 @@ def _no_device(detail: str) -> _Finding:
 
 
 def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
-    from orchestrator.cli.output import version_text
-    from orchestrator.errors import DriverError
 
     identity, features = device.identity, device.features
     name = f"device {selector}"
@@ -327,7 +324,6 @@ def _keys(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
 
 def _saved(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     """What the device would make of the cache file that is kept for it; the driver is not given it."""
-    from orchestrator.cli.output import byte_text, path_text
     from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
     from orchestrator.stores.files.recovery import previous_path
 
@@ -365,7 +361,6 @@ def _directory(directory: Path) -> list[_Finding]:
     import os
     import shutil
 
-    from orchestrator.cli.output import byte_text, path_text, plural
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY
 

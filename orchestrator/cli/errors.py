@@ -37,7 +37,7 @@ class ExitCode(enum.IntEnum):
     BAD_INPUT: usage, a file that is not what it should be, or a place that cannot be written.
     NO_DEVICE: no device answers, or the one that does cannot be used.
     BUG: the program itself failed; not 1, which would say that it did its work.
-    OUT_OF_TIME: the time budget was used up before the work was done; running again goes on.
+    OUT_OF_TIME: the time limit was reached before the work was done; running again goes on.
     INTERRUPTED: stopped by SIGINT or SIGTERM; what was done by then is kept.
     BROKEN_PIPE: whoever read the output went away, as for a program that SIGPIPE ends.
     """

@@ -11,9 +11,23 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.output import (
+    BAD,
+    GOOD,
+    HEAD,
+    WARN,
+    Output,
+    byte_text,
+    damage_document,
+    device_document,
+    path_text,
+    plural,
+    request_document,
+    styled,
+    tag_name,
+)
 
 if TYPE_CHECKING:
-    from orchestrator.cli.output import Output
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.stores.inspection import CacheFileInspection
 
@@ -49,7 +63,6 @@ def inspect_verb(
         orchestrator inspect radv.pipeline-cache --device radv:navi31
         orchestrator inspect capture.foz --json
     """
-    from orchestrator.cli.output import Output
     from orchestrator.sets.archive.index import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
 
@@ -87,16 +100,6 @@ def _identity(selector: str) -> DeviceIdentity:
 
 
 def _inspect_archive(output: Output, file: Path) -> int:
-    from orchestrator.cli.output import (
-        BAD,
-        HEAD,
-        byte_text,
-        damage_document,
-        path_text,
-        plural,
-        styled,
-        tag_name,
-    )
     from orchestrator.sets.archive.index import FILE_HEADER_SIZE
     from orchestrator.sets.archive.reader import Archive
     from orchestrator.sets.records import RecordTag
@@ -130,7 +133,6 @@ def _inspect_archive(output: Output, file: Path) -> int:
 
 
 def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> int:
-    from orchestrator.cli.output import BAD, HEAD, path_text, styled
 
     path = path_text(found.path)
     seems = _seems(found.path, head)
@@ -202,17 +204,6 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, 
 
 
 def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
-    from orchestrator.cli.output import (
-        BAD,
-        GOOD,
-        HEAD,
-        WARN,
-        byte_text,
-        path_text,
-        plural,
-        request_document,
-        styled,
-    )
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.feature_groups import read_feature_groups
     from orchestrator.stores.inspection import CacheFileKind
@@ -278,8 +269,6 @@ def _document(
     found: CacheFileInspection, identity: DeviceIdentity | None, verdict: dict[str, Any] | None
 ) -> dict[str, Any]:
     from attrs import asdict
-
-    from orchestrator.cli.output import device_document, path_text
 
     prefix = found.prefix_header
     header = found.vulkan_header

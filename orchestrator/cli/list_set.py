@@ -9,10 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag, SetNames
+from orchestrator.cli.options import JsonFlag, SetNames, open_set
+from orchestrator.cli.output import (
+    BAD,
+    GOOD,
+    HEAD,
+    WARN,
+    Output,
+    byte_text,
+    damage_document,
+    key_text,
+    kinds_document,
+    path_text,
+    plural,
+    request_document,
+    styled,
+    table,
+    tag_name,
+    version_text,
+)
 
 if TYPE_CHECKING:
-    from orchestrator.cli.output import Output
     from orchestrator.sets.archive.reader import Archive
     from orchestrator.sets.groups import Application, FeatureGroup
     from orchestrator.sets.pipeline_set import PipelineSet
@@ -50,9 +67,6 @@ def list_verb(
         orchestrator list capture.foz capture.1.foz --pipelines
         orchestrator list capture.foz --json
     """
-    from orchestrator.cli.output import Output
-    from orchestrator.cli.set_names import open_set
-
     output = Output(json=json)
     with open_set(sets) as opened:
         unusable = opened.verify() if verify else None
@@ -94,15 +108,6 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
 
 
 def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
-    from orchestrator.cli.output import (
-        damage_document,
-        key_text,
-        kinds_document,
-        path_text,
-        request_document,
-        tag_name,
-        version_text,
-    )
     from orchestrator.devices.image import PipelineKind
 
     sizes = _sizes(opened.records)
@@ -164,7 +169,6 @@ def _show(
     *,
     pipelines: bool,
 ) -> None:
-    from orchestrator.cli.output import HEAD, byte_text, key_text, path_text, plural, styled, table, tag_name
 
     archives = _archives(opened.records)
     for archive in archives:
@@ -200,7 +204,6 @@ def _show(
 
 
 def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
-    from orchestrator.cli.output import HEAD, plural, styled, version_text
 
     output.line("")
     if not opened.applications:
@@ -231,7 +234,6 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
 
 
 def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
-    from orchestrator.cli.output import BAD, GOOD, WARN, key_text, plural, styled, tag_name
 
     output.line("")
     damage = opened.damage

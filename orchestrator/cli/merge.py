@@ -13,9 +13,10 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.output import BAD, GOOD, Output, byte_text, device_document, path_text, styled, table
+from orchestrator.errors import DriverError
 
 if TYPE_CHECKING:
-    from orchestrator.cli.output import Output
     from orchestrator.devices.device import Device, PipelineCache
 
 
@@ -54,7 +55,6 @@ def merge_verb(
         orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
     """
-    from orchestrator.cli.output import Output, device_document, path_text
     from orchestrator.devices import open_device, own_process
     from orchestrator.stores.cache_file import save_cache_file
     from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
@@ -102,8 +102,6 @@ def _merge(device: Device, files: list[Path], out: Output) -> tuple[list[_Merged
 
 
 def _add(device: Device, destination: PipelineCache, path: Path, out: Output) -> _Merged:
-    from orchestrator.cli.output import path_text
-    from orchestrator.errors import DriverError
     from orchestrator.stores.cache_file import KEPT_FRACTION, LoadStatus, read_cache_file
 
     found = read_cache_file(path.resolve(), device.identity)
@@ -135,7 +133,6 @@ def _add(device: Device, destination: PipelineCache, path: Path, out: Output) ->
 
 
 def _document(each: _Merged) -> dict[str, Any]:
-    from orchestrator.cli.output import path_text
 
     return {
         "path": path_text(each.path),
@@ -147,7 +144,6 @@ def _document(each: _Merged) -> dict[str, Any]:
 
 
 def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, skipped: str | None) -> None:
-    from orchestrator.cli.output import BAD, GOOD, byte_text, path_text, styled, table
 
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:

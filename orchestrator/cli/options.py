@@ -1,27 +1,22 @@
-"""Parameters that verbs share.
+"""Parameters that several verbs share, so that an option reads and behaves the same everywhere.
 
-Parameters that several verbs share, so that an option reads and behaves the same everywhere.
-
-Assumptions: imported for every call of the program, so nothing heavy is imported here.
-
-Options that are a time, such as ``--time-limit``.
-
-Times as people write them on a command line.
-
-The directory for caches.
-
-Where verbs keep caches and profiles.
+Assumptions: loaded for every verb, for its help too, so nothing heavy is imported at the top.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.sets.pipeline_set import PipelineSet
 
 JsonFlag = Annotated[
     bool,
@@ -45,26 +40,45 @@ DEVICE_HELP = (
     "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an index or "
     "a part of a name as `orchestrator devices` shows them, or `simulated`."
 )
+FIRST_DEVICE = Parameter(
+    name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
+)
+DeviceSelector = Annotated[str, FIRST_DEVICE]
 
+CacheDirectory = Annotated[
+    Path | None,
+    Parameter(
+        name="--cache-dir",
+        help="The directory of cache files.",
+        show_default=lambda _: "the user's cache directory",
+    ),
+]
+
+MOST_WORKERS = 4096
 
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
 
+SAMPLE = "sample"
 
-def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
+
+def time_limit_seconds(text: str) -> float:
     """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds.
-
-    Args:
-        text: The time.
-        option: The option that it was given for.
 
     Raises:
         UsageError: It is none, or 0.
     """
     found = _TIME.fullmatch(text)
     if found is None or not float(found[1]):
-        raise UsageError(f"{option} {text!r}: a time such as 90s, 20m or 2h is expected")
+        raise UsageError(f"--time-limit {text!r}: a time such as 90s, 20m or 2h is expected")
     return float(found[1]) * _UNITS[found[2]]
+
+
+def cache_directory(given: Path | None) -> Path:
+    """The directory for cache files, which may not be there."""
+    import platformdirs
+
+    return platformdirs.user_cache_path("orchestrator") if given is None else given
 
 
 def usable_directory(given: Path | None) -> Path:
@@ -73,14 +87,57 @@ def usable_directory(given: Path | None) -> Path:
     Raises:
         SaveError: It cannot be created or written.
     """
-    import os
-
-    import platformdirs
-
     from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
 
-    directory = platformdirs.user_cache_path("orchestrator") if given is None else given
+    directory = cache_directory(given)
     ensure_directory(directory)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise SaveError(directory, "writing", "the directory belongs to someone else or forbids it")
     return directory
+
+
+def open_set(names: Sequence[str]) -> PipelineSet:
+    """Open a set; the caller closes it.
+
+    Args:
+        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path of a
+            manifest.
+
+    Raises:
+        UsageError: A manifest stands beside something else, or the package came without its sample.
+        ArchiveError: An archive cannot be read as a whole.
+        ManifestError: The manifest cannot be understood.
+    """
+    from orchestrator.sets.pipeline_set import PipelineSet
+
+    manifests = [name for name in names if Path(name).suffix.lower() == ".toml"]
+    if manifests and len(names) > 1:
+        raise UsageError(
+            f"{manifests[0]}: a manifest cannot be combined with other sets",
+            f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
+        )
+    if manifests:
+        from orchestrator.sets.authoring.manifest import load_manifest
+
+        return PipelineSet.from_records(load_manifest(Path(manifests[0])).records)
+    return PipelineSet.open([_archive(name) for name in names])
+
+
+def set_paths(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of a set, absolute, for a process that opens it by its paths.
+
+    Raises:
+        UsageError: The package came without its sample.
+    """
+    return tuple(str(Path(_archive(name)).absolute()) for name in names)
+
+
+def _archive(name: str) -> str:
+    if name != SAMPLE:
+        return name
+    from orchestrator.sets.sample import sample_path
+
+    try:
+        return str(sample_path())
+    except FileNotFoundError as error:
+        raise UsageError(f"the sample set is not there: {error}") from error

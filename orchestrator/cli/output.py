@@ -1,26 +1,15 @@
-"""Text for people: bytes, times, versions, and words that came from elsewhere.
+"""Where and how the command line writes: results to stdout, everything else to stderr.
 
-Figures and strangers' words as text for people.
+Guarantees:
+- With --json stdout holds one JSON document and nothing else. Its names are those of the values (Vulkan's words in
+  snake_case), keys of pipelines are 16 hex digits, versions of the API are text, times are seconds.
+- Where a stream is no terminal, or TERM says dumb, no control code is written to it; NO_COLOR takes colours and
+  styles away and leaves the live display.
+- Words from archives, drivers and file names are written as text: never as markup, and so that they cannot move a
+  terminal's cursor.
+- A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
 
-Guarantees: what comes out of `printable` cannot move a terminal's cursor, whatever an archive, a driver or
-a file name holds. Pure.
-
-Writing results and messages.
-
-Where the command line writes: results to stdout, everything else to stderr.
-
-Guarantees: - With --json stdout holds one JSON document and nothing else. - Where a stream is no terminal,
-or TERM says dumb, no control code is written to it; NO_COLOR takes colours and styles away and leaves the
-live display. - Words from archives, drivers and file names are written as text: never as markup, never as
-control codes. - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
-
-Shared parts of the JSON documents.
-
-The parts of JSON documents that several verbs share, so that a device, a pipeline or a damaged record looks
-the same in all of them.
-
-Guarantees: names are those of the values (Vulkan's words in snake_case); keys of pipelines are 16 hex
-digits; versions of the API are text; times are seconds. Fields may be added, and none changes its meaning.
+Assumptions: loaded with every verb, for its help too, so it imports nothing heavier than rich.
 """
 
 from __future__ import annotations
@@ -29,9 +18,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-import msgspec
 from attrs import asdict
 from rich import box
 from rich.cells import cell_len
@@ -39,10 +27,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
-from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import DeviceRequest
-from orchestrator.sets.records import Damage, RecordTag
+if TYPE_CHECKING:
+    from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+    from orchestrator.devices.image import PipelineKind
+    from orchestrator.devices.request import DeviceRequest
+    from orchestrator.sets.records import Damage
 
 
 def printable(text: str) -> str:
@@ -214,6 +203,8 @@ def _folded(text: Text, width: int, hang: int) -> list[Text]:
 
 def write_json(value: dict[str, Any] | bytes) -> None:
     """Write a document to stdout, indented."""
+    import msgspec
+
     encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
     text = msgspec.json.format(encoded, indent=2).decode()
     sys.stdout.write(text + "\n")
@@ -281,6 +272,8 @@ def request_document(request: DeviceRequest) -> dict[str, Any]:
 
 def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:
     """Pipelines by kind; every kind has an entry."""
+    from orchestrator.devices.image import PipelineKind
+
     return {kind.value: counts.get(kind, 0) for kind in PipelineKind}
 
 
@@ -296,6 +289,8 @@ def damage_document(damage: Damage) -> dict[str, Any]:
 
 def tag_name(tag: int) -> str:
     """Name of a record tag, such as ``shader_module``; its number where it is not known."""
+    from orchestrator.sets.records import RecordTag
+
     try:
         return RecordTag(tag).name.lower()
     except ValueError:

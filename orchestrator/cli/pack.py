@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.output import Output, byte_text, key_text, kinds_document, path_text, plural
 
 
 def pack_verb(
@@ -31,7 +32,6 @@ def pack_verb(
         orchestrator pack game.toml -o game.foz
         orchestrator pack game.toml -o game.foz --json
     """
-    from orchestrator.cli.output import Output, byte_text, key_text, kinds_document, path_text, plural
     from orchestrator.sets.authoring.manifest import pack_manifest
 
     out = Output(json=json)

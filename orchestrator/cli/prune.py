@@ -12,6 +12,8 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
+from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity
@@ -67,7 +69,6 @@ def prune_verb(
 
     import platformdirs
 
-    from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
     from orchestrator.stores.files.recovery import SweepReport
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
@@ -117,7 +118,6 @@ def prune_verb(
 
 
 def _document(item: PruneItem) -> dict[str, Any]:
-    from orchestrator.cli.output import path_text
 
     return {
         "path": path_text(item.path),
@@ -130,7 +130,6 @@ def _document(item: PruneItem) -> dict[str, Any]:
 def _devices_here() -> tuple[list[DeviceIdentity], str]:
     """The devices of the loader; why none was asked, or ""."""
     from orchestrator.devices import list_devices
-    from orchestrator.errors import DeviceError
 
     try:
         return list_devices(), ""

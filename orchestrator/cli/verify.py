@@ -12,6 +12,21 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    Output,
+    byte_text,
+    damage_document,
+    key_text,
+    path_text,
+    plural,
+    styled,
+    tag_name,
+)
+from orchestrator.errors import ArchiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +73,6 @@ def verify_verb(
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
     """
-    from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, path_text, plural, styled
-
     output = Output(json=json)
     checked = [each for path in paths for each in _check(path)]
     bad = [each for each in checked if each.problems]
@@ -139,7 +152,6 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
 
 
 def _check_cache_file(path: Path) -> _Checked:
-    from orchestrator.cli.output import byte_text
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
     from orchestrator.stores.files.recovery import previous_path
@@ -188,8 +200,6 @@ def _check_cache_file(path: Path) -> _Checked:
 
 
 def _check_archive(path: Path) -> _Checked:
-    from orchestrator.cli.output import byte_text, damage_document, key_text, plural, tag_name
-    from orchestrator.errors import ArchiveError
     from orchestrator.sets.pipeline_set import PipelineSet
 
     try:

@@ -114,7 +114,7 @@ def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Pat
     assert document["cache_file"]["loaded_bytes"] > 0
 
 
-def test_what_a_time_budget_leaves_the_next_run_does(call: Call, small_set: Path, tmp_path: Path) -> None:
+def test_what_a_time_limit_leaves_the_next_run_does(call: Call, small_set: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     arguments = ("compile", str(small_set), "--device", "simulated", "--cache-dir", str(folder), "--json")
     first = call(*arguments, "--time-budget", "0.001ms")
@@ -125,20 +125,20 @@ def test_what_a_time_budget_leaves_the_next_run_does(call: Call, small_set: Path
     assert document["out_of_time"]
     assert document["outcomes"]["not_run"] > 0
     assert any("run again" in note for note in document["notes"])
-    second = call(*arguments, "--time-budget", "1h")
+    second = call(*arguments, "--time-limit", "1h")
     assert second.code == ExitCode.OK
     assert not second.document["out_of_time"]
     assert second.document["outcomes"]["compiled"] == document["outcomes"]["not_run"]
 
 
-def test_a_time_budget_says_what_remains(call: Call, small_set: Path, tmp_path: Path) -> None:
+def test_a_time_limit_says_what_remains(call: Call, small_set: Path, tmp_path: Path) -> None:
     arguments = ("compile", str(small_set), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"))
-    done = call(*arguments, "--time-budget", "0.001ms")
+    done = call(*arguments, "--time-limit", "0.001ms")
     assert done.code == ExitCode.OUT_OF_TIME
     assert "remain; run it again" in done.out
-    wrong = call(*arguments, "--time-budget", "soon")
+    wrong = call(*arguments, "--time-limit", "soon")
     assert wrong.code == ExitCode.BAD_INPUT
-    assert "--time-budget 'soon'" in wrong.err
+    assert "--time-limit 'soon'" in wrong.err
 
 
 def test_the_sample_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
