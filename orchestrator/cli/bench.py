@@ -1,52 +1,83 @@
-# Purpose: `orchestrator bench`: what a cache topology costs on a device, measured so that it can be defended.
-#
-# Guarantees:
-# - Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
-# - Ctrl-C, SIGTERM and a time limit end it in order: what was measured is kept and shown, and the same command goes on.
-"""The verb `bench`."""
+"""The verb `bench`: what a cache topology costs on a device, measured so that it can be defended.
+
+Guarantees:
+- Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
+- Ctrl-C, SIGTERM and a time limit end it in order: what was measured is kept and shown, and the same command goes on.
+- Medians stand with their intervals and the number of samples; a difference is called one only where the statistics
+  say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80 columns.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from attrs import asdict, frozen
 from cyclopts import Parameter
+from rich.table import Table
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, SetNames, open_set, set_paths, time_limit_seconds
-from orchestrator.cli.output import Output, path_text
+from orchestrator.cli.options import (
+    DEVICE_HELP,
+    FIRST_DEVICE,
+    MOST_WORKERS,
+    POSITIVE,
+    JsonFlag,
+    SetNames,
+    open_set,
+    set_paths,
+    time_limit_seconds,
+)
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    HEAD,
+    WARN,
+    Output,
+    path_text,
+    plural,
+    seconds_text,
+    styled,
+    table,
+)
+from orchestrator.cli.progress import MeasurementBar
 
 if TYPE_CHECKING:
-    from orchestrator.bench.contention import ContentionReport
+    from orchestrator.bench.contention import CellReport, Comparison, ContentionReport
     from orchestrator.bench.matrix import Matrix
-    from orchestrator.bench.runner import BenchOutcome
+    from orchestrator.bench.rows import Arm, FailedSample
+    from orchestrator.bench.runner import BenchOutcome, BenchProgress
+    from orchestrator.bench.statistics import Difference
 
 _T = TypeVar("_T")
 
+_COMPARISON = ("mode", "n", "pipelines/s", "ratio")
+_FIGURES = ("mode", "effic.", "blocked", "no CPU", "CPU", "merge", "dupl.", "memory")
 
-def bench_verb(
-    sets: SetNames,
-    /,
-    *,
+
+@frozen(kw_only=True)
+class BenchArguments:
+    """What is compared, and how it is measured, as it is said on the command line."""
+
     out: Annotated[
         Path,
         Parameter(name=["--out", "-o"], help="Directory for results; one that holds some is gone on with."),
-    ],
+    ]
     device: Annotated[
         list[str] | None,
+        FIRST_DEVICE,
         Parameter(
-            name=["--device", "-d"],
+            negative="",
             help=DEVICE_HELP + " May be given several times.",
-            show_default=lambda _: "the first Vulkan device",
         ),
-    ] = None,
+    ] = None
     modes: Annotated[
         str,
         Parameter(name="--modes", help="Cache topologies, with commas between them; see `compile --mode`."),
-    ] = "shared,per-worker,per-worker-internal",
+    ] = "shared,per-worker,per-worker-internal"
     workers: Annotated[
         str,
         Parameter(
@@ -54,7 +85,7 @@ def bench_verb(
             help="Numbers of workers, with commas between them.",
             show_default=lambda _: "1, and one a processor",
         ),
-    ] = "",
+    ] = ""
     start: Annotated[
         str,
         Parameter(
@@ -62,30 +93,42 @@ def bench_verb(
             help="`cold`: caches start empty. `warm`: they hold everything, and the set is handed over often enough for a "
             "run to last.",
         ),
-    ] = "cold,warm",
+    ] = "cold,warm"
     duplicates: Annotated[
         str,
         Parameter(
             name="--duplicates", help="Shares of the pipelines that are in a run a second time, 0 to 1."
         ),
-    ] = "0",
+    ] = "0"
     samples: Annotated[
-        int, Parameter(name=["--samples", "-n"], help="Samples of each cell, beside a warm-up.")
-    ] = 7,
+        int,
+        Parameter(
+            name=["--samples", "-n"], help="Samples of each cell, beside a warm-up.", validator=POSITIVE
+        ),
+    ] = 7
     batch: Annotated[
-        int, Parameter(name="--batch", help="Largest number of pipelines in a call of a cold run.")
-    ] = 64,
+        int,
+        Parameter(
+            name="--batch", help="Largest number of pipelines in a call of a cold run.", validator=POSITIVE
+        ),
+    ] = 64
     warm_batch: Annotated[
-        int, Parameter(name="--warm-batch", help="Largest number of pipelines in a call of a warm run.")
-    ] = 1024,
+        int,
+        Parameter(
+            name="--warm-batch",
+            help="Largest number of pipelines in a call of a warm run.",
+            validator=POSITIVE,
+        ),
+    ] = 1024
     warm_passes: Annotated[
         int | None,
         Parameter(
             name="--warm-passes",
             help="How often the set is in a warm run.",
+            validator=POSITIVE,
             show_default=lambda _: "so often that one worker needs a second",
         ),
-    ] = None,
+    ] = None
     time_limit: Annotated[
         str,
         Parameter(
@@ -93,11 +136,67 @@ def bench_verb(
             help="End early so that no more time than this is used, such as `90s`, `20m` or `2h`.",
             show_default=lambda _: "none",
         ),
-    ] = "",
+    ] = ""
     trace: Annotated[
         Path | None,
         Parameter(name="--trace", help="Write a timeline of one sample of each cell, for Perfetto."),
-    ] = None,
+    ] = None
+
+    def matrix(self, sets: list[str]) -> Matrix:
+        """What is compared.
+
+        Raises:
+            UsageError: The set is empty, or an option is not what it should be.
+        """
+        from orchestrator.bench.matrix import Matrix
+        from orchestrator.bench.rows import Start
+        from orchestrator.devices.device import CacheMode
+        from orchestrator.run import available_workers
+
+        with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
+            if not len(opened):
+                raise UsageError(f"{opened.name}: holds no pipelines")
+        workers = self.workers or ",".join(map(str, sorted({1, available_workers()})))
+        return Matrix(
+            set_paths=set_paths(sets),
+            devices=tuple(dict.fromkeys(self.device or [""])),
+            modes=_several("--modes", self.modes, CacheMode, ", ".join(CacheMode)),
+            workers=_several("--workers", workers, _worker_count, f"1 to {MOST_WORKERS}"),
+            starts=_several("--start", self.start, Start, "cold, warm"),
+            duplicates=_several("--duplicates", self.duplicates, _share, "shares from 0 to 1"),
+            samples=self.samples,
+            batch=self.batch,
+            warm_batch=self.warm_batch,
+        )
+
+
+def _worker_count(text: str) -> int:
+    number = int(text)
+    if not 1 <= number <= MOST_WORKERS:
+        raise ValueError
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise ValueError
+    return number
+
+
+def _several(option: str, text: str, read: Callable[[str], _T], expected: str) -> tuple[_T, ...]:
+    """Values with commas between them, each once."""
+    try:
+        return tuple(dict.fromkeys(read(each.strip()) for each in text.split(",")))
+    except ValueError:
+        raise UsageError(f"{option} {text!r}: expected are, with commas between them: {expected}") from None
+
+
+def bench_verb(
+    sets: SetNames,
+    /,
+    arguments: Annotated[BenchArguments, Parameter(name="*")],
+    *,
     json: JsonFlag = False,
 ) -> int:
     """Measure what a shared and private caches cost on a device, and say it with intervals.
@@ -111,34 +210,21 @@ def bench_verb(
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
     from orchestrator.bench.runner import run_bench
-    from orchestrator.cli.bench_report import BenchView, bench_document, report_of, show_bench
 
-    plan = _plan(
-        sets,
-        devices=device or [""],
-        modes=modes,
-        workers=workers,
-        start=start,
-        duplicates=duplicates,
-        samples=samples,
-        batch=batch,
-        warm_batch=warm_batch,
-    )
-    limit = time_limit_seconds(time_limit) if time_limit else None
-    if warm_passes is not None and warm_passes < 1:
-        raise UsageError(f"--warm-passes {warm_passes}: at least 1 is expected")
+    matrix = arguments.matrix(sets)
+    limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
     with _terminated_as_interrupted(), BenchView(output) as view:
         outcome = run_bench(
-            plan,
-            out,
+            matrix,
+            arguments.out,
             time_limit_s=limit,
-            warm_passes=warm_passes,
+            warm_passes=arguments.warm_passes,
             on_progress=view.progress,
             on_stage=view.stage,
         )
     report = report_of(outcome)
-    page = None if report is None else _write_extras(out, report, trace)
+    page = None if report is None else _write_extras(arguments.out, report, arguments.trace)
     output.document({**bench_document(outcome, report), "report": None if page is None else path_text(page)})
     show_bench(output, outcome, report)
     if page is not None:
@@ -171,66 +257,6 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     return page
 
 
-def _plan(
-    sets: list[str],
-    *,
-    devices: list[str],
-    modes: str,
-    workers: str,
-    start: str,
-    duplicates: str,
-    samples: int,
-    batch: int,
-    warm_batch: int,
-) -> Matrix:
-    from orchestrator.bench.matrix import Matrix
-    from orchestrator.bench.rows import Start
-    from orchestrator.devices.device import CacheMode
-    from orchestrator.run import available_workers
-
-    if min(samples, batch, warm_batch) < 1:
-        raise UsageError(
-            f"--samples {samples}, --batch {batch}, --warm-batch {warm_batch}: at least 1 is expected"
-        )
-    with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
-        if not len(opened):
-            raise UsageError(f"{opened.name}: holds no pipelines")
-
-    def whole(text: str) -> int:
-        number = int(text)
-        if not 1 <= number <= 4096:
-            raise ValueError
-        return number
-
-    def share(text: str) -> float:
-        number = float(text)
-        if not 0 <= number <= 1:
-            raise ValueError
-        return number
-
-    here = available_workers()
-    every_mode = ", ".join(CacheMode)
-    return Matrix(
-        set_paths=set_paths(sets),
-        devices=tuple(dict.fromkeys(devices)),
-        modes=_several("--modes", modes, CacheMode, every_mode),
-        workers=_several("--workers", workers or ",".join(map(str, sorted({1, here}))), whole, "1 to 4096"),
-        starts=_several("--start", start, Start, "cold, warm"),
-        duplicates=_several("--duplicates", duplicates, share, "shares from 0 to 1"),
-        samples=samples,
-        batch=batch,
-        warm_batch=warm_batch,
-    )
-
-
-def _several(option: str, text: str, read: Callable[[str], _T], expected: str) -> tuple[_T, ...]:
-    """Values with commas between them, each once."""
-    try:
-        return tuple(dict.fromkeys(read(each.strip()) for each in text.split(",")))
-    except ValueError:
-        raise UsageError(f"{option} {text!r}: expected are, with commas between them: {expected}") from None
-
-
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
     """SIGTERM ends the work as Ctrl-C does."""
@@ -249,3 +275,227 @@ def _exit_code(outcome: BenchOutcome) -> ExitCode:
     if outcome.stopped == "interrupted":
         return ExitCode.INTERRUPTED
     return ExitCode.PIPELINES_FAILED if outcome.failed else ExitCode.OK
+
+
+def report_of(outcome: BenchOutcome) -> ContentionReport | None:
+    """The statistics of what is there; None before the first round is."""
+    from orchestrator.bench.contention import contention_report
+    from orchestrator.bench.rows import Sample
+
+    counted = any(isinstance(each, Sample) and each.counts for each in outcome.rows)
+    return contention_report(outcome.rows) if counted else None
+
+
+def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> dict[str, Any]:
+    """Everything that a benchmark found, as values that JSON has."""
+    return {
+        "results": path_text(outcome.path),
+        "samples": outcome.done,
+        "planned": outcome.total,
+        "resumed": outcome.resumed,
+        "stopped": outcome.stopped or None,
+        "failed": [_failed_document(each) for each in outcome.failed],
+        "cells": [] if report is None else [_cell_document(each) for each in report.cells],
+        "groups": [] if report is None else [_group_document(each) for each in report.comparisons],
+        "verdicts": [] if report is None else list(report.verdicts),
+        "warnings": [] if report is None else list(report.warnings),
+    }
+
+
+def _failed_document(failed: FailedSample) -> dict[str, Any]:
+    return {
+        **failed.cell._asdict(),
+        "control": failed.control,
+        "round": failed.round,
+        "reason": failed.reason,
+    }
+
+
+def _cell_document(cell: CellReport) -> dict[str, Any]:
+    figures = {
+        name: None if value is None else asdict(value)
+        for name in (
+            "throughput",
+            "creation_rate",
+            "seconds",
+            "blocked_share",
+            "run_delay_share",
+            "overhead_share",
+            "efficiency",
+            "inflation",
+        )
+        for value in (getattr(cell, name),)
+    }
+    medians = {
+        "open_s": cell.median(lambda each: each.open_ns / 1e9),
+        "merge_s": cell.median(lambda each: each.merge_ns / 1e9),
+        "read_back_s": cell.median(lambda each: each.read_back_ns / 1e9),
+        "barrier_wait_s": cell.median(lambda each: each.barrier_wait_ns / 1e9),
+        "duplicate_keys": cell.median(lambda each: each.duplicate_keys),
+        "duplicate_s": cell.median(lambda each: each.duplicate_ns / 1e9),
+        "peak_memory_bytes": cell.median(lambda each: each.peak_memory_bytes),
+    }
+    return {**cell.cell._asdict(), "samples": len(cell.samples), **figures, **medians}
+
+
+def _group_document(group: Comparison) -> dict[str, Any]:
+    return {
+        **group.conditions._asdict(),
+        "baseline": group.baseline,
+        "noise": None if group.noise is None else group.noise.factor,
+        "throughput_ratios": {mode: _difference_document(each) for mode, each in group.throughput.items()},
+        "creation_rate_ratios": {
+            mode: _difference_document(each) for mode, each in group.creation_rate.items()
+        },
+        "locking": None if group.locking is None else _difference_document(group.locking),
+    }
+
+
+def _difference_document(difference: Difference) -> dict[str, Any]:
+    return {**asdict(difference.ratio), "pairs": difference.pairs, "beyond_noise": difference.beyond_noise}
+
+
+def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
+    """Write the report for people."""
+    from orchestrator.bench.statistics import LEAST_PAIRS
+
+    resumed = f", {outcome.resumed:,} of them from before" if outcome.resumed else ""
+    output.line(
+        f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
+    )
+    if report is not None:
+        _show_environment(output, report)
+        for group in report.comparisons:
+            _show_group(output, report, group)
+        output.line("")
+        legend = (
+            "n: samples. ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks one within "
+            f"noise, ? one of fewer than {LEAST_PAIRS} pairs. effic.: throughput against as many times one worker's. "
+            "blocked: asleep in the driver. no CPU: waiting for a processor. CPU: time of a pipeline against one worker."
+        )
+        output.line(styled(legend, DIM))
+        for verdict in report.verdicts:
+            output.line(styled(verdict, HEAD))
+        for warning in report.warnings:
+            output.line(styled("note: ", WARN), warning)
+    for each in outcome.failed:
+        output.line(styled("† failed: ", BAD), f"{each.arm.words}: {each.reason}")
+    if outcome.stopped:
+        output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
+
+
+def _show_environment(output: Output, report: ContentionReport) -> None:
+    of_device = {cell.cell.device: cell.samples[0].environment for cell in reversed(report.cells)}
+    for where in of_device.values():
+        output.line(
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} of {where.processor}; "
+            f"Python {where.python}, orchestrator {where.orchestrator}"
+        )
+        output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
+        for each in where.opened_as:
+            output.line(styled(f"device opened as: {each}", DIM))
+
+
+def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
+    key = group.conditions
+    cells = [each for each in report.cells if each.cell.conditions == key]
+    failed = {each.arm for each in report.failed if each.cell.conditions == key}
+    first = cells[0].samples[0]
+    copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
+    passes = f", the set {first.passes} times" if first.passes > 1 else ""
+    output.line("")
+    output.line(
+        styled(
+            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: "
+            f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
+            HEAD,
+        )
+    )
+    lost = {each.cell for each in failed if not each.control}
+    rows = [_row(each, group, failed=each.cell in lost) for each in cells]
+    measured = {each.cell for each in cells}
+    rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
+    figures = [each for each in _FIGURES if each != "dupl." or key.duplicates]
+    whole = _group_table([*_COMPARISON, *figures[1:]], rows)
+    unbounded = output.out.options.update(width=10_000)
+    if output.out.measure(whole, options=unbounded).maximum <= output.out.width:
+        output.show(whole)
+    else:  # what does not fit side by side stands below each other
+        output.show(_group_table(_COMPARISON, rows))
+        output.line("")
+        output.show(_group_table(figures, rows))
+
+
+def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
+    from orchestrator.bench.statistics import LEAST_PAIRS
+
+    if group.noise is None:
+        return "no A/A control" + (": it failed" if any(each.control for each in failed) else "")
+    count = group.noise.control.count
+    few = f" ({plural(count, 'pair')})" if count < LEAST_PAIRS else ""
+    return f"A/A within {group.noise.factor - 1:.1%}{few}"
+
+
+def _group_table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Table:
+    made = table(*columns, numbers=range(1, len(columns)))
+    made.padding = (0, 0, 0, 1)
+    for column in made.columns:
+        column.no_wrap = True
+    for row in rows:
+        made.add_row(*(row.get(each, "") for each in columns))
+    return made
+
+
+def _row(cell: CellReport, group: Comparison, *, failed: bool) -> dict[str, str]:
+    """The texts of a cell, by column."""
+    from orchestrator.bench.contention import rate_text
+
+    return {
+        "mode": cell.cell.mode,
+        "n": f"{len(cell.samples)}" + (" †" if failed else ""),
+        "pipelines/s": rate_text(cell.throughput),
+        "ratio": "baseline"
+        if cell.cell.mode == group.baseline
+        else _ratio_text(group.throughput.get(cell.cell.mode)),
+        "effic.": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
+        "blocked": f"{cell.blocked_share.median:.1%}",
+        "no CPU": f"{cell.run_delay_share.median:.1%}",
+        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+        "merge": seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
+        "dupl.": f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
+        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
+    }
+
+
+def _ratio_text(difference: Difference | None) -> str:
+    from orchestrator.bench.contention import ratio_text
+
+    if difference is None:
+        return ""
+    mark = "" if difference.beyond_noise else " ≈" if difference.enough else " ?"
+    return ratio_text(difference.ratio) + mark
+
+
+class BenchView(MeasurementBar):
+    """Shows what a benchmark is doing."""
+
+    def progress(self, progress: BenchProgress) -> None:
+        """A sample begins."""
+        round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
+        self.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
+
+
+def eta_text(progress: BenchProgress) -> str:
+    """Time to go, and how much of the rest nothing is known about."""
+    eta, left = progress.eta, progress.left_s
+    if not eta.seconds:
+        text = "time to go not known yet"
+    elif eta.unknown:
+        text = (
+            f"more than {seconds_text(eta.seconds)} to go: {plural(eta.unknown, 'sample')} of unknown length"
+        )
+    else:
+        text = f"{seconds_text(eta.seconds)} to go"
+    if left is not None and (eta.unknown or left < eta.seconds):
+        text += f", {seconds_text(max(0.0, left))} of them in this call"
+    return text

@@ -1,37 +1,41 @@
-# Purpose: `orchestrator calibrate`: what is best on this device and driver, measured here, kept for `compile`, and said in
-# words.
-#
-# Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an earlier one stays
-# then. A directory that cannot be written is refused before anything is measured.
-"""The verb `calibrate`."""
+"""The verb `calibrate`: what is best on this device and driver, measured here, kept for `compile`, and said in words.
+
+Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an earlier one
+stays then. A directory that cannot be written is refused before anything is measured. A figure stands with its
+interval; what could not be decided is said to be so.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
-from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import (
-    DEVICE_HELP,
+    MOST_WORKERS,
     SAMPLE,
+    CacheDirectory,
+    DeviceSelector,
     JsonFlag,
     open_set,
+    set_paths,
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.cli.output import Output
+from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, Output, path_text, plural, styled, table
+from orchestrator.cli.progress import MeasurementBar
+
+if TYPE_CHECKING:
+    from orchestrator.bench.calibration import Calibrated, CalibrationProgress
+    from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 
 def calibrate_verb(
     *,
-    device: Annotated[
-        str,
-        Parameter(
-            name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
-        ),
-    ] = "",
+    device: DeviceSelector = "",
     sets: Annotated[
         list[str] | None,
         Parameter(
@@ -44,7 +48,9 @@ def calibrate_verb(
     samples: Annotated[
         int,
         Parameter(
-            name=["--samples", "-n"], help="Samples of each contender; from fewer than 5 nothing can be told."
+            name=["--samples", "-n"],
+            help="Samples of each contender; from fewer than 5 nothing can be told.",
+            validator=Number(gte=1, lte=1000),
         ),
     ] = 7,
     workers: Annotated[
@@ -52,6 +58,7 @@ def calibrate_verb(
         Parameter(
             name=["--workers", "-j"],
             help="The most workers to try.",
+            validator=Number(gte=1, lte=MOST_WORKERS),
             show_default=lambda _: "one a processor",
         ),
     ] = None,
@@ -63,12 +70,7 @@ def calibrate_verb(
         ),
     ] = "10m",
     cache_dir: Annotated[
-        Path | None,
-        Parameter(
-            name="--cache-dir",
-            help="Where the profile is kept, beside the cache file that it is for.",
-            show_default=lambda _: "the user's cache directory",
-        ),
+        CacheDirectory, Parameter(help="Where the profile is kept, beside the cache file that it is for.")
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -85,24 +87,17 @@ def calibrate_verb(
         orchestrator calibrate --device lavapipe --json > profile.json
     """
     from orchestrator.bench.calibration import calibrate
-    from orchestrator.cli.calibrate_report import CalibrationView, calibration_document, show_calibration
-    from orchestrator.sets.sample import sample_path
     from orchestrator.stores.profile_file import save_profile
 
-    if not 1 <= samples <= 1000:
-        raise UsageError(f"--samples {samples}: a number from 1 to 1000 is expected", "leave it out for 7")
-    if workers is not None and not 1 <= workers <= 4096:
-        raise UsageError(f"--workers {workers}: a number from 1 to 4096 is expected", "leave it out")
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
     output = Output(json=json)
     with open_set(names):
         pass  # a set that cannot be opened is refused here, with the words for it
-    paths = [str(sample_path()) if name == SAMPLE else str(Path(name).absolute()) for name in names]
     with CalibrationView(output) as view:
         found = calibrate(
-            paths,
+            list(set_paths(names)),
             device,
             rounds=samples,
             workers=workers,
@@ -115,3 +110,75 @@ def calibrate_verb(
     output.document(calibration_document(found, kept))
     show_calibration(output, found, kept)
     return ExitCode.OK
+
+
+class CalibrationView(MeasurementBar):
+    """Shows what a calibration is doing."""
+
+    def progress(self, progress: CalibrationProgress) -> None:
+        """A process begins."""
+        self.step(progress.now, progress.done, progress.total)
+
+
+def calibration_document(found: Calibrated, kept: Path | None) -> dict[str, Any]:
+    """The profile, where it is kept, and why measuring ended early."""
+    import msgspec
+
+    document: dict[str, Any] = msgspec.to_builtins(found.profile)
+    return document | {
+        "profile": None if kept is None else path_text(kept),
+        "stopped": found.stopped or None,
+    }
+
+
+def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:
+    """Verdicts, what to do, figures, notes."""
+    profile = found.profile
+    output.line(styled(profile.device_name, HEAD), f"  {profile.driver}")
+    output.line(
+        f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
+        f"{plural(profile.rounds, 'sample')} of each contender, {plural(profile.cores, 'processor')}, "
+        f"driver's own caches {profile.driver_caches or 'not known'}"
+    )
+    output.line("")
+    for finding in profile.findings:
+        output.line("  ", finding.words)
+    output.line("")
+    _show_choice(output, "cold", profile.cold)
+    if profile.cache_keeps is False:
+        output.line(styled("warm", HEAD), "  as cold: this driver's cache keeps nothing")
+    else:
+        _show_choice(output, "warm", profile.warm)
+    _show_figures(output, profile)
+    for note in profile.notes:
+        output.line(styled("note ", WARN), note)
+    if kept is None:
+        output.line(styled("not kept: ", BAD), "nothing could be decided; allow more time with --time-limit")
+    else:
+        output.line(styled("kept ", GOOD), path_text(kept))
+        output.line("next: orchestrator compile SET --mode auto --workers auto (the default) follows it")
+
+
+def _show_choice(output: Output, start: str, choice: Choice | None) -> None:
+    if choice is None:
+        output.line(styled(start, HEAD), "  not decided")
+        return
+    output.line(styled(start, HEAD), f"  --mode {choice.mode} --workers {choice.workers}  ({choice.words})")
+
+
+def _show_figures(output: Output, profile: CalibrationProfile) -> None:
+    made = table(
+        "", "mode", "workers", "calls of", "one pass", "from", "to", "pipelines/s", numbers=(2, 3, 4, 5, 6, 7)
+    )
+    for each in profile.figures:
+        made.add_row(
+            each.start,
+            each.mode + (" (control)" if each.control else ""),
+            str(each.workers),
+            str(each.batch),
+            *(f"{seconds * 1e3:,.2f} ms" for seconds in (each.seconds, each.low, each.high)),
+            f"{each.pipelines_per_s:,.0f}",
+        )
+    output.line("")
+    output.show(made)
+    output.line("")

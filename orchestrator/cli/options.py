@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from orchestrator.cli.errors import UsageError
 
@@ -55,6 +56,7 @@ CacheDirectory = Annotated[
 ]
 
 MOST_WORKERS = 4096
+POSITIVE = Number(gte=1)
 
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")

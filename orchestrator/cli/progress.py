@@ -1,19 +1,10 @@
-"""Progress of a compile.
+"""How far a compile or a measurement is, on stderr: a changing display on a terminal, else a line now and then.
 
-How far a compile is, on stderr: one changing display where there is a terminal, a line every few seconds
-where there is none.
-
-Guarantees: - Drawn only when there is news, in the caller's thread: no thread of its own competes with the
-workers. - The display is gone when the view closes, also after an error, so that it does not mix with what
-is printed then. - With --json and without a terminal it says nothing but messages.
-
-The progress bar of measurements.
-
-The line that says how far a long measurement is, on stderr: a bar where there is a terminal, a line now and
-then where there is none.
-
-Guarantees: drawn when it is told something and at no other time, so that it takes no time from a sample;
-gone when it closes.
+Guarantees:
+- Drawn only when there is news, in the caller's thread: no thread of its own competes with the workers, and no time is
+  taken from a sample.
+- The display is gone when the view closes, also after an error, so that it does not mix with what is printed then.
+- With --json and without a terminal it says nothing but messages.
 """
 
 from __future__ import annotations
@@ -21,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from rich.console import RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
@@ -29,9 +20,12 @@ from rich.table import Table
 from rich.text import Text
 
 from orchestrator.cli.output import BAD, DIM, HEAD, Output, printable, seconds_text, styled
-from orchestrator.run import records
+
+if TYPE_CHECKING:
+    from orchestrator.run import records
 
 _LINE_EVERY_S = 5.0
+_MEASUREMENT_LINE_EVERY_S = 10.0
 OPENING = "opening the device"
 """The stage of `compile_set` in which drivers are loaded."""
 
@@ -117,6 +111,17 @@ class PlainView:
         self._output.message(text)
 
 
+def _drawn(output: Output) -> dict[str, Any]:
+    """How both displays are drawn: when they are told to, and not left behind."""
+    return {
+        "console": output.err,
+        "auto_refresh": False,
+        "transient": True,
+        "redirect_stdout": False,
+        "redirect_stderr": False,
+    }
+
+
 class _Bar(Progress):
     """A bar, and a line of counts below it."""
 
@@ -145,11 +150,7 @@ class LiveView:
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
             TextColumn("{task.fields[speed]}", style=DIM, markup=False),
-            console=output.err,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+            **_drawn(output),
         )
         self._task = self._bar.add_task("starting", total=None, done="", speed="")
 
@@ -190,9 +191,6 @@ class LiveView:
         self._output.message(text)
 
 
-_LINE_EVERY_S_bench_bar = 10.0
-
-
 class MeasurementBar:
     """Shows what is measured now. Used by one thread, as a context manager."""
 
@@ -205,11 +203,7 @@ class MeasurementBar:
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
             TextColumn("{task.fields[rest]}", style=DIM, markup=False),
-            console=output.err,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
+            **_drawn(output),
             disable=not output.live,
         )
         self._task = self._bar.add_task("starting", total=None, done="", rest="")
@@ -249,5 +243,5 @@ class MeasurementBar:
             )
             self._bar.refresh()
         elif not self._output.json and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_EVERY_S_bench_bar
+            self._next = time.monotonic() + _MEASUREMENT_LINE_EVERY_S
             self._output.message(f"{done:,} of {total:,}: {now}" + (f" ({rest})" if rest else ""))

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.bench.rows import FailedSample, Row, RowWriter, Sample, Start, failed_arms
 from orchestrator.bench.runner import BenchOutcome
-from orchestrator.cli.bench_report import bench_document, report_of, show_bench
+from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.options import time_limit_seconds
 from orchestrator.cli.output import Output
@@ -122,7 +122,7 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--workers", "1,many"], "--workers"),
         (["--start", "tepid"], "cold, warm"),
         (["--duplicates", "1.5"], "shares from 0 to 1"),
-        (["--samples", "0"], "--samples 0"),
+        (["--samples", "0"], "for --samples. Must be >= 1"),
         (["--time-limit", "soon"], "--time-limit"),
         (["--warm-passes", "0"], "--warm-passes"),
     ],

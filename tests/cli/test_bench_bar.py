@@ -11,8 +11,8 @@ import pytest
 from orchestrator.bench.calibration import CalibrationProgress
 from orchestrator.bench.matrix import Eta
 from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli.bench_report import BenchView, eta_text
-from orchestrator.cli.calibrate_report import CalibrationView
+from orchestrator.cli.bench import BenchView, eta_text
+from orchestrator.cli.calibrate import CalibrationView
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import MeasurementBar
 
