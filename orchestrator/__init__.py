@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.cache_file import read_cache_file as read_cache_file
     from orchestrator.stores.cache_file import save_cache_file as save_cache_file
     from orchestrator.stores.cache_file import save_merged as save_merged
+    from orchestrator.stores.files.atomic_file import SaveError as SaveError
     from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 _HOMES = {
@@ -173,6 +174,7 @@ _HOMES = {
         "save_cache_file",
         "save_merged",
     ),
+    "orchestrator.stores.files.atomic_file": ("SaveError",),
     "orchestrator.stores.save_policy": ("SavePolicy",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

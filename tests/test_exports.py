@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
+import orchestrator.testing
 from tests.drivers import run_on_device
 
 # Heavy, or useless without a driver or a terminal: nothing that a library user pays for at import.
@@ -27,44 +28,58 @@ def main():
 """
 
 
-def public_names() -> list[str]:
-    """Names that a user of the package may rely on; submodules are not among them."""
+def public_names(module: types.ModuleType) -> list[str]:
+    """Names that a user of the package may rely on: submodules are none, nor what testing.py imports for itself."""
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text("utf-8"))
+    own = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    passed_on = {
+        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
     return [
         name
-        for name in dir(orchestrator)
+        for name in dir(module)
         if not name.startswith("_")
-        and name != "annotations"
-        and not isinstance(getattr(orchestrator, name), types.ModuleType)
+        and name in own | passed_on
+        and not isinstance(getattr(module, name), types.ModuleType)
     ]
 
 
-def test_public_names_are_described() -> None:
-    names = public_names()
-    assert names, "the package exports nothing"
+PUBLIC = pytest.mark.parametrize(
+    "module", [orchestrator, orchestrator.testing], ids=lambda each: each.__name__
+)
+
+
+@PUBLIC
+def test_public_names_are_described(module: types.ModuleType) -> None:
+    names = public_names(module)
+    assert len(names) > 20
     undescribed = [
         name
         for name in names
-        if (inspect.isclass(value := getattr(orchestrator, name)) or inspect.isroutine(value))
+        if (inspect.isclass(value := getattr(module, name)) or inspect.isroutine(value))
         and not (value.__doc__ or "").strip()
     ]
     assert undescribed == []
 
 
-def test_public_names_come_from_the_package() -> None:
+@PUBLIC
+def test_public_names_come_from_the_package(module: types.ModuleType) -> None:
     strangers = [
         name
-        for name in public_names()
-        if hasattr(value := getattr(orchestrator, name), "__module__")
-        and value.__module__.partition(".")[0] != "orchestrator"
+        for name in public_names(module)
+        if inspect.isclass(value := getattr(module, name)) or inspect.isroutine(value)
+        if value.__module__.partition(".")[0] != "orchestrator"
     ]
     assert strangers == []
 
 
-def test_public_classes_describe_their_public_methods() -> None:
+@PUBLIC
+def test_public_classes_describe_their_public_methods(module: types.ModuleType) -> None:
     undescribed = [
         f"{name}.{member}"
-        for name in public_names()
-        if inspect.isclass(value := getattr(orchestrator, name))
+        for name in public_names(module)
+        if inspect.isclass(value := getattr(module, name))
         for member, function in vars(value).items()
         if not member.startswith("_")
         and inspect.isfunction(function)

@@ -40,6 +40,7 @@ ROOMS = {
     "orchestrator.bench": "bench",
     "orchestrator.key_dependence": "key_dependence",
     "orchestrator.cli": "cli",
+    "orchestrator.testing": "testing",
 }
 
 # What each room may import. The root package, which only re-exports, may import any but the command line and
@@ -88,7 +89,9 @@ ALLOWED = {
         "bench",
         "key_dependence",
     },
-    "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "run"},
+    # What users test with, in one place.
+    "testing": {"seam", "simulated", "files"},
+    "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "files", "run"},
 }
 
 # Libraries with a place of their own: module prefixes that may import them.
