@@ -103,8 +103,7 @@ DEFAULT_CAP = 1 << 30
 KEPT_FRACTION = 0.10
 """A driver that keeps less than this of the data behind the header has dropped it."""
 
-# A merge that gives less than this of the larger of the two has lost something: more than padding can account
-# for.
+# A merge that gives less than this of the larger of the two has lost more than padding.
 _MERGED_FRACTION = 0.9
 
 _PREFIX = struct.Struct("<8sIIQ16sIIIIII16s32s")
@@ -291,14 +290,14 @@ class PipelineCachePrefixHeader:
             data: The driver's data, whole.
         """
         return cls(
-            data_size=len(data),
-            data_hash=content_hash128(data),
-            vendor_id=identity.vendor_id,
-            device_id=identity.device_id,
-            driver_version=identity.driver_version,
-            driver_abi=identity.driver_abi,
-            driver_id=identity.driver_id,
-            pipeline_cache_uuid=identity.pipeline_cache_uuid,
+            len(data),
+            content_hash128(data),
+            identity.vendor_id,
+            identity.device_id,
+            identity.driver_version,
+            identity.driver_abi,
+            identity.driver_id,
+            identity.pipeline_cache_uuid,
         )
 
     def pack(self) -> bytes:
@@ -355,25 +354,14 @@ class PipelineCachePrefixHeader:
             raise CacheHeaderError(
                 LoadStatus.HEADER_DAMAGED, "headerHash", "the header disagrees with its own hash"
             )
-        fields = _PREFIX.unpack_from(content)
-        (_, _, header_size, data_size, data_hash, vendor_id, device_id, driver_version) = fields[:8]
-        (driver_abi, driver_id, reserved, uuid, reserved_tail) = fields[8:]
+        _, _, header_size, *own, reserved, uuid, reserved_tail = _PREFIX.unpack_from(content)
         if header_size != PREFIX_HEADER_SIZE or reserved or reserved_tail != _RESERVED:
             raise CacheHeaderError(
                 LoadStatus.HEADER_DAMAGED,
                 "headerSize" if header_size != PREFIX_HEADER_SIZE else "reserved",
                 "the header is proven by its hash, but holds what this format version does not write",
             )
-        return cls(
-            data_size=data_size,
-            data_hash=data_hash,
-            vendor_id=vendor_id,
-            device_id=device_id,
-            driver_version=driver_version,
-            driver_abi=driver_abi,
-            driver_id=driver_id,
-            pipeline_cache_uuid=uuid,
-        )
+        return cls(*(*own, uuid))
 
     def differences(self, identity: DeviceIdentity) -> tuple[FieldDifference, ...]:
         """Every field that differs from a device's, the most telling first.
@@ -454,19 +442,38 @@ class LoadResult:
 
 @frozen
 class SaveReport:
-    """What became of a save.
+    """What became of a save. A save that does not merge looks at no file, and gives the first four alone.
 
     Attributes:
         path: The file.
         saved_bytes: Bytes of the file that was written, header included; 0 where it was skipped.
         skipped: Why nothing was written, or None. A file that was there before is then unchanged.
         leftovers: Files of processes that were killed, which could not be removed.
+        found: What became of the file that was there when it was loaded; None where it did not come to that.
+        our_bytes: Size of our data.
+        bytes_before: Size of what was there, as the driver holds it; 0 where there was nothing to merge.
+        bytes_after: Size of what is there now; 0 where nothing is.
+        note: What a user should know, such as a driver that does not merge; empty where all is well.
+        locked_out: Whether it was skipped because another process did not finish saving in time.
+        data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
     """
 
     path: Path
     saved_bytes: int
     skipped: str | None = None
     leftovers: tuple[Path, ...] = ()
+    found: LoadResult | None = None
+    our_bytes: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    note: str = ""
+    locked_out: bool = False
+    data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
+
+    @property
+    def added_bytes(self) -> int:
+        """Bytes of driver's data that this save added to what was there."""
+        return max(0, self.bytes_after - self.bytes_before)
 
 
 @frozen
@@ -658,14 +665,8 @@ def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | N
         return f"the data would be refused when loaded: the driver's header differs in {difference}"
     if is_empty_cache(data):
         behind = data[inner.header_size :]
-        what = (
-            "a header"
-            if not behind
-            else f"a header and {len(behind)} bytes"
-            if any(behind)
-            else "a header and zeros"
-        )
-        return f"the driver's cache holds nothing: its {len(data)} bytes are {what}"
+        more = "" if not behind else f" and {len(behind)} bytes" if any(behind) else " and zeros"
+        return f"the driver's cache holds nothing: its {len(data)} bytes are a header{more}"
     if PREFIX_HEADER_SIZE + len(data) > cap:
         size = PREFIX_HEADER_SIZE + len(data)
         return f"the file would have {size} bytes, more than the {cap} that are allowed"
@@ -970,43 +971,6 @@ def _replace_current(path: Path, identity: DeviceIdentity, data: bytes, operatio
 _NOT_REPLACED = frozenset({LoadStatus.UNREADABLE, LoadStatus.TOO_LARGE})
 
 
-@frozen
-class MergedSaveReport:
-    """What became of a save that merges.
-
-    Attributes:
-        path: The file.
-        saved_bytes: Bytes of the file that was written, header included; 0 where it was skipped.
-        skipped: Why nothing was written, or None. A file that was there before is then unchanged.
-        found: What became of the file that was there when it was loaded; None where it did not come to that.
-        our_bytes: Size of our data.
-        bytes_before: Size of what was there, as the driver holds it; 0 where there was nothing to merge.
-        bytes_after: Size of what is there now; 0 where nothing is.
-        note: What a user should know, such as a driver that does not merge; empty where all is well.
-        leftovers: Files of processes that were killed, which could not be removed.
-        locked_out: Whether it was skipped because another process did not finish saving in time: worth
-            another try.
-        data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
-    """
-
-    path: Path
-    saved_bytes: int
-    skipped: str | None = None
-    found: LoadResult | None = None
-    our_bytes: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    note: str = ""
-    leftovers: tuple[Path, ...] = ()
-    locked_out: bool = False
-    data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
-
-    @property
-    def added_bytes(self) -> int:
-        """Bytes of driver's data that this save added to what was there."""
-        return max(0, self.bytes_after - self.bytes_before)
-
-
 def save_merged(
     device: Device,
     path: Path,
@@ -1015,7 +979,7 @@ def save_merged(
     *,
     lock_wait_s: float = LOCK_WAIT_S,
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> MergedSaveReport:
+) -> SaveReport:
     """Save a cache together with what other processes saved meanwhile.
 
     Blocking, and as long as the driver takes to merge; one thread. A cache that is externally synchronized
@@ -1040,10 +1004,10 @@ def save_merged(
     data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
     reason = not_worth_saving(device.identity, data, policy.cap) or check_directory(path, operations)
     if reason is not None:
-        return MergedSaveReport(path, 0, reason, our_bytes=len(data))
+        return SaveReport(path, 0, reason, our_bytes=len(data))
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
-            return MergedSaveReport(path, 0, _locked_out(lock_wait_s), our_bytes=len(data), locked_out=True)
+            return SaveReport(path, 0, _locked_out(lock_wait_s), our_bytes=len(data), locked_out=True)
         swept = sweep_file(path, operations, content_hash=stored_data_hash)
         loader = _CacheLoader(
             device,
@@ -1083,10 +1047,10 @@ class _MergedSave:
     cap: int
     operations: FileOperations
 
-    def save(self, loader: _CacheLoader) -> MergedSaveReport:
+    def save(self, loader: _CacheLoader) -> SaveReport:
         """Load what is there, merge, and write what came of it."""
         cache, found = loader.load()
-        report = MergedSaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
+        report = SaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
         try:
             kept = _not_replaced(found)
             if kept is not None:
@@ -1128,14 +1092,14 @@ class _MergedSave:
             for one in made:
                 self.device.destroy_pipeline_cache(one)
 
-    def _skip(self, report: MergedSaveReport) -> MergedSaveReport:
+    def _skip(self, report: SaveReport) -> SaveReport:
         try:
             self.operations.sync_directory(self.path.parent)
         except OSError as error:
             raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
         return evolve(report, skipped="nothing is new: what is there holds all of it")
 
-    def _write(self, report: MergedSaveReport, data: bytes, *, proven: bool) -> MergedSaveReport:
+    def _write(self, report: SaveReport, data: bytes, *, proven: bool) -> SaveReport:
         reason = not_worth_saving(self.device.identity, data, self.cap)
         if reason is not None:
             return evolve(report, skipped=reason)

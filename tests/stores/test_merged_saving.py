@@ -28,7 +28,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.atomic_file import PosixFileOperations, SaveError
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
@@ -118,7 +118,7 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
     assert names.count("sync_directory") == 1
     assert "rename" not in names
 
-    class Broken(PosixFileOperations):
+    class Broken(FileOperations):
         def sync_directory(self, directory: Path) -> None:
             raise OSError(5, os.strerror(5))
 
@@ -188,7 +188,7 @@ def test_another_driver_s_file_is_replaced(path: Path) -> None:
     assert load_into_cache(new, path)[1].status is LoadStatus.LOADED
 
 
-class Unreadable(PosixFileOperations):
+class Unreadable(FileOperations):
     """The current file, or the previous one, cannot be read."""
 
     def __init__(self, suffix: str) -> None:

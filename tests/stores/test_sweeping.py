@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stores.cache_file import save_cache_file
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, SaveError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.recovery import UNARMED_AGE_NS, loading_sentinel
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pruning import sweep_directory
@@ -97,7 +97,7 @@ def test_names_that_are_not_of_our_making_stay(tmp_path: Path, name: str) -> Non
 
 
 def test_what_cannot_be_removed_is_named(path: Path) -> None:
-    class Stuck(PosixFileOperations):
+    class Stuck(FileOperations):
         def unlink(self, path: Path) -> None:
             raise PermissionError(13, "no")
 

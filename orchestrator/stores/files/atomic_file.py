@@ -33,7 +33,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final
 
 import xxhash
 from attrs import frozen
@@ -86,113 +86,46 @@ class FileStatus:
     file_id: tuple[int, int] = (0, 0)
 
 
-class FileOperations(Protocol):
-    """Every call by which a store reads, writes or renames. All raise OSError as the system does."""
+class FileOperations:
+    """Every call by which a store reads, writes or renames. All raise OSError as the system does.
+
+    On Windows the nearest ones: replacing rename, no directory sync, no modes. A subclass may fail them.
+    """
 
     def open_new(self, path: Path) -> int:
         """Create a file that must not exist, mode 0600, for writing; symbolic links are not followed."""
-
-    def open_existing(self, path: Path) -> int:
-        """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
-
-    def write(self, descriptor: int, data: memoryview) -> int:
-        """Write from the start of `data`; returns the bytes that were written, which may be fewer."""
-
-    def read(self, descriptor: int, size: int) -> bytes:
-        """Read at most `size` bytes; none at the end of the file."""
-
-    def fsync(self, descriptor: int) -> None:
-        """Make a file's content last. After a failure the descriptor must not be synced again."""
-
-    def fstat(self, descriptor: int) -> FileStatus:
-        """Status of an open file."""
-
-    def close(self, descriptor: int) -> None:
-        """Close a descriptor. It is gone even where this fails."""
-
-    def rename(self, source: Path, destination: Path) -> None:
-        """Rename atomically, replacing a file at the destination."""
-
-    def sync_directory(self, directory: Path) -> None:
-        """Make the names in a directory last; does nothing where the system has no such call."""
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-
-    def list_directory(self, directory: Path) -> list[str]:
-        """Names in a directory, in no order."""
-
-    def make_directory(self, directory: Path) -> None:
-        """Create one directory, mode 0700. Its parent must exist."""
-
-    def stat(self, path: Path) -> FileStatus:
-        """Status of a file or directory; symbolic links are followed."""
-
-    def resolve(self, path: Path) -> Path:
-        """The path without symbolic links. A loop of links stays one; what does not exist is no error."""
-
-    def link(self, source: Path, destination: Path) -> None:
-        """Give a file a second name, which must not exist."""
-
-    def open_lock(self, path: Path) -> int:
-        """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
-
-    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock an open file without waiting; False where another open file holds a lock that excludes it.
-
-        A shared lock excludes only one that is not; where the system has none it is not shared.
-        """
-
-    def unlock(self, descriptor: int) -> None:
-        """Give the lock of an open file back, for every descriptor of it, inherited ones included."""
-
-    def truncate(self, descriptor: int) -> None:
-        """Cut an open file to no bytes."""
-
-    def effective_user(self) -> int | None:
-        """User id that new files get; None where the system has none. Not a call that can fail."""
-
-    def boot_id(self) -> str:
-        """Another text after each start of the machine, "" where the system does not tell. Does not fail."""
-
-
-class PosixFileOperations:
-    """The real calls. On Windows the nearest ones: replacing rename, no directory sync, no modes."""
-
-    def open_new(self, path: Path) -> int:
-        """See `FileOperations.open_new`."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY, 0o600)
 
     def open_existing(self, path: Path) -> int:
-        """See `FileOperations.open_existing`."""
+        """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
         return os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK | _BINARY)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """See `FileOperations.write`."""
+        """Write from the start of `data`; returns the bytes that were written, which may be fewer."""
         return os.write(descriptor, data)
 
     def read(self, descriptor: int, size: int) -> bytes:
-        """See `FileOperations.read`."""
+        """Read at most `size` bytes; none at the end of the file."""
         return os.read(descriptor, size)
 
     def fsync(self, descriptor: int) -> None:
-        """See `FileOperations.fsync`."""
+        """Make a file's content last. After a failure the descriptor must not be synced again."""
         os.fsync(descriptor)
 
     def fstat(self, descriptor: int) -> FileStatus:
-        """See `FileOperations.fstat`."""
+        """Status of an open file."""
         return _status(os.fstat(descriptor))
 
     def close(self, descriptor: int) -> None:
-        """See `FileOperations.close`."""
+        """Close a descriptor. It is gone even where this fails."""
         os.close(descriptor)
 
     def rename(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.rename`."""
+        """Rename atomically, replacing a file at the destination."""
         source.replace(destination)
 
     def sync_directory(self, directory: Path) -> None:
-        """See `FileOperations.sync_directory`."""
+        """Make the names in a directory last; does nothing where the system has no such call."""
         if sys.platform == "win32":
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -205,36 +138,39 @@ class PosixFileOperations:
             os.close(descriptor)
 
     def unlink(self, path: Path) -> None:
-        """See `FileOperations.unlink`."""
+        """Remove a file."""
         path.unlink()
 
     def list_directory(self, directory: Path) -> list[str]:
-        """See `FileOperations.list_directory`."""
+        """Names in a directory, in no order."""
         return [entry.name for entry in directory.iterdir()]
 
     def make_directory(self, directory: Path) -> None:
-        """See `FileOperations.make_directory`."""
+        """Create one directory, mode 0700. Its parent must exist."""
         directory.mkdir(mode=0o700)
 
     def stat(self, path: Path) -> FileStatus:
-        """See `FileOperations.stat`."""
+        """Status of a file or directory; symbolic links are followed."""
         return _status(path.stat())
 
     def resolve(self, path: Path) -> Path:
-        """See `FileOperations.resolve`."""
+        """The path without symbolic links. A loop of links stays one; what does not exist is no error."""
         # Not Path.resolve, which raises on a loop of links.
         return Path(os.path.realpath(path))
 
     def link(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.link`."""
+        """Give a file a second name, which must not exist."""
         destination.hardlink_to(source)
 
     def open_lock(self, path: Path) -> int:
-        """See `FileOperations.open_lock`."""
+        """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
         return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY, 0o600)
 
     def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """See `FileOperations.try_lock`."""
+        """Lock an open file without waiting; False where another open file holds a lock that excludes it.
+
+        A shared lock excludes only one that is not; where the system has none it is not shared.
+        """
         try:
             if sys.platform == "win32":
                 lock_byte(msvcrt, descriptor, msvcrt.LK_NBLCK)
@@ -247,22 +183,22 @@ class PosixFileOperations:
         return True
 
     def unlock(self, descriptor: int) -> None:
-        """See `FileOperations.unlock`."""
+        """Give the lock of an open file back, for every descriptor of it, inherited ones included."""
         if sys.platform == "win32":
             lock_byte(msvcrt, descriptor, msvcrt.LK_UNLCK)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def truncate(self, descriptor: int) -> None:
-        """See `FileOperations.truncate`."""
+        """Cut an open file to no bytes."""
         os.ftruncate(descriptor, 0)
 
     def effective_user(self) -> int | None:
-        """See `FileOperations.effective_user`."""
+        """User id that new files get; None where the system has none. Not a call that can fail."""
         return None if sys.platform == "win32" else os.geteuid()
 
     def boot_id(self) -> str:
-        """See `FileOperations.boot_id`."""
+        """Another text after each start of the machine, "" where the system does not tell. Does not fail."""
         return _boot_id()
 
 
@@ -302,7 +238,7 @@ def _status(result: os.stat_result) -> FileStatus:
     )
 
 
-REAL_FILE_OPERATIONS: FileOperations = PosixFileOperations()
+REAL_FILE_OPERATIONS: Final = FileOperations()
 """The operations that everything uses unless it is given others."""
 
 

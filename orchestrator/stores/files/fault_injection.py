@@ -69,7 +69,7 @@ class RecordedCall:
 
 
 @define
-class FaultyFileOperations:
+class FaultyFileOperations(FileOperations):
     """`FileOperations` that fail from call number `at`.
 
     Attributes:

@@ -30,7 +30,7 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.stores.cache_file import LoadPolicy, LoadStatus, load_into_cache, save_merged
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, PosixFileOperations
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
@@ -39,7 +39,7 @@ OPENER = 7000
 BAD = frozenset(LoadStatus) - {LoadStatus.LOADED, LoadStatus.MISSING}
 
 
-class NoLocks(PosixFileOperations):
+class NoLocks(FileOperations):
     """Test of the test: the lock is left out."""
 
     def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from attrs import define, field, frozen
 
-from orchestrator.stores.files.atomic_file import FileStatus
+from orchestrator.stores.files.atomic_file import FileOperations, FileStatus
 
 BLOCKS = (512, 4096)
 
@@ -73,7 +73,7 @@ class Event:
 
 
 @define(eq=False)
-class ModelDisk:
+class ModelDisk(FileOperations):
     """`FileOperations` in memory, with a record of every change. One thread at a time.
 
     Attributes:

@@ -10,9 +10,9 @@ import pytest
 from attrs import define, field
 
 from orchestrator.stores.files.atomic_file import (
+    FileOperations,
     FileStatus,
     MissingFileError,
-    PosixFileOperations,
     ReadError,
     SaveError,
     TooLargeError,
@@ -103,7 +103,7 @@ def test_an_exception_in_the_content_leaves_nothing_behind(tmp_path: Path) -> No
 
 
 @define
-class LyingOperations(PosixFileOperations):
+class LyingOperations(FileOperations):
     """A file system that loses bytes without a word, or takes none."""
 
     lost: int = 0
@@ -173,7 +173,7 @@ def test_a_file_where_a_directory_should_be(tmp_path: Path) -> None:
 
 
 def test_another_process_creating_the_directory_first_is_no_error(tmp_path: Path) -> None:
-    class Raced(PosixFileOperations):
+    class Raced(FileOperations):
         def make_directory(self, directory: Path) -> None:
             super().make_directory(directory)
             super().make_directory(directory)
@@ -227,7 +227,7 @@ def test_the_head_is_read_apart(tmp_path: Path) -> None:
 
 
 def test_short_reads_are_continued(tmp_path: Path) -> None:
-    class ByteWise(PosixFileOperations):
+    class ByteWise(FileOperations):
         def read(self, descriptor: int, size: int) -> bytes:
             return super().read(descriptor, min(size, 3))
 
@@ -236,7 +236,7 @@ def test_short_reads_are_continued(tmp_path: Path) -> None:
 
 
 @define
-class GrowingOperations(PosixFileOperations):
+class GrowingOperations(FileOperations):
     """A file that someone appends to while it is read."""
 
     def fstat(self, descriptor: int) -> FileStatus:

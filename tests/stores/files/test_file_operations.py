@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, PosixFileOperations
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
+from tests.stores.faults.model_disk import ModelDisk
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="a device cannot show this: no POSIX permissions")
 
@@ -18,7 +20,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="a device cannot show
 @pytest.fixture(params=["real", "counted"])
 def operations(request: pytest.FixtureRequest) -> FileOperations:
     """The real operations, plain and behind a recorder without a fault: both must behave the same."""
-    return PosixFileOperations() if request.param == "real" else FaultyFileOperations()
+    return FileOperations() if request.param == "real" else FaultyFileOperations()
 
 
 def test_write_and_read_back(tmp_path: Path, operations: FileOperations) -> None:
@@ -113,3 +115,10 @@ def test_a_failing_directory_sync_is_a_failure(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError) as caught:
         REAL_FILE_OPERATIONS.sync_directory(tmp_path)
     assert caught.value.errno == errno.EIO
+
+
+@pytest.mark.parametrize("kind", [FaultyFileOperations, ModelDisk])
+def test_no_call_gets_past_what_stands_for_the_file_system(kind: type[FileOperations]) -> None:
+    calls = {name for name, value in vars(FileOperations).items() if inspect.isfunction(value)}
+    assert len(calls) > 20
+    assert calls - vars(kind).keys() == set()

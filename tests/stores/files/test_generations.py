@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations, SaveError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.recovery import SENTINEL_SUFFIX, loading_sentinel, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.stores.faults.sets import (
@@ -27,8 +27,8 @@ from tests.stores.faults.sets import (
 )
 
 
-def save(path: Path, keys: Keys, operations: PosixFileOperations | None = None) -> None:
-    report = save_cache_file(path, IDENTITY, data_of(keys), operations=operations or PosixFileOperations())
+def save(path: Path, keys: Keys, operations: FileOperations | None = None) -> None:
+    report = save_cache_file(path, IDENTITY, data_of(keys), operations=operations or FileOperations())
     assert report.saved_bytes
     assert report.leftovers == ()
 
@@ -117,7 +117,7 @@ def test_a_reader_leaves_the_previous_one_where_a_writer_is_at_work(tmp_path: Pa
 
 
 def test_a_file_system_without_links_keeps_a_copy(tmp_path: Path) -> None:
-    class NoLinks(PosixFileOperations):
+    class NoLinks(FileOperations):
         def link(self, source: Path, destination: Path) -> None:
             raise OSError(errno.EPERM, "no links")
 
@@ -130,7 +130,7 @@ def test_a_file_system_without_links_keeps_a_copy(tmp_path: Path) -> None:
 
 
 def test_a_previous_one_that_cannot_be_kept_ends_the_save(tmp_path: Path) -> None:
-    class Broken(PosixFileOperations):
+    class Broken(FileOperations):
         def link(self, source: Path, destination: Path) -> None:
             raise OSError(errno.EIO, "broken")
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) ->
     path = path_in(tmp_path)
     save(path, OLD)
 
-    class Unreadable(PosixFileOperations):
+    class Unreadable(FileOperations):
         def open_existing(self, path: Path) -> int:
             if path == path_in(tmp_path):
                 raise OSError(errno.EIO, "unreadable")
@@ -157,7 +157,7 @@ def test_what_cannot_be_read_does_not_become_the_previous_one(tmp_path: Path) ->
 
 
 def test_a_sentinel_that_stays_keeps_the_previous_one(tmp_path: Path) -> None:
-    class Clinging(PosixFileOperations):
+    class Clinging(FileOperations):
         def unlink(self, path: Path) -> None:
             if path.name.endswith(SENTINEL_SUFFIX):
                 raise OSError(errno.EACCES, "not allowed")

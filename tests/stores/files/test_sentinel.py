@@ -21,7 +21,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, PosixFileOperations
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
 from orchestrator.stores.files.recovery import dead_sentinels, loading_sentinel, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -168,7 +168,7 @@ def test_a_line_that_is_not_whole_or_of_another_boot_accuses_nothing(path: Path,
 def test_a_sentinel_that_is_disarmed_while_it_is_looked_at_accuses_nothing(path: Path) -> None:
     sentinel = sentinel_of(path, file_of(OLD))
 
-    class Disarming(PosixFileOperations):
+    class Disarming(FileOperations):
         """Its process cuts it between the first look and the lock."""
 
         def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
@@ -179,7 +179,7 @@ def test_a_sentinel_that_is_disarmed_while_it_is_looked_at_accuses_nothing(path:
 
 
 def test_where_no_sentinel_can_be_made_the_load_goes_on(path: Path) -> None:
-    class Full(PosixFileOperations):
+    class Full(FileOperations):
         def open_new(self, path: Path) -> int:
             raise OSError(28, "No space left on device")
 
@@ -189,7 +189,7 @@ def test_where_no_sentinel_can_be_made_the_load_goes_on(path: Path) -> None:
     assert "loaded without a sentinel against crashes: No space left on device" in result.detail
 
 
-class Stuck(PosixFileOperations):
+class Stuck(FileOperations):
     """Sentinels cannot be cut, or not removed, or neither."""
 
     def __init__(self, *, cut: bool, removed: bool) -> None:
@@ -264,7 +264,7 @@ def test_what_crashed_stays_where_a_process_is_saving(path: Path) -> None:
 def test_what_was_saved_meanwhile_is_not_moved_away(path: Path) -> None:
     sentinel_of(path, file_of(OLD))
 
-    class Meanwhile(PosixFileOperations):
+    class Meanwhile(FileOperations):
         """Another process saves just before the lock is asked for."""
 
         done = False

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import FileStatus, PosixFileOperations, distrust
+from orchestrator.stores.files.atomic_file import FileOperations, FileStatus, distrust
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -25,7 +25,7 @@ from tests.stores.faults.sets import (
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: no POSIX permissions")
 
 
-class SomebodyElse(PosixFileOperations):
+class SomebodyElse(FileOperations):
     """Run by another user than the owner of the files."""
 
     def effective_user(self) -> int | None:
@@ -104,7 +104,7 @@ def test_what_is_refused_never_becomes_a_file_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_system_without_owners_refuses_nothing(tmp_path: Path) -> None:
-    class NoOwners(PosixFileOperations):
+    class NoOwners(FileOperations):
         def effective_user(self) -> int | None:
             return None
 

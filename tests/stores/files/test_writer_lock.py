@@ -13,7 +13,7 @@ import pytest
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
-    PosixFileOperations,
+    FileOperations,
     SaveError,
     lock_byte,
 )
@@ -104,7 +104,7 @@ def test_it_is_had_once_the_other_one_is_done(tmp_path: Path) -> None:
 def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
     path = tmp_path / "file"
 
-    class Removing(PosixFileOperations):
+    class Removing(FileOperations):
         """Somebody removes the file between open and lock, once."""
 
         removed = False
@@ -124,7 +124,7 @@ def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, number: int) -> None:
-    class NoLocks(PosixFileOperations):
+    class NoLocks(FileOperations):
         def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
             raise OSError(number, os.strerror(number))
 
