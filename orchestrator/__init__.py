@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from orchestrator.sets.jobs import PipelineJob as PipelineJob
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
+    from orchestrator.sets.prepare import Subset as Subset
     from orchestrator.sets.prepare import opened_groups as opened_groups
     from orchestrator.stores.cache_file import LoadPolicy as LoadPolicy
     from orchestrator.stores.cache_file import LoadStatus as LoadStatus
@@ -163,6 +164,7 @@ _HOMES = {
     "orchestrator.sets.pipeline_set": ("PipelineSet",),
     "orchestrator.sets.prepare": (
         "OpenedGroup",
+        "Subset",
         "opened_groups",
     ),
     "orchestrator.stores.cache_file": (

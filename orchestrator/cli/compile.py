@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
     from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.sets.prepare import Subset
 
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3
@@ -153,6 +154,15 @@ class CompileArguments:
             show_default=lambda _: "none",
         ),
     ] = ""
+    shard: Annotated[
+        str,
+        Parameter(
+            name="--shard",
+            help="Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them, which "
+            "its key decides. For several processes or machines that share the work.",
+            show_default=lambda _: "all of it",
+        ),
+    ] = ""
 
     def options(self) -> CompileOptions:
         """What is asked for.
@@ -177,8 +187,18 @@ class CompileArguments:
             spirv_val=self.spirv_val,
             pipeline_keys=self.pipeline_keys,
             inspect_executables=self.pipeline_stats is not None,
+            subset=_shard(self.shard),
             time_limit_s=time_limit_seconds(self.time_limit) if self.time_limit else None,
         )
+
+
+def _shard(text: str) -> Subset:
+    from orchestrator.sets.prepare import WHOLE, Subset
+
+    try:
+        return Subset.from_text(text) if text else WHOLE
+    except ValueError as error:
+        raise UsageError(f"--shard {text!r}: {error}") from None
 
 
 def _worker_count(workers: str) -> int | None:
@@ -210,6 +230,7 @@ def compile_verb(
         orchestrator compile game.foz --mode shared --json > shared.json
         orchestrator compile unknown.foz --spirv-val isolate
         orchestrator compile game.foz --time-limit 8h
+        orchestrator compile game.foz --shard 2/4 --cache-dir build/shard2
     """
     import trio
 
@@ -359,6 +380,9 @@ def _show_head(output: Output, report: CompileReport) -> None:
         styled(f"  {driver}", DIM),
     )
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
+    if (subset := report.set.subset) is not None:
+        part = f"shard {subset.shard}/{subset.shards}" if subset.shards > 1 else "chosen by key"
+        output.line(f"{part}: {report.set.unique:,} of {plural(subset.of, 'pipeline')}")
     for each in report.set.groups[:_GROUPS_SHOWN]:
         of = each.opened_as.application
         whose = f" of {of}" if of else ""

@@ -44,7 +44,8 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -56,7 +57,7 @@ from attrs import define, field
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.registry import registry
@@ -86,6 +87,7 @@ from orchestrator.run.records import (
     Savings,
     SetRecord,
     Stage,
+    SubsetRecord,
     Tally,
     TimeToGo,
     Timing,
@@ -99,7 +101,7 @@ from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import DeviceOpener, decode_group
+from orchestrator.sets.prepare import DeviceOpener, opened_group
 from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
 from orchestrator.stores.files.atomic_file import SaveError
@@ -332,8 +334,9 @@ class CompileJob:
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
         self.on_stage("reading the set")
-        groups = await self._timed("read_ns", lambda: self.source.groups)
-        self._tally.total = sum(len(group.pipelines) for group in groups)
+        subset = self.options.subset
+        groups = await self._timed("read_ns", lambda: subset.groups_of(self.source))
+        self._tally.total = sum(len(subset.of(group.pipelines)) for group in groups)
         if len(groups) > 1:
             self._notes.append(
                 f"the set was recorded from applications that tell the driver {len(groups)} different things; "
@@ -369,21 +372,17 @@ class CompileJob:
 
     async def _run_group(self, group: FeatureGroup) -> None:
         options = self.options
-        self.on_stage("opening the device")
-        device = self._device = await self._timed("open_ns", lambda: self._opener(group.request))
+        chunks = opened_group(
+            self.source, group, self._opener, subset=options.subset, during=self._during_step
+        )
         try:
-            self.on_stage("preparing")
-            decoded = await self._timed("prepare_ns", lambda: decode_group(self.source, group, device))
-            if decoded.group.request != group.request:
-                await trio.to_thread.run_sync(device.close)
-                device = self._device = await self._timed(
-                    "open_ns", lambda: self._opener(decoded.group.request)
-                )
-            group = decoded.group  # without what was split off
+            opened = await trio.to_thread.run_sync(next, chunks)
+            group, built = opened.group, opened.built  # without what was split off
+            device = self._device = opened.device
             if options.inspect_executables:
                 require_inspector(device)
-            self._waiting.extend(decoded.split)
-            built = decoded.built
+            self._waiting.extend(opened.split)
+            self._tally.total += len(built.dependencies)
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
@@ -411,7 +410,7 @@ class CompileJob:
                 await self._inspect(device, prepared, report)
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(device.close)
+                await trio.to_thread.run_sync(chunks.close)
 
     async def _run_pipelines(
         self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
@@ -461,13 +460,24 @@ class CompileJob:
 
     async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
         """Do blocking work in a thread and add its time to a total."""
+        with self._clocked(what):
+            return await trio.to_thread.run_sync(work)
+
+    @contextmanager
+    def _clocked(self, what: str) -> Iterator[None]:
         started = time.perf_counter_ns()
         try:
-            return await trio.to_thread.run_sync(work)
+            yield
         finally:
             duration = time.perf_counter_ns() - started
             self._spent[what] = self._spent.get(what, 0) + duration
             self._stages.append(Stage(what.removesuffix("_ns"), started, duration))
+
+    def _during_step(self, step: str) -> AbstractContextManager[None]:
+        """Tell of a step of `opened_group`, and time it; called in its thread."""
+        stage = "opening the device" if step == "open" else "preparing"
+        trio.from_thread.run_sync(self.on_stage, stage)
+        return self._clocked(f"{step}_ns")
 
     async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
         created = np.flatnonzero(
@@ -526,6 +536,8 @@ class CompileJob:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
         source, runs, spent = self.source, self._tally.runs, self._spent
+        subset = self.options.subset
+        chosen = subset.of(source.pipelines)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
@@ -538,15 +550,16 @@ class CompileJob:
             set=SetRecord(
                 path=source.name,
                 content_hash=Hash(source.content_hash()),
-                pipelines=source.counts,
-                unique=len(source),
+                pipelines={kind: sum(job.kind is kind for job in chosen) for kind in PipelineKind},
+                unique=len(chosen),
+                subset=None if subset.is_whole else SubsetRecord.of_set(subset, len(source)),
                 applications=tuple(each.name or "" for each in source.applications),
                 groups=tuple(each for _, each in self._groups),
                 damage=tuple(map(DamageRecord.of, source.damage)),
             ),
             mode=self._cache.mode,
             workers=self._cache.workers,
-            pipelines=self._tally.outcomes(source.pipelines),
+            pipelines=self._tally.outcomes(chosen),
             runs=runs,
             cache_file=self._cache.file,
             timing=sum((each.timing for each in runs), around),
@@ -587,6 +600,7 @@ async def compile_set(
         The report.
 
     Raises:
+        ValueError: The subset names a pipeline that the set does not have.
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.

@@ -18,6 +18,7 @@ from attrs import Attribute, converters, field, frozen, validators
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.schedule import ScheduleOptions
+from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.stores.save_policy import SavePolicy
 
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.NONE})
@@ -212,6 +213,7 @@ class CompileOptions:
         count_duplicate_pipeline_keys: As in `RunOptions`.
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
             about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
+        subset: Which of the set's pipelines; the report counts these alone.
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over all
             groups.
     """
@@ -228,6 +230,7 @@ class CompileOptions:
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
     count_duplicate_pipeline_keys: bool = False
     inspect_executables: bool = False
+    subset: Subset = WHOLE
     time_limit_s: float | None = _time_limit()
 
     def __attrs_post_init__(self) -> None:

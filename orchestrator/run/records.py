@@ -44,6 +44,7 @@ from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.save_policy import SaveReason
@@ -385,6 +386,18 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             driver_ns=int(self.driver_ns[index]),
             index=index,
             handle=0 if self.handles is None else int(self.handles[index]),
+        )
+
+    def rows(self, indices: npt.NDArray[np.int32]) -> Self:
+        """Some rows of it, without handles."""
+        reasons = {row: self.reasons[at] for row, at in enumerate(indices.tolist()) if at in self.reasons}
+        return type(self)(
+            self.keys[indices],
+            self.kinds[indices],
+            self.status[indices],
+            self.driver_ns[indices],
+            self.worker[indices],
+            reasons,
         )
 
     def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
@@ -1173,17 +1186,42 @@ class DamageRecord(Record, frozen=True):
         return cls(damage.offset, name, None if damage.key is None else Hash(damage.key), damage.reason)
 
 
+class SubsetRecord(Record, frozen=True):
+    """Which part of a set was compiled.
+
+    Attributes:
+        shard: Which shard, 1 to `shards`.
+        shards: How many shards the set is divided into.
+        keys: Keys that were chosen, or null for all.
+        of: Number of pipelines of the set.
+    """
+
+    shard: int
+    shards: int
+    keys: tuple[Hash, ...] | None
+    of: int
+
+    @classmethod
+    def of_set(cls, subset: Subset, pipelines: int) -> Self:
+        """The record of a subset of a set with so many pipelines."""
+        keys = None if subset.keys is None else tuple(map(Hash, sorted(subset.keys)))
+        return cls(subset.shard, subset.shards, keys, pipelines)
+
+
 class SetRecord(Record, frozen=True):
     """What was compiled. In a sum what any part has.
 
     Attributes:
         path: Where it came from; in a sum of different sets all of them.
         content_hash: Hash over the names of all records; null in a sum of different sets.
-        pipelines: Pipelines of each kind.
-        unique: Number of pipelines.
+        pipelines: Pipelines of each kind that were to be compiled.
+        unique: Number of pipelines that were to be compiled.
         applications: Names of the applications it was recorded from, "" where one has none.
         groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
+        subset: Which part of the set was to be compiled; null for all of it, and in a sum.
+        subset: Which of the set's pipelines were to be compiled.
+        whole: Number of pipelines of the set.
     """
 
     path: str
@@ -1193,6 +1231,7 @@ class SetRecord(Record, frozen=True):
     applications: tuple[str, ...]
     groups: tuple[GroupRecord, ...]
     damage: tuple[DamageRecord, ...]
+    subset: SubsetRecord | None = None
 
 
 class CacheSave(Record, frozen=True):
@@ -1611,11 +1650,16 @@ class Tally:
         self.runs.append(report)
 
     def outcomes(self, jobs: Sequence[PipelineJob]) -> OutcomeTable:
-        """What became of each pipeline of the set: the worst of its groups; one that no group came to was not run."""
+        """What became of pipelines: the worst of their groups; one that no group came to was not run.
+
+        A library that another pipeline links may have been compiled without being one of them.
+        """
         table, _ = (
             OutcomeTable.joined(self.tables, _WORST_OF_GROUPS) if self.tables else (OutcomeTable.of(()), [])
         )
-        return OutcomeTable.joined([table, OutcomeTable.of(jobs)])[0]
+        wanted = OutcomeTable.of(jobs)
+        table, (_, places) = OutcomeTable.joined([table, wanted])
+        return table if len(table) == len(wanted) else table.rows(np.sort(places))
 
     def during(self, progress: Progress) -> Progress:
         """Progress over all groups while one of them runs."""

@@ -1,4 +1,4 @@
-"""From a group of a set to a device opened for it and an image of create infos: the one way.
+"""From a set, or a subset of it, to devices opened for its groups and images of create infos: the one way.
 
 A group's device has what its applications are known to have had. Some pipelines need more, and are then not skipped:
 where the device could have it, they are put into a group of their own, with the least that they need added. A group whose
@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Final
+from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager, closing, nullcontext
+from typing import Final, Self
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.request import (
@@ -43,105 +44,236 @@ _FEATURE: Final = re.compile(r"(VkPhysicalDevice\w*Features\w*)::(\w+)")
 _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
 # What a pipeline lacks is told one thing at a time; more than these nobody has seen.
 _MOST_ADDED: Final = 16
+_64_BITS: Final = (1 << 64) - 1
 
 
-@frozen(eq=False)
-class DecodedGroup:
-    """A group as it is to be compiled.
+@frozen
+class Subset:
+    """Part of a set's pipelines: those of some keys, one shard of several, or both. The default is all of them.
+
+    A pipeline is in exactly one of N shards. Which one follows from its key alone, so the order of the set and what else
+    it holds do not matter. A library that a pipeline of the subset links is compiled with it, and is counted
+    only in the subset that it is in itself. A value that msgspec encodes.
 
     Attributes:
-        group: The group; its request is that of the device to compile on, which is another one than it was decoded on
-            where the two requests differ.
-        built: Its image, and what cannot be compiled.
-        split: Groups of the pipelines that need more than this one's device has.
+        shard: Which shard, 1 to `shards`.
+        shards: How many shards the set is divided into.
+        keys: Keys of the pipelines that are in it, or None for all.
     """
 
-    group: FeatureGroup
-    built: BuiltImage
-    split: tuple[FeatureGroup, ...] = ()
+    shard: int = field(default=1, validator=validators.ge(1))
+    shards: int = field(default=1, validator=validators.ge(1))
+    keys: frozenset[int] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if self.shard > self.shards:
+            raise ValueError(f"there is no shard {self.shard} of {self.shards}: shards count from 1")
+
+    @classmethod
+    def from_text(cls, text: str) -> Self:
+        """The shard that a text such as "2/4" names.
+
+        Raises:
+            ValueError: The text is not K/N with whole numbers, 1 <= K <= N.
+        """
+        shard, _, shards = text.partition("/")
+        if not all(each.isascii() and each.isdigit() and len(each) <= 9 for each in (shard, shards)):
+            raise ValueError("K/N with two whole numbers is expected, such as 2/4")
+        if not 1 <= int(shard) <= int(shards):
+            raise ValueError(f"shards count from 1/{shards} to {shards}/{shards}")
+        return cls(int(shard), int(shards))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of any set."""
+        return self.keys is None and self.shards == 1
+
+    def __contains__(self, job: PipelineJob) -> bool:
+        """Whether a pipeline is in it."""
+        return (self.keys is None or job.key in self.keys) and _mixed(job.key) % self.shards == self.shard - 1
+
+    def of(self, jobs: Iterable[PipelineJob]) -> tuple[PipelineJob, ...]:
+        """Those of some pipelines that are in it, in the same order."""
+        return tuple(jobs) if self.is_whole else tuple(job for job in jobs if job in self)
+
+    def groups_of(self, source: PipelineSet) -> tuple[FeatureGroup, ...]:
+        """The groups of a set that hold a pipeline of it; the first group where none does.
+
+        Raises:
+            ValueError: A key names no pipeline of the set.
+        """
+        if self.keys and (unknown := self.keys.difference(job.key for job in source.pipelines)):
+            raise ValueError(f"{source.name}: no pipeline has the key {min(unknown):016x} of the subset")
+        return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
+
+
+WHOLE: Final = Subset()
+"""All pipelines of a set."""
 
 
 @frozen(eq=False)
 class OpenedGroup:
-    """A group with its device.
+    """A group, or a chunk of it, with its device.
 
     Attributes:
-        group: The group.
-        device: The device, opened as the group's request says.
-        built: The group's image, and what cannot be compiled.
+        group: The group; its pipelines are those that were decoded, and its request is what the device is opened as.
+        device: The device. Whoever handed the group over closes it.
+        built: The image of the pipelines, and what cannot be compiled. A chunk is complete by itself: it holds the
+            libraries that its pipelines link again where an earlier chunk had them (`BuiltImage.dependencies`).
+        split: Groups of the pipelines that need more than this device has, to be opened later.
     """
 
     group: FeatureGroup
     device: Device
     built: BuiltImage
+    split: tuple[FeatureGroup, ...] = ()
 
 
-def decode_group(source: PipelineSet, group: FeatureGroup, device: Device) -> DecodedGroup:
-    """Decode a group's pipelines for a device.
+def opened_group(
+    source: PipelineSet,
+    group: FeatureGroup,
+    opener: DeviceOpener,
+    *,
+    subset: Subset = WHOLE,
+    chunk: int | None = None,
+    during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Generator[OpenedGroup, None, None]:
+    """One group on a device opened for it, whole or chunk by chunk; the device is closed with the iterator.
+
+    What an exact group's device is opened as follows from all its pipelines, also where a subset of them is compiled:
+    only then does the driver give all parts of a set the same keys.
 
     Args:
-        source: The set; it must stay open as long as the image's modules are loaded.
+        source: The set; it must stay open as long as modules of the images are loaded.
         group: One of its groups.
-        device: A device, opened as the group's request says.
+        opener: Opens a device.
+        subset: Which of the group's pipelines.
+        chunk: Pipelines that are decoded and handed over at a time, at most; None for all at once.
+        during: Entered around each step, "open" and "prepare", for instance to time it.
+
+    Yields:
+        At least one chunk, all on the same device.
+
+    Raises:
+        OrchestratorError: What the opener raises.
     """
-    exact = group.request.others is OtherFeatures.NONE
-    built = build_image(source, group.pipelines, _could_have(group, device))
-    if group.added or not group.applications:
-        split: tuple[FeatureGroup, ...] = ()
-    else:
-        split, lacking = _split(source, group, device, built)
-        moved = {job for each in split for job in each.pipelines}
-        kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
-        group = evolve(group, pipelines=tuple(job for job in group.pipelines if job not in moved))
-        built = evolve(built, problems=kept)
-    if exact:
-        if built.problems or split:
-            # What these need does not count: they are not compiled here.
-            problems = {each.job for each in built.problems}
-            fit = [job for job in group.pipelines if job not in problems]
-            again = build_image(source, fit, _could_have(group, device))
-            built = evolve(again, problems=(*built.problems, *again.problems))
-        group = evolve(group, request=group.request.plus(built.needs.features, built.needs.extensions))
-    return DecodedGroup(group, built, split)
+    with during("open"):
+        device = opener(group.request)
+    try:
+        settled: OpenedGroup | None = None
+        problems: dict[PipelineJob, Problem] = {}
+        if group.request.others is OtherFeatures.NONE:
+            with during("prepare"):
+                settled = _settle(source, group, device)
+            if settled.group.request != group.request:
+                device.close()
+                with during("open"):
+                    device = opener(settled.group.request)
+            group = settled.group
+            problems = {each.job: each for each in settled.built.problems}
+        jobs = subset.of(group.pipelines)
+        split = tuple(each for each in settled.split if subset.of(each.pipelines)) if settled else ()
+        size = max(1, len(jobs) if chunk is None else chunk)
+        if settled is not None and len(group.pipelines) == len(jobs) <= size:
+            yield evolve(settled, device=device, split=split)
+            return
+        for start in range(0, max(1, len(jobs)), size):
+            some = jobs[start : start + size]
+            with during("prepare"):
+                if settled is None:
+                    opened = _decode(source, evolve(group, pipelines=some), device, device.capabilities)
+                else:
+                    fit = [job for job in some if job not in problems]
+                    built = build_image(source, fit, device.capabilities)
+                    unfit = tuple(problems[job] for job in some if job in problems)
+                    built = evolve(built, problems=(*unfit, *built.problems))
+                    opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
+            yield opened
+    finally:
+        device.close()
 
 
-def _could_have(group: FeatureGroup, device: Device) -> DeviceCapabilities:
-    """What a group's device has; of an exact one, what it could have for what the pipelines turn out to need.
-
-    That is everything where no application is known, and else what its record says nothing of.
-    """
-    if group.request.others is not OtherFeatures.NONE:
-        return device.capabilities
-    if not group.applications:
-        return device.supported
-    return EnabledCapabilities(device.supported, evolve(group.request, others=OtherFeatures.UNRECORDED))
-
-
-def opened_groups(source: PipelineSet, opener: DeviceOpener) -> Generator[OpenedGroup, None, None]:
-    """Each group of a set with a device opened for it, one after the other.
+def opened_groups(
+    source: PipelineSet, opener: DeviceOpener, *, subset: Subset = WHOLE, chunk: int | None = None
+) -> Generator[OpenedGroup, None, None]:
+    """Each group of a set on a device opened for it, one after the other.
 
     The device is closed when the next group is asked for, or the iterator is closed.
 
     Args:
         source: The set; it stays the caller's.
         opener: Opens a device.
+        subset: Which of the set's pipelines.
+        chunk: Pipelines of a group that are handed over at a time, at most; None for all at once. Chunks of a group follow
+            one another on the same device.
 
     Raises:
         OrchestratorError: What the opener raises.
+        ValueError: The subset names a pipeline that the set does not have.
     """
-    waiting = deque(source.groups)
+    waiting = deque(subset.groups_of(source))
     while waiting:
-        group = waiting.popleft()
-        device = opener(group.request)
-        try:
-            decoded = decode_group(source, group, device)
-            waiting.extend(decoded.split)
-            if decoded.group.request != group.request:
-                device.close()
-                device = opener(decoded.group.request)
-            yield OpenedGroup(decoded.group, device, decoded.built)
-        finally:
-            device.close()
+        chunks = opened_group(source, waiting.popleft(), opener, subset=subset, chunk=chunk)
+        with closing(chunks):
+            for opened in chunks:
+                join_groups(waiting, opened.split)
+                yield opened
+
+
+def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> None:
+    """Add groups that were split off to those that wait; chunks split off parts of one group."""
+    for each in split:
+        for index, other in enumerate(waiting):
+            if evolve(other, pipelines=each.pipelines) == each and other.added:
+                waiting[index] = evolve(other, pipelines=(*other.pipelines, *each.pipelines))
+                break
+        else:
+            waiting.append(each)
+
+
+def _mixed(key: int) -> int:
+    """A key with all its bits mixed (the finalizer of SplitMix64): the low bits of a set's hashes are no good ones."""
+    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+    key = (key ^ key >> 27) * 0x94D049BB133111EB & _64_BITS
+    return key ^ key >> 31
+
+
+def _settle(source: PipelineSet, group: FeatureGroup, device: Device) -> OpenedGroup:
+    """Decode an exact group, and say what its device is to be opened as; what cannot be compiled does not count."""
+    capabilities = _could_have(group, device)
+    decoded = _decode(source, group, device, capabilities)
+    built = decoded.built
+    if built.problems or decoded.split:
+        problems = {each.job for each in built.problems}
+        fit = [job for job in decoded.group.pipelines if job not in problems]
+        again = build_image(source, fit, capabilities)
+        built = evolve(again, problems=(*built.problems, *again.problems))
+    request = group.request.plus(built.needs.features, built.needs.extensions)
+    return evolve(decoded, group=evolve(decoded.group, request=request), built=built)
+
+
+def _decode(
+    source: PipelineSet, group: FeatureGroup, device: Device, capabilities: DeviceCapabilities
+) -> OpenedGroup:
+    """Decode the pipelines of a group; those that the device could take with more are split off."""
+    built = build_image(source, group.pipelines, capabilities)
+    if group.added or not group.applications:
+        return OpenedGroup(group, device, built)
+    split, lacking = _split(source, group, device, built)
+    moved = {job for each in split for job in each.pipelines}
+    kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
+    group = evolve(group, pipelines=tuple(job for job in group.pipelines if job not in moved))
+    return OpenedGroup(group, device, evolve(built, problems=kept), split)
+
+
+def _could_have(group: FeatureGroup, device: Device) -> DeviceCapabilities:
+    """What an exact group's device could have for what the pipelines turn out to need.
+
+    That is everything where no application is known, and else what its record says nothing of.
+    """
+    if not group.applications:
+        return device.supported
+    return EnabledCapabilities(device.supported, evolve(group.request, others=OtherFeatures.UNRECORDED))
 
 
 def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Feature]:

@@ -141,6 +141,32 @@ def test_a_time_limit_says_what_remains(call: Call, small_set: Path, tmp_path: P
     assert "--time-limit 'soon'" in wrong.err
 
 
+def test_shards_make_up_the_set(call: Call, small_set: Path, tmp_path: Path) -> None:
+    whole = compile_json(call, small_set, "--cache-dir", tmp_path / "whole")
+    assert whole["set"]["subset"] is None
+    together = dict.fromkeys(whole["outcomes"], 0)
+    for number in (1, 2):
+        part = compile_json(call, small_set, "--shard", f"{number}/2", "--cache-dir", tmp_path / "parts")
+        subset = {"shard": number, "shards": 2, "keys": None, "of": whole["set"]["unique"]}
+        assert part["set"]["subset"] == subset
+        assert 0 < part["set"]["unique"] < whole["set"]["unique"]
+        for name, count in part["outcomes"].items():
+            together[name] += count
+    assert together == whole["outcomes"]
+    again = compile_json(call, small_set, "--cache-dir", tmp_path / "parts")
+    assert again["outcomes"]["cache_hits"] == handed_over(again)
+    shown = call("compile", str(small_set), "-d", "simulated", "--shard", "1/2", "--mode", "none")
+    assert f"of {whole['set']['unique']} pipelines" in shown.out
+    assert "shard 1/2" in shown.out
+
+
+@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "one/two"])
+def test_no_such_shard(call: Call, small_set: Path, text: str) -> None:
+    done = call("compile", str(small_set), "-d", "simulated", "--shard", text)
+    assert done.code == ExitCode.BAD_INPUT
+    assert f"--shard '{text}'" in done.err
+
+
 def test_the_sample_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
     compile_json(call, "sample", "--cache-dir", tmp_path)
     document = compile_json(call, sample_manifest_path(), "--cache-dir", tmp_path)

@@ -12,11 +12,12 @@ import trio
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.authoring.builder import PipelineSetBuilder
+from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.feature_groups import read_feature_groups
@@ -94,6 +95,38 @@ def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
     (note,) = [each for each in report.notes if "no application is recorded to have enabled" in each]
     assert note.startswith("1 pipeline needs")
     assert "VkPhysicalDevicePipelineRobustnessFeatures::pipelineRobustness" in note
+
+
+def test_a_library_of_another_shard_is_compiled_and_not_counted() -> None:
+    records = MemoryRecords("set")
+    builder = PipelineSetBuilder(records)
+    rendering = Rendering(["r8g8b8a8_unorm"])
+    output = builder.graphics_pipeline(library_flags="fragment_output_interface", rendering=rendering)
+    link = builder.graphics_pipeline(
+        libraries=[output], library_flags="vertex_input_interface", vertex_input={}
+    )
+    seen: list[Progress] = []
+
+    def compiled_part(*keys: int) -> CompileReport:
+        async def main() -> CompileReport:
+            return await compile_set(
+                PipelineSet.from_records(records),
+                CompileOptions(workers=1, mode=CacheMode.SHARED, subset=Subset(keys=frozenset(keys))),
+                opener=Opener(),
+                on_progress=seen.append,
+            )
+
+        return trio.run(main)
+
+    report = compiled_part(link)
+    assert report.pipelines.keys.tolist() == [link]
+    assert report.counts()[OutcomeStatus.COMPILED] == report.set.unique == 1
+    assert report.set.subset is not None
+    assert report.set.subset.of == 2
+    assert [set(each.pipelines.keys.tolist()) for each in report.runs] == [{output, link}]
+    assert (seen[-1].done, seen[-1].total) == (2, 2)
+    other = compiled_part(output)
+    assert other.pipelines.keys.tolist() == [output]
 
 
 @pytest.mark.driver(NAVI21)

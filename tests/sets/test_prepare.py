@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import msgspec
 import pytest
 
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest, Feature, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ManifestError
@@ -14,7 +17,7 @@ from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import OpenedGroup, features_to_record, opened_groups
+from orchestrator.sets.prepare import WHOLE, OpenedGroup, Subset, features_to_record, opened_groups
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 
@@ -206,3 +209,142 @@ def test_structures_that_captures_cannot_record_are_refused_by_name() -> None:
     features = [{"structure": "VkPhysicalDeviceVulkan13Features", "dynamic_rendering": True}]
     with pytest.raises(ManifestError, match="captures cannot record VkPhysicalDeviceVulkan13Features"):
         builder.application("game", features=features)
+
+
+def test_shards_are_disjoint_complete_and_stable() -> None:
+    jobs = [PipelineJob(key << 32, kind) for kind in PipelineKind for key in range(500)]
+    shards = [Subset(number, 4).of(jobs) for number in range(1, 5)]
+    assert sorted(job for shard in shards for job in shard) == sorted(jobs)
+    # Keys whose low bits are all the same are spread as well: 375 in each, give or take four standard deviations.
+    assert all(300 < len(shard) < 450 for shard in shards)
+    shuffled = random.Random(1).sample(jobs, len(jobs))
+    assert [set(Subset(number, 4).of(shuffled)) for number in range(1, 5)] == [set(shard) for shard in shards]
+    # Machines of different versions must agree. The first number of SplitMix64 from seed 0 is in its publication.
+    job = PipelineJob(0x9E3779B97F4A7C15, PipelineKind.COMPUTE)
+    assert job in Subset(0xE220A8397B1DCDAF % 1009 + 1, 1009)
+
+
+def test_a_subset_of_keys_in_a_shard() -> None:
+    jobs = [PipelineJob(key, PipelineKind.COMPUTE) for key in range(8)]
+    subset = Subset(1, 3, frozenset({0, 1, 5}))
+    assert [job.key for job in subset.of(jobs)] == [0, 5]
+    assert not subset.is_whole
+    assert WHOLE.is_whole
+    assert WHOLE.of(jobs) == tuple(jobs)
+
+
+@pytest.mark.parametrize("subset", [WHOLE, Subset(2, 4), Subset(keys=frozenset({0, 1 << 64 - 1}))])
+def test_a_subset_is_encoded_and_decoded(subset: Subset) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(subset), type=Subset) == subset
+
+
+@pytest.mark.parametrize("text", ["", "1", "1/", "/2", "0/2", "3/2", "-1/2", "1/2/3", "a/b", "1.0/2", "1/0"])
+def test_text_that_names_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is expected|shards count from 1"):
+        Subset.from_text(text)
+
+
+@pytest.mark.parametrize(("shard", "shards"), [(0, 2), (3, 2), (1, 0)])
+def test_a_shard_that_there_is_not_is_refused(shard: int, shards: int) -> None:
+    with pytest.raises(ValueError, match=r"shards count from 1|must be >= 1"):
+        Subset(shard, shards)
+
+
+def test_a_shard_in_text() -> None:
+    assert Subset.from_text("2/4") == Subset(2, 4)
+
+
+def test_a_key_that_the_set_does_not_have_is_named() -> None:
+    source = PipelineSet.from_records(Set().records)
+    with pytest.raises(ValueError, match="test: no pipeline has the key 00000000000000aa"):
+        next(opened_groups(source, Opener(), subset=Subset(keys=frozenset({0xAA}))))
+
+
+class Linked(Set):
+    """With a complete pipeline of two libraries, and one more that shares a library with it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        vertex, fragment = (
+            self.builder.shader_module((SHADERS / f"ui.{each}.spv").read_bytes()) for each in ("vert", "frag")
+        )
+        self.libraries = [
+            self.builder.graphics_pipeline(library_flags="vertex_input_interface", vertex_input={}),
+            self.builder.graphics_pipeline(
+                [ShaderStage(vertex)], library_flags="pre_rasterization_shaders", rendering=COLOR
+            ),
+            self.builder.graphics_pipeline(
+                [ShaderStage(fragment)], library_flags="fragment_shader", rendering=COLOR
+            ),
+            self.builder.graphics_pipeline(library_flags="fragment_output_interface", rendering=COLOR),
+        ]
+        self.link = self.builder.graphics_pipeline(libraries=self.libraries)
+
+
+Shape = dict[str, tuple[set[int], set[tuple[int, bool]]]]
+
+
+def shape(groups: list[OpenedGroup]) -> Shape:
+    """By what the device is opened as: the pipelines that were asked for and are in images, and the problems."""
+    found: Shape = {}
+    for each in groups:
+        asked, problems = found.setdefault(repr(each.group.request), (set(), set()))
+        along = {job.key for job in each.built.dependencies}
+        here = keys(each) - along
+        assert not here & asked, "a pipeline is handed over once"
+        asked |= here
+        problems |= {(one.job.key, one.unsupported) for one in each.built.problems}
+        assert here | {one.job.key for one in each.built.problems} == {
+            job.key for job in each.group.pipelines
+        }
+        links = each.built.image
+        assert all(library < index for index in range(len(links)) for library in links.libraries_of(index))
+    return {request: each for request, each in found.items() if each != (set(), set())}
+
+
+OPTIONS = [{"name": "game"}, {"name": "game", "captured": False}, {}]
+MISSING = [(), (("VkPhysicalDeviceFeatures", "geometryShader"),)]
+
+
+def handed_over(options: dict[str, Any], missing: tuple[Feature, ...], **how: Any) -> list[OpenedGroup]:
+    source = PipelineSet.from_records(Linked(**options).records)
+    return list(opened_groups(source, Opener(*missing), **how))
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_chunks_give_the_pipelines_of_the_whole(
+    options: dict[str, Any], missing: tuple[Feature, ...], size: int
+) -> None:
+    whole = handed_over(options, missing)
+    chunks = handed_over(options, missing, chunk=size)
+    assert shape(chunks) == shape(whole)
+    assert all(len(each.group.pipelines) <= size for each in chunks)
+    assert len({id(each.device) for each in chunks}) == len(whole)
+    if size == 1:
+        assert any(each.built.dependencies for each in chunks), "libraries come along with what links them"
+
+
+@pytest.mark.parametrize("missing", MISSING)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_shards_give_the_pipelines_of_the_whole_on_the_same_devices(
+    options: dict[str, Any], missing: tuple[Feature, ...]
+) -> None:
+    together: Shape = {}
+    for number in range(1, 4):
+        for request, (asked, problems) in shape(
+            handed_over(options, missing, subset=Subset(number, 3), chunk=2)
+        ).items():
+            known = together.setdefault(request, (set(), set()))
+            assert not known[0] & asked
+            known[0].update(asked)
+            known[1].update(problems)
+    assert together == shape(handed_over(options, missing))
+
+
+def test_a_subset_without_pipelines_opens_one_device() -> None:
+    given, opener = Set(name="game"), Opener()
+    source = PipelineSet.from_records(given.records)
+    (only,) = opened_groups(source, opener, subset=Subset(keys=frozenset()))
+    assert len(only.built.image) == len(only.group.pipelines) == 0

@@ -25,7 +25,7 @@ from __future__ import annotations
 import struct as binary
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -349,13 +349,15 @@ class BuiltImage:
 
     Attributes:
         image: The create infos.
-        problems: What is not in it, in the order met.
+        problems: What of the pipelines asked for is not in it, in the order met.
         needs: What the device has of what the pipelines asked for need, those of the problems included.
+        dependencies: Libraries that are in it because a pipeline links them, though nobody asked for them.
     """
 
     image: CreateInfoImage
     problems: tuple[Problem, ...]
     needs: Needs
+    dependencies: frozenset[PipelineJob] = frozenset()
 
 
 class _UnusableError(Exception):
@@ -409,7 +411,7 @@ def build_image(
 
     Args:
         source: The set; it must stay open as long as the image's modules are loaded.
-        jobs: Which pipelines. Libraries that they link are added even if not named.
+        jobs: Which pipelines. Libraries that they link come along (`BuiltImage.dependencies`).
         capabilities: What the device offers.
         module_bytes: How much decoded SPIR-V to keep in memory.
 
@@ -417,9 +419,10 @@ def build_image(
         The image and the pipelines that are not in it.
     """
     builder = _ImageBuilder(source, capabilities, module_bytes)
-    for job in jobs:
+    asked = dict.fromkeys(jobs)
+    for job in asked:
         builder.add(job)
-    return builder.finish()
+    return builder.finish(asked)
 
 
 class _ImageBuilder:
@@ -450,8 +453,15 @@ class _ImageBuilder:
             self._pipelines[job] = error
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
-    def finish(self) -> BuiltImage:
-        return BuiltImage(self._layout.finish(), tuple(self._problems), self._checker.needs)
+    def finish(self, asked: Container[PipelineJob]) -> BuiltImage:
+        return BuiltImage(
+            self._layout.finish(),
+            tuple(each for each in self._problems if each.job in asked),
+            self._checker.needs,
+            frozenset(
+                job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
+            ),
+        )
 
     def _decode(self, job: PipelineJob) -> int:
         value = self._document(job.tag, job.key)
