@@ -1,6 +1,7 @@
 """Jobs of a benchmark, each done in a process of its own: a driver reads its target and its environment once.
 
-Guarantees: a job that cannot be done has an answer that says so, and so has one whose process crashes or hangs.
+Guarantees: a job that cannot be done has an answer that says so, and so has one whose process crashes or
+hangs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The child's side of a benchmark: does one job. A job that cannot be done is an answer; a crash is what it is."""
+"""The child's side of a benchmark: does one job; what cannot be done is an answer."""
 
 from __future__ import annotations
 

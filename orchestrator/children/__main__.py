@@ -1,4 +1,4 @@
-"""Serves the process that started this one: `python -m orchestrator.children SERVICE LIMITS` (an internal entry point)."""
+"""Serves the process that started this one (internal): `python -m orchestrator.children SERVICE LIMITS`."""
 
 import sys
 

@@ -1,8 +1,8 @@
 """The child's side: a service answers requests until its parent has enough.
 
-Guarantees: the pipe of answers carries frames and nothing else: what a driver or a library prints to stdout is heard on
-stderr, and stdin is empty. When the parent closes its pipe or dies, this process ends at once, also amid a driver call,
-and takes along what it started. It leaves no core file.
+Guarantees: the pipe of answers carries frames and nothing else: what a driver or a library prints to stdout
+is heard on stderr, and stdin is empty. When the parent closes its pipe or dies, this process ends at once,
+also amid a driver call, and takes along what it started. It leaves no core file.
 """
 
 from __future__ import annotations
@@ -72,11 +72,12 @@ class Channel(Generic[_Q, _A]):
                 while (request := self._reader.take()) is not None:
                     self._came.put(request)
         except FrameError as error:
-            os.write(sys.stderr.fileno(), f"from the parent: {error}\n".encode())
+            os.write(2, f"a request: {error}\n".encode())
+            os._exit(1)
         finally:
             if os.getpgrp() == os.getpid():
                 os.killpg(0, signal.SIGKILL)
-            os._exit(2)
+            os._exit(1)
 
 
 def main() -> int:

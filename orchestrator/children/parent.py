@@ -1,11 +1,12 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
-Guarantees: `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
-started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints the last few
-kilobytes are kept, however much it is. Nothing but its three pipes is shared with it.
+Guarantees: `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what
+the child started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a
+child prints the last few kilobytes are kept, however much it is. Nothing but its three pipes is shared with
+it.
 
-Waiting: `send`, `receive` and `ask` block. An event loop waits for the descriptors itself and uses `write_some`,
-`read_some`, `take` and `is_over`, which do not block, and `end`, which may, in a thread.
+Waiting: `send`, `receive` and `ask` block. An event loop waits for the descriptors itself and uses
+`write_some`, `read_some`, `take` and `is_over`, which do not block, and `end`, which may, in a thread.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
          0     4  length of the body, little-endian, at most the bound
          4     n  body: one message as MessagePack, decoded against its type
 
-Whatever bytes come, a `FrameReader` gives messages of its type or raises a `FrameError`. A child may run hostile SPIR-V in
-a driver, so its parent trusts nothing that it says beyond its type.
+Whatever bytes come, a `FrameReader` gives messages of its type or raises a `FrameError`. A child may run
+hostile SPIR-V in a driver, so its parent trusts nothing that it says beyond its type.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from orchestrator.errors import OrchestratorError
 
 SERVICES = {
     "bench": "orchestrator.bench.sample_service",
+    "keys": "orchestrator.key_dependence.looking",
     "spirv-val": "orchestrator.sets.spirv.val_batch",
     "trial": "orchestrator.run.trial_service",
 }
-"""The services by name, each a module with `Request`, the type of what it is asked, and `serve`, which takes a `Channel`."""
+"""Services by name: modules with `Request`, the type of a request, and `serve`, called with a `Channel`."""
 
 _LENGTH = struct.Struct("<I")
 _SHOWN = 48
@@ -74,7 +75,8 @@ def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_byte
 class FrameReader(Generic[_T]):
     """Takes bytes as they come and gives messages. Not thread-safe.
 
-    It holds what came and was not taken; a frame that announces more than the bound is refused before any of it is kept.
+    It holds what came and was not taken; a frame that announces more than the bound is refused before any of
+    it is kept.
 
     Args:
         kind: Type of the messages; a union of tagged structs for several.
@@ -101,7 +103,8 @@ class FrameReader(Generic[_T]):
         (length,) = _LENGTH.unpack_from(self._held)
         if length > self._bound:
             raise FrameError(
-                f"a body of {length} bytes is over the bound of {self._bound}; it begins with {self._shown(0)}"
+                f"a body of {length} bytes is over the bound of {self._bound}; "
+                f"it begins with {self._shown(0)}"
             )
         end = _LENGTH.size + length
         if len(self._held) < end:

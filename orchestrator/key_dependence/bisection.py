@@ -1,4 +1,4 @@
-"""The bisection: which variations are tried in which order, over how many processes, and the profile that comes of it.
+"""The bisection: which variations are tried, in which order and processes, and the profile that comes of it.
 
     survey ─> baselines without our own features ─> our own features, by feedback alone
            ─> baselines in which compiling can be forbidden, where that leaves keys alone
@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +26,9 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, Feature
-from orchestrator.key_dependence.environments import known_names
 from orchestrator.key_dependence.judging import Usable, Verdict, judge, usable
-from orchestrator.key_dependence.looking import CACHE_CONTROL
 from orchestrator.key_dependence.messages import (
+    CACHE_CONTROL,
     TIME_IS_UP,
     Answer,
     Aspect,
@@ -40,16 +41,17 @@ from orchestrator.key_dependence.messages import (
     SurveyJob,
     Untried,
     Variation,
+    in_words,
 )
-from orchestrator.key_dependence.processes import SILENCE_S, ChildProcesses, KeyDependenceError
+from orchestrator.key_dependence.processes import SILENCE_S, JobRunner, KeyDependenceError
 from orchestrator.key_dependence.variations import (
     chosen,
     chosen_features,
     in_one_process,
     in_own_processes,
+    known_names,
     members,
     structures,
-    without,
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
 from orchestrator.version import version
@@ -99,15 +101,18 @@ def find_key_dependence(
     silence_s: float = SILENCE_S,
     on_progress: Callable[[KeyProgress], None] = lambda _: None,
 ) -> KeyFindings:
-    """Find out what a driver's pipeline-cache keys depend on beside the pipeline. Takes a minute or several; blocking.
+    """Find out what a driver's pipeline-cache keys depend on beside the pipeline.
+
+    Blocking; takes a minute or several.
 
     Args:
         selector: Which device, as `open_device` takes it.
-        only: Try only what has one of these words in its text, such as "shaderObject" or "environment"; empty: everything.
+        only: Try only what has one of these words in its text, such as "shaderObject" or "environment"; empty
+            for everything.
         processes: Processes at a time; None: one a processor, eight at most.
         time_limit_s: Begin nothing after this time; what was not tried then is told.
-        opener: "package.module:function" that opens the device in a child process instead, called with the request.
-        silence_s: How long a child process may say nothing before it is ended.
+        opener: "package.module:function" that opens the device in a child instead, called with the request.
+        silence_s: How long a child may say nothing before it is ended, seconds.
         on_progress: Called as it goes on, in one thread or another, never in two at a time.
 
     Raises:
@@ -115,20 +120,21 @@ def find_key_dependence(
         KeyDependenceError: It cannot be looked at.
     """
     count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
-    with (
-        ChildProcesses(silence_s) as children,
-        tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder,
-    ):
-        return _Bisection(
-            selector=selector,
-            only=tuple(only),
-            processes=count,
-            deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
-            opener=opener,
-            folder=Path(folder),
-            children=children,
-            on_progress=on_progress,
-        ).run()
+    runner = JobRunner(silence_s)
+    try:
+        with tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder:
+            return _Bisection(
+                selector=selector,
+                only=tuple(only),
+                processes=count,
+                deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
+                opener=opener,
+                folder=Path(folder),
+                runner=runner,
+                on_progress=on_progress,
+            ).run()
+    finally:
+        runner.children.end()
 
 
 @define(eq=False)
@@ -141,7 +147,7 @@ class _Bisection:
     deadline: float | None
     opener: str
     folder: Path
-    children: ChildProcesses
+    runner: JobRunner
     on_progress: Callable[[KeyProgress], None]
     found: Surveyed = field(init=False)
     baseline: LookJob = field(init=False)
@@ -158,7 +164,7 @@ class _Bisection:
         """All of it."""
         began, made_at = time.perf_counter(), time.time()
         self._tell("which pipelines and which features there are")
-        answers = self.children.run(SurveyJob(device=self.selector, opener=self.opener))
+        answers = self.runner.run(SurveyJob(device=self.selector, opener=self.opener))
         if len(answers) != 1 or not isinstance(answers[0], Surveyed):
             raise KeyDependenceError(f"{self.selector}: an unexpected answer to the survey")
         self.found = answers[0]
@@ -176,13 +182,9 @@ class _Bisection:
     # --- baselines
 
     def _own_features(self) -> set[Feature]:
-        """Judge what the orchestrator itself enables, by feedback alone, and choose the baseline for all else."""
+        """Judge by feedback alone what the orchestrator itself enables; choose the baseline for all else."""
         wanted = chosen_features(
-            {
-                struct: [member]
-                for struct, member in sorted(ORCHESTRATOR_FEATURES)
-                if member in self.found.features.get(struct, ())
-            },
+            sorted(ORCHESTRATOR_FEATURES & set(self.found.features)),
             self.only and (*self.only, CACHE_CONTROL[1]),
         )
         judged: set[Feature] = set()
@@ -230,10 +232,10 @@ class _Bisection:
             pipeline_cache_uuid=self.found.identity.pipeline_cache_uuid.hex(),
             cache_control=cache_control,
         )
-        made = self.children.run(_with(job, make=True))
+        made = self.runner.run(_with(job, make=True))
         cold = {each.group: each for each in made if isinstance(each, Looked)}
         job = _with(job, groups=tuple(each for each in job.groups if each.name in cold))
-        again = self.children.run(_with(job, controls=True)) if job.groups else []
+        again = self.runner.run(_with(job, controls=True)) if job.groups else []
         empty = [each for each in again if isinstance(each, Looked) and each.number == Control.EMPTY_CACHE]
         warm = {
             each.group: each
@@ -260,7 +262,7 @@ class _Bisection:
     # --- rounds
 
     def _everything_else(self, judged: set[Feature]) -> None:
-        features = chosen_features(without(self.found.features, judged), self.only)
+        features = chosen_features([each for each in self.found.features if each not in judged], self.only)
         devices = chosen(in_one_process(self.found), self.only)
         processes = chosen(in_own_processes(self.found), self.only)
         first = self._try([*structures(features), *devices, *processes])
@@ -272,11 +274,9 @@ class _Bisection:
             for feature in each.variation.features
         }
         untried = {feature for each in self.verdicts if not each.tried for feature in each.variation.features}
-        rest = without(features, alone | untried)
+        rest = [each for each in features if each not in alone | untried]
         # Of members of one structure that all matter, one stands for the others.
-        ones = list({struct: (struct, member) for struct, member in sorted(alone, reverse=True)}.values())[
-            ::-1
-        ]
+        ones = [next(members) for _, members in groupby(sorted(alone), key=itemgetter(0))]
         if len(ones) > _BESIDE_MOST:
             self.notes.append(
                 f"{len(ones)} features matter; what matters beside one was tried with {_BESIDE_MOST}"
@@ -306,9 +306,10 @@ class _Bisection:
         )
 
     def _try_together(self, variations: Sequence[Variation]) -> list[Verdict]:
-        """Try structures, several of them on one device; each alone where the several matter or cannot be tried.
+        """Try structures, several on one device; each alone where the several matter or cannot be tried.
 
-        None of them matters where nothing else does, so where several are found with all else equal, each of them would be.
+        None of them matters where nothing else does, so where several are found with all else equal, each of
+        them would be.
         """
         needed = {feature for group in self.baseline.groups for feature in group.features}
         by_given: dict[frozenset[Feature], list[Variation]] = {}
@@ -340,7 +341,7 @@ class _Bisection:
         return found + self._try(single)
 
     def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
-        """Of structures that matter, or that could not be tried as a whole, try each member; keep what is the answer."""
+        """Of structures that matter, or that could not be tried as a whole, try each member; keep the answer."""
         opened = [
             each
             for each in verdicts
@@ -386,7 +387,7 @@ class _Bisection:
                     each.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.children.end()
+                self.runner.children.end()
                 raise
         groups = {each.name: each for each in self.baseline.groups}
         found = [
@@ -408,7 +409,6 @@ class _Bisection:
                     for each in self.baseline.groups
                 ]
             return
-        executable = some[0].executable
         job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
 
         def heard(answer: Answer) -> None:
@@ -423,11 +423,7 @@ class _Bisection:
                     self._check_control(answer)
 
         try:
-            self.children.run(
-                job,
-                executable=executable,
-                on_answer=heard,
-            )
+            self.runner.run(job, executable=some[0].executable, on_answer=heard)
         except KeyDependenceError as error:
             # The process could not even begin: nothing was tried.
             for number in part:
@@ -452,7 +448,8 @@ class _Bisection:
                 if counts and look != wanted:
                     what = "is not found any more" if wanted else "is found in an empty cache"
                     self.problems[pipeline.probe] = (
-                        f"at the end of a process the baseline's {pipeline.kind} pipeline {pipeline.key:016x} {what}"
+                        f"at the end of a process the baseline's {pipeline.kind} pipeline "
+                        f"{pipeline.key:016x} {what}"
                     )
 
     # --- the profile
@@ -485,7 +482,8 @@ class _Bisection:
             NotTried(
                 aspect=Aspect.APPLICATION_NAME.value,
                 name=pattern,
-                reason="the driver has a profile for this pattern, and no name that it matches could be made up",
+                reason="the driver has a profile for this pattern, "
+                "and no name that it matches could be made up",
             )
             for pattern in known_names(identity.driver_id).unreadable
             if chosen([Variation(aspect=Aspect.APPLICATION_NAME, name=pattern)], self.only)
@@ -529,7 +527,10 @@ class _Bisection:
             if not pipelines:
                 problem = "the device takes none of the sample set's"
             elif not useful:
-                problem = "the same device in a new process does not find its own pipelines, or an empty cache has them"
+                problem = (
+                    "the same device in a new process does not find its own pipelines, "
+                    "or an empty cache has them"
+                )
             found.append(ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem))
         return tuple(found)
 
@@ -556,5 +557,4 @@ def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
 
 
 def _name(variation: Variation) -> str:
-    beside = ", ".join(f"{struct}::{member}" for struct, member in sorted(variation.given))
-    return f"{variation.name}, beside {beside}" if beside else variation.name
+    return f"{variation.name}, beside {in_words(variation.given)}" if variation.given else variation.name

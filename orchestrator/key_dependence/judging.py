@@ -1,7 +1,8 @@
 """From what was looked up to what a driver's keys depend on.
 
-A pipeline can tell by one way of looking where the same baseline finds it in a new process and an empty cache does not; by both, they
-must agree, and where they do not the look counts as a miss and the disagreement is told.
+A pipeline can tell by one way of looking where the same baseline finds it in a new process and an empty cache
+does not; by both, they must agree, and where they do not the look counts as a miss and the disagreement is
+told.
 
 Guarantees: pure.
 """
@@ -128,8 +129,8 @@ def judge(
             if len(said) > 1:
                 forbidden = "found" if answer.forbidden[place] is Look.HIT else "not found"
                 disagreements.append(
-                    f"{variation.text}: {pipeline.kind} pipeline {pipeline.key:016x} is {forbidden} with compiling "
-                    "forbidden, and feedback says the contrary"
+                    f"{variation.text}: {pipeline.kind} pipeline {pipeline.key:016x} is {forbidden} with "
+                    "compiling forbidden, and feedback says the contrary"
                 )
     return Verdict(
         variation,

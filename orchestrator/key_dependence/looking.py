@@ -1,7 +1,7 @@
-"""One process of a bisection: opens devices one after the other and looks pipelines up in the caches of their baselines.
+"""The child's side: opens one device after the other, and looks pipelines up in their baselines' caches.
 
-Guarantees: what is wrong with one variation is an answer, and the next one goes on. A device is closed before the next one but one
-is opened. Blocking; one thread.
+Guarantees: what is wrong with one variation is an answer, and the next one goes on. A device is closed before
+the next one but one is opened. Blocking; one thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeVar
@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.devices import list_layers, open_for_child
+from orchestrator.children.child import Channel
+from orchestrator.devices import open_for_child
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
@@ -33,6 +34,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
+    CACHE_CONTROL,
     TIME_IS_UP,
     Answer,
     Aspect,
@@ -43,25 +45,19 @@ from orchestrator.key_dependence.messages import (
     Looked,
     LookJob,
     ProbeGroup,
-    Surveyed,
+    Refused,
     SurveyJob,
     Untried,
     Variation,
+    in_words,
 )
-from orchestrator.key_dependence.probes import all_features, canonical, choose_probes, features_of
-from orchestrator.registry import registry
+from orchestrator.key_dependence.survey import canonical, features_of, survey
 from orchestrator.registry.tables import same_members
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 
-CACHE_CONTROL: Final = (
-    "VkPhysicalDevicePipelineCreationCacheControlFeatures",
-    "pipelineCreationCacheControl",
-)
-_PATCH: Final = 0xFFF
-_NEWEST: Final = 1 << 22 | 4 << 12
 # VkResult of nothing: the pipeline is not in the image.
 _ABSENT: Final = -(1 << 31)
 
@@ -98,59 +94,22 @@ class _Bound:
     places: tuple[int, ...]
 
 
-def work(job: Job) -> Iterator[Answer]:
-    """Do a job.
-
-    Raises:
-        OrchestratorError: It cannot be done at all.
-    """
-    with PipelineSet.open(sample_path()) as source:
-        if isinstance(job, SurveyJob):
-            yield _survey(job, source)
-            return
-        looker = _Looker(job, source)
-        yield from looker.make() if job.make else looker.look()
+Request = Job
 
 
-def _survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
-    request = DeviceRequest(ApplicationInfo(), others=OtherFeatures.NONE, orchestrator_features=False)
-    with closing(open_for_child(job.opener, job.device, request)) as device:
-        supported = device.supported
-        probes = choose_probes(source, supported)
-        features: dict[str, list[str]] = {}
-        for struct, member in all_features():
-            if supported.has_feature(struct, member):
-                features.setdefault(struct, []).append(member)
-        names = [
-            name
-            for name, known in registry().extensions.items()
-            if known.device and supported.has_extension(name)
-        ]
-        alone = _enabled_alone(job, names)
-        return Surveyed(
-            identity=device.identity,
-            application=ApplicationInfo(api_version=min(device.capabilities.api_version & ~_PATCH, _NEWEST)),
-            groups=probes.groups,
-            features={struct: tuple(members) for struct, members in features.items()},
-            extensions=tuple(name for name in names if name in alone),
-            extensions_not_alone=tuple(name for name in names if name not in alone),
-            layers=() if job.opener else list_layers(job.device),
-            feedback=device.features.creation_feedback,
-            cache_control=supported.has_feature(*CACHE_CONTROL),
-            left_out=probes.left_out,
-        )
-
-
-def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
-    """Those extensions that are enabled where they are asked for without any feature."""
-    request = DeviceRequest(
-        ApplicationInfo(),
-        extensions=frozenset(names),
-        others=OtherFeatures.NONE,
-        orchestrator_features=False,
-    )
-    with closing(open_for_child(job.opener, job.device, request)) as device:
-        return frozenset(each for each in names if device.capabilities.has_extension(each))
+def serve(channel: Channel[Job, Answer]) -> None:
+    """Do one job; what cannot be done is an answer."""
+    job = channel.receive()
+    try:
+        with PipelineSet.open(sample_path()) as source:
+            if isinstance(job, SurveyJob):
+                channel.send(survey(job, source))
+            elif job.make:
+                _Looker(job, source, channel.send).make()
+            else:
+                _Looker(job, source, channel.send).look()
+    except OrchestratorError as error:
+        channel.send(Refused(kind=type(error).__name__, reason=str(error)))
 
 
 @define(eq=False)
@@ -159,77 +118,74 @@ class _Looker:
 
     job: LookJob
     source: PipelineSet
+    say: Callable[[Answer], None]
     _images: dict[tuple[str, int], BuiltImage] = field(factory=dict)
     _baselines: dict[tuple[str, frozenset[Feature]], _Baseline | str] = field(factory=dict)
 
-    def make(self) -> Iterator[Answer]:
-        """Make the caches of the baselines; of each group how its pipelines fared in the empty cache."""
+    def make(self) -> None:
+        """Make the caches of the baselines, and say how each group's pipelines fared in the empty cache."""
         for group in self.job.groups:
             made = self._make(group, frozenset())
             if isinstance(made, str):
-                yield Untried(number=Control.EMPTY_CACHE, group=group.name, reason=made)
+                self.say(Untried(number=Control.EMPTY_CACHE, group=group.name, reason=made))
                 continue
             self._path(group).write_bytes(made.data)
             empty = self._control(group, Control.EMPTY_CACHE, b"")
             if isinstance(empty, Looked):
                 empty = msgspec.structs.replace(empty, feedback=made.cold)
-            yield empty
+            self.say(empty)
 
-    def look(self) -> Iterator[Answer]:
-        """Try the variations, and the baselines themselves."""
+    def look(self) -> None:
+        """Try the variations, then the baselines themselves."""
         limit_s = self.job.stop_after_s
         began = time.monotonic()
         for number, variation in enumerate(self.job.variations):
             if limit_s and time.monotonic() - began > limit_s:
-                for group in self.job.groups:
-                    yield Untried(number=number, group=group.name, reason=TIME_IS_UP)
+                self._untried(number, TIME_IS_UP)
                 continue
-            yield Began(number=number)
+            self.say(Began(number=number))
             if variation.environment and not variation.executable:
-                yield from self._forked(number, variation)
+                self._try_in_fork(number, variation)
             else:
-                yield from self._tried(number, variation)
+                self._try_groups(number, variation)
         if self.job.controls:
             for group in self.job.groups:
-                yield self._control(group, Control.BASELINE, self._path(group).read_bytes())
-                yield self._control(group, Control.EMPTY_CACHE, b"")
+                self.say(self._control(group, Control.BASELINE, self._path(group).read_bytes()))
+                self.say(self._control(group, Control.EMPTY_CACHE, b""))
 
-    def _tried(self, number: int, variation: Variation) -> Iterator[Answer]:
+    def _untried(self, number: int, reason: str) -> None:
+        for group in self.job.groups:
+            self.say(Untried(number=number, group=group.name, reason=reason))
+
+    def _try_groups(self, number: int, variation: Variation) -> None:
         for group in self.job.groups:
             if variation.groups and group.name not in variation.groups:
                 continue
             try:
-                yield self._vary(number, variation, group)
+                self.say(self._vary(number, variation, group))
             except OrchestratorError as error:
-                yield Untried(number=number, group=group.name, reason=str(error))
+                self.say(Untried(number=number, group=group.name, reason=str(error)))
 
-    def _forked(self, number: int, variation: Variation) -> Iterator[Answer]:
+    def _try_in_fork(self, number: int, variation: Variation) -> None:
         """Try a variation of the environment in a fork of this process, in which no driver was loaded yet.
 
-        That takes a tenth of what a new interpreter does.
+        That takes a tenth of what a new interpreter does. The fork answers for this process, which waits for
+        it.
         """
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
+        fork = os.fork()
+        if fork == 0:
             try:
                 os.environ.update(variation.environment)
-                with os.fdopen(write_end, "wb", buffering=0) as stream:
-                    for answer in self._tried(number, variation):
-                        stream.write(msgspec.json.encode(answer) + b"\n")
+                self._try_groups(number, variation)
                 os._exit(0)
             except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
                 traceback.print_exc()
             finally:
                 os._exit(1)
-        os.close(write_end)
-        with os.fdopen(read_end, "rb") as stream:
-            for line in stream:
-                yield msgspec.json.decode(line, type=Looked | Untried)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
         if code:
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            for group in self.job.groups:
-                yield Untried(number=number, group=group.name, reason=f"the process ended with {how}")
+            self._untried(number, f"the process ended with {how}")
 
     def _control(self, group: ProbeGroup, number: Control, data: bytes) -> Answer:
         try:
@@ -279,7 +235,7 @@ class _Looker:
         with closing(open_for_child(self.job.opener, self.job.device, request)) as device:
             has = device.capabilities
             if lacking := [each for each in variation.features if not has.has_feature(*each)]:
-                return untried(f"{_names(lacking)} cannot be enabled beside the rest")
+                return untried(f"{in_words(lacking)} cannot be enabled beside the rest")
             if lacking_names := [each for each in variation.extensions if not has.has_extension(each)]:
                 return untried(f"{', '.join(lacking_names)} cannot be enabled beside the rest")
             active = {name for layer in device.features.layers for name in layer.split()[:1]}
@@ -297,7 +253,7 @@ class _Looker:
             if isinstance(baseline, str):
                 return untried(baseline)
             if prerequisites and not prerequisites <= baseline.enabled:
-                return untried(f"{_names(prerequisites - baseline.enabled)} cannot be enabled alone")
+                return untried(f"{in_words(prerequisites - baseline.enabled)} cannot be enabled alone")
             bound = self._bind(group, device)
             try:
                 forbidden, feedback = self._looked(group, bound, baseline.data)
@@ -327,7 +283,7 @@ class _Looker:
             return _Baseline(self._path(group).read_bytes(), features_of(device.capabilities), ())
 
     def _make_and_check(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
-        """A baseline of this process alone: its own pipelines must be found in its cache by another device."""
+        """A baseline of this process alone: another device must find its own pipelines in its cache."""
         made = self._make(group, more)
         if isinstance(made, str):
             return made
@@ -336,7 +292,7 @@ class _Looker:
         )
         for place in self.job.expected.get(group.name, ()):
             if Look.HIT not in (forbidden[place], feedback[place]):
-                return f"with {_names(more)} the baseline does not find its own pipelines"
+                return f"with {in_words(more)} the baseline does not find its own pipelines"
         return made
 
     def _make(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
@@ -353,7 +309,7 @@ class _Looker:
         try:
             return self._on(group, self._request(group, more), compile_all)
         except OrchestratorError as error:
-            return f"the baseline{f' with {_names(more)}' if more else ''} cannot be made: {error}"
+            return f"the baseline{f' with {in_words(more)}' if more else ''} cannot be made: {error}"
 
     def _looked(
         self, group: ProbeGroup, bound: _Bound, data: bytes
@@ -467,7 +423,3 @@ def _either(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[Look, ..
     return tuple(
         Look.HIT if Look.HIT in (one, other) else one for one, other in zip(first, second, strict=True)
     )
-
-
-def _names(features: Iterable[Feature]) -> str:
-    return ", ".join(f"{struct}::{member}" for struct, member in sorted(features))

@@ -1,16 +1,20 @@
-"""What crosses between the process of a bisection and those that open devices for it: jobs, variations, answers.
-
-Guarantees: values, as JSON; decoding checks them.
-"""
+"""What crosses between a bisection and the children that open devices for it: jobs, variations, answers."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
+from typing import Final
 
 import msgspec
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, Feature
+
+
+def in_words(features: Iterable[Feature]) -> str:
+    """Features as they are written, sorted."""
+    return ", ".join(map("::".join, sorted(features)))
 
 
 class Aspect(enum.StrEnum):
@@ -42,7 +46,8 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         aspect: What it is of.
-        name: What it is called: a structure or "structure::member", an extension, a version, a name, "VARIABLE=value".
+        name: What it is called: a structure or "structure::member", an extension, a version, a name,
+        "VARIABLE=value".
         features: Features that are enabled beside the baseline's.
         extensions: Extensions likewise.
         application: What the driver is told about the application instead of what the baseline tells it.
@@ -70,8 +75,8 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """It in words."""
-        beside = ", ".join(f"{struct}::{member}" for struct, member in sorted(self.given))
-        return f"{self.aspect.value} {self.name}" + (f" beside {beside}" if beside else "")
+        beside = f" beside {in_words(self.given)}" if self.given else ""
+        return f"{self.aspect.value} {self.name}{beside}"
 
 
 class ProbePipeline(msgspec.Struct, frozen=True):
@@ -126,10 +131,12 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
         application: What the baseline tells the driver.
         directory: Where the caches of the baselines are.
         pipeline_cache_uuid: Of the device, hex.
-        cache_control: Whether the baseline has pipelineCreationCacheControl, so that compiling can be forbidden.
+        cache_control: Whether the baseline has pipelineCreationCacheControl, so that compiling can be
+        forbidden.
         make: Make the caches, and do nothing else.
         variations: What to try.
-        expected: For each group the pipelines that the baseline finds; a miss of one of these is looked at twice.
+        expected: For each group the pipelines that the baseline finds; a miss of one of these is looked at
+        twice.
         controls: Look the baseline up after the variations, and in an empty cache too.
         stop_after_s: Begin no variation after this time; 0 for no limit.
     """
@@ -155,7 +162,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
         identity: The device.
         application: What the baseline tells the driver.
         groups: The pipelines, of those that the device takes.
-        features: Features that the device has, by structure.
+        features: Features that the device has.
         extensions: Device extensions that it has and that can be enabled alone.
         extensions_not_alone: Others: the version has them, or they exclude another one.
         layers: Layers that the loader finds.
@@ -167,7 +174,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
     identity: DeviceIdentity
     application: ApplicationInfo
     groups: tuple[ProbeGroup, ...]
-    features: dict[str, tuple[str, ...]]
+    features: tuple[Feature, ...]
     extensions: tuple[str, ...]
     extensions_not_alone: tuple[str, ...]
     layers: tuple[str, ...]
@@ -246,6 +253,12 @@ class Control(enum.IntEnum):
     BASELINE = -1
     EMPTY_CACHE = -2
 
+
+CACHE_CONTROL: Final = (
+    "VkPhysicalDevicePipelineCreationCacheControlFeatures",
+    "pipelineCreationCacheControl",
+)
+"""What a device needs so that compiling can be forbidden."""
 
 TIME_IS_UP = "the time limit"
 """Why a variation was not tried that a limit left no time for."""

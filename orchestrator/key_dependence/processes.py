@@ -1,25 +1,20 @@
-"""The processes of a bisection: started, listened to, and ended; one that crashes or hangs costs the variation at hand.
-
-Guarantees: none outlives its `ChildProcesses`. Thread-safe: each thread runs its own processes.
-"""
+"""Runs the jobs of a bisection in children; one that crashes or hangs costs the variation at hand."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Final, Self
+from typing import Final
 
 import msgspec
+from attrs import field, frozen
 
+from orchestrator.children.parent import Child, ChildGroup, Ended
+from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import Answer, Began, Job, LookJob, Refused, Untried
 
@@ -27,58 +22,33 @@ SILENCE_S: Final = 120.0
 """How long a process may say nothing before it is taken to hang."""
 
 _WORDS: Final = 300
-_decoder: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+_LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
 class KeyDependenceError(OrchestratorError):
     """A device cannot be looked at; the message says why."""
 
 
-class ChildProcesses:
-    """Runs jobs in processes of their own; a context manager, which ends what is left."""
+@frozen
+class JobRunner:
+    """Runs jobs in children. Thread-safe.
 
-    def __init__(self, silence_s: float = SILENCE_S) -> None:
-        """Start nothing yet.
+    Attributes:
+        silence_s: How long a child may say nothing, seconds.
+        children: The group that they belong to.
+    """
 
-        Args:
-            silence_s: How long a process may say nothing.
-        """
-        self._silence_s = silence_s
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.Lock()
-        self._ended = False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """End every process; none is started any more."""
-        with self._lock:
-            self._ended = True
-            running = list(self._running)
-        for each in running:
-            _kill(each)
+    silence_s: float = SILENCE_S
+    children: ChildGroup = field(factory=ChildGroup)
 
     def run(
-        self,
-        job: Job,
-        *,
-        executable: str = "",
-        on_answer: Callable[[Answer], None] = lambda _: None,
+        self, job: Job, *, executable: str = "", on_answer: Callable[[Answer], None] = lambda _: None
     ) -> list[Answer]:
-        """Do a job, in as many processes as it takes. Blocking.
+        """Do a job, in as many children as it takes. Blocking.
 
         Args:
-            job: The job. Variations at which a process ends are answered with `Untried`, and the rest goes on.
-            executable: What the process's executable is called, or "" for Python's own.
+            job: The job. Variations at which a child ends are answered with `Untried`, and the rest goes on.
+            executable: What the child's executable is called, or "" for Python's own.
             on_answer: Called with every answer, in the calling thread.
 
         Returns:
@@ -86,7 +56,8 @@ class ChildProcesses:
 
         Raises:
             NoDeviceError: There is no such device.
-            KeyDependenceError: The job cannot be done, or the process of one without variations ended.
+            KeyDependenceError: The job cannot be done, or the child of one without variations ended.
+            ChildrenEndedError: The group ended.
         """
         answers: list[Answer] = []
 
@@ -99,7 +70,7 @@ class ChildProcesses:
 
         first = 0
         while True:
-            at, how = self._once(_from(job, first), first, executable, take)
+            at, how = self._once(job, first, executable, take)
             if how is None:
                 return answers
             if at is None or not isinstance(job, LookJob):
@@ -111,103 +82,51 @@ class ChildProcesses:
                 return answers
 
     def _once(
-        self,
-        job: Job,
-        first: int,
-        executable: str,
-        take: Callable[[Answer], None],
+        self, job: Job, first: int, executable: str, take: Callable[[Answer], None]
     ) -> tuple[int | None, str | None]:
-        """One process; the variation that it ended at, and how, if it did not end well."""
+        """One child, from a variation on; the variation that it ended at, and how, if it did not end well."""
         at: int | None = None
+        if isinstance(job, LookJob):
+            job = msgspec.structs.replace(job, variations=job.variations[first:])
         with (
-            tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder,
-            tempfile.TemporaryFile() as heard,
+            _interpreter(executable) as (program, environment),
+            Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program) as child,
         ):
-            process = self._start(executable, Path(folder), heard)
+            self.children.add(child)
             try:
-                lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-                threading.Thread(
-                    target=_talk, args=(process, msgspec.json.encode(job), lines), daemon=True
-                ).start()
-                while line := lines.get(timeout=self._silence_s):
-                    answer = _numbered(_decoder.decode(line), first)
+                answer = child.ask(job, self.silence_s)
+                while not isinstance(answer, Ended):
+                    answer = _numbered(answer, first)
                     if isinstance(answer, Began):
                         at = answer.number
                     take(answer)
-                code = process.wait()
-            except queue.Empty:
-                return at, f"the process said nothing for {self._silence_s:.0f} s"
-            except msgspec.MsgspecError as error:
-                return at, f"the process said what is no answer: {error}"
-            finally:
-                _kill(process)
-                process.wait()
-                with self._lock:
-                    self._running.discard(process)
-            if code == 0:
-                return None, None
-            heard.seek(0)
-            words = heard.read().decode("utf-8", "replace").strip()[-_WORDS:]
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            return at, f"the process ended with {how}: {words}"
-
-    def _start(self, executable: str, folder: Path, heard: IO[bytes]) -> subprocess.Popen[bytes]:
-        root = str(Path(__file__).resolve().parents[2])
-        variables = dict(os.environ)
-        paths = [root, *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
-        program = sys.executable
-        if executable:
-            # A link beside no pyvenv.cfg: where the interpreter's own modules are has to be said.
-            link = folder / executable
-            link.symlink_to(Path(sys.executable).resolve())
-            program = str(link)
-            variables["PYTHONHOME"] = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
-            paths += [each for each in sys.path if each]
-        variables["PYTHONPATH"] = os.pathsep.join(paths)
-        with self._lock:
-            if self._ended:
-                raise KeyDependenceError("interrupted")
-            process = subprocess.Popen(
-                [program, "-m", "orchestrator.key_dependence.look_process"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=heard,
-                env=variables,
-                start_new_session=True,
-            )
-            self._running.add(process)
-        return process
+                    answer = child.receive(self.silence_s)
+            except TimeoutError:
+                return at, f"the process said nothing for {self.silence_s:.0f} s"
+        if answer.fault:
+            return at, f"the process said what is no answer: {answer.fault}"
+        if answer.status:
+            return at, f"the process ended with {answer.how}: {answer.words[-_WORDS:]}"
+        return None, None
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it forked: they are a group of their own."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _talk(process: subprocess.Popen[bytes], job: bytes, lines: queue.SimpleQueue[bytes]) -> None:
-    """Hand over the job and pass on what is said; an empty line is the end."""
-    assert process.stdin is not None  # noqa: S101 - both are pipes
-    assert process.stdout is not None  # noqa: S101
-    # A broken pipe: it died, and its exit code says how.
-    with contextlib.suppress(BrokenPipeError), process.stdin as into:
-        into.write(job)
-    with process.stdout as out:
-        for line in out:
-            lines.put(line)
-    lines.put(b"")
-
-
-def _from(job: Job, first: int) -> Job:
-    """The job without the variations before one."""
-    if isinstance(job, LookJob) and first:
-        return msgspec.structs.replace(job, variations=job.variations[first:])
-    return job
+@contextmanager
+def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """An interpreter with a name, and the environment that it needs."""
+    if not name:
+        yield sys.executable, dict(os.environ)
+        return
+    with tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder:
+        # A link beside no pyvenv.cfg: where the interpreter's own modules are has to be said.
+        link = Path(folder) / name
+        link.symlink_to(Path(sys.executable).resolve())
+        home = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
+        yield str(link), {**os.environ, "PYTHONHOME": home}
 
 
 def _numbered(answer: Answer, first: int) -> Answer:
     """An answer of a job that was cut, numbered as in the whole."""
     number = getattr(answer, "number", -1)
-    if first and number >= 0 and not isinstance(answer, Refused):
+    if number >= 0 and not isinstance(answer, Refused):
         return msgspec.structs.replace(answer, number=number + first)
     return answer

@@ -139,6 +139,14 @@ def test_an_exception_is_its_last_words() -> None:
     assert "KeyError: 'no such deed'" in end.words
 
 
+def test_a_request_that_is_none_is_told() -> None:
+    with started() as child:
+        end = ended(child.ask(Said("what a child says"), PATIENCE_S))
+    assert end.how == "exit code 1"
+    assert "a request: frame: a body of" in end.words
+    assert "'said'" in end.words
+
+
 @pytest.mark.parametrize("number", [0, signal.SIGKILL])
 def test_a_child_that_ends_amid_a_frame(number: int) -> None:
     with started() as child:
@@ -321,5 +329,5 @@ def test_a_group_ends_the_children_of_all_threads() -> None:
 
 
 def test_every_service_is_one() -> None:
-    with pytest.raises(ValueError, match=r"'nothing' is no service; there are bench, spirv-val"):
+    with pytest.raises(ValueError, match=r"'nothing' is no service; there are bench, keys"):
         Child("nothing", Said)

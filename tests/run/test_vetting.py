@@ -1,5 +1,5 @@
-# Purpose: each policy on modules leaves out what it says, with the reason; and on a real driver that crashes, the job ends with
-# a report.
+# Purpose: each policy on modules leaves out what it says, with the reason; and on a real driver that crashes,
+# the job ends with a report.
 """Policies on modules that may be invalid."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The process between this program and spirv-val: asks it about one file after the other, under the limits of a child.
+"""The process between this program and spirv-val: asks it about one file after the other.
 
-The limits on CPU time and memory are this process's own, and each spirv-val inherits them; one start of an interpreter
-serves many modules.
+The limits on CPU time and memory are this process's own, and each spirv-val inherits them; one start of an
+interpreter serves many modules.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Validation of SPIR-V by spirv-val (Khronos' SPIRV-Tools), in child processes and under limits.
 
-    code ──> without its source-language notes ──> files in a directory of ours ──> val_batch, several at a time
+    code ──> without its source-language notes ──> files in a directory of ours ──> val_batch ──> spirv-val
          <── verdict: VALID, INVALID, UNKNOWN
 
 A module of unknown origin may be made to crash or to stall a validator as well as a driver.
 
-Guarantees: nothing is raised for what a module holds. Each module has one verdict. What ends a validator (a signal, time,
-memory) is UNKNOWN with the cause: it says nothing about the module, and whoever trusts only VALID is on the safe side. So
-is what a validator that is older than the module does not know. CPU seconds, wall seconds, address space and words are
-bounded for each module.
-Assumptions: spirv-val judges by the rules of Vulkan 1.3 with the layouts that features may relax; which of these a device
-enables is the requirement check's business.
+Guarantees: nothing is raised for what a module holds. Each module has one verdict. What ends a validator (a
+signal, time, memory) is UNKNOWN with the cause: it says nothing about the module, and whoever trusts only
+VALID is on the safe side. So is what a validator that is older than the module does not know. CPU seconds,
+wall seconds, address space and words are bounded for each module.
+Assumptions: spirv-val judges by the rules of Vulkan 1.3 with the layouts that features may relax; which of
+these a device enables is the requirement check's business.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ OPTIONS = (
 )
 
 _HEADER_WORDS = 5
-# Debug notes on the source language: no driver reads them, and validators do not know languages younger than they are.
+# Debug notes on the source language: no driver reads them, and validators do not know languages younger than
+# they are.
 _SOURCE_NOTES = frozenset({2, 3, 4})  # OpSourceContinued, OpSource, OpSourceExtension
 _TOO_OLD = (
     "Invalid capability operand",

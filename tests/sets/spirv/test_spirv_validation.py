@@ -60,8 +60,8 @@ def test_good_modules_are_valid_and_a_mutated_one_is_not() -> None:
     ],
 )
 def test_what_ends_a_validator_is_no_verdict(tmp_path: Path, body: str, words: str) -> None:
-    # One limit is to fire and the other must not, however busy the machine is: what burns is given wall time in plenty,
-    # and what sleeps uses no CPU time.
+    # One limit is to fire and the other must not, however busy the machine is: what burns is given wall time
+    # in plenty, and what sleeps uses no CPU time.
     sleeps = body.startswith("time.sleep")
     limits = ValidationLimits(cpu_s=1, wall_s=0.5 if sleeps else 120.0, memory_bytes=512 << 20)
     ((_, judgement),) = validate_modules(modules()[:1], fake(tmp_path, body), limits=limits).items()

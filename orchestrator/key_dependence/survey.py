@@ -1,0 +1,194 @@
+"""What can be tried on a device: a few pipelines of the sample set, features, extensions and layers.
+
+Three groups of pipelines have a baseline each: one with no feature at all, for compute and for graphics
+pipelines that need none; one with what graphics pipelines of all stages and pipeline libraries need; one with
+ray tracing and mesh shaders. A feature that one of them cannot be without is tried on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import closing
+from functools import lru_cache
+from typing import Final
+
+from orchestrator.devices import list_layers, open_for_child
+from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import BASE_FEATURES, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
+from orchestrator.key_dependence.messages import (
+    CACHE_CONTROL,
+    ProbeGroup,
+    ProbeKind,
+    ProbePipeline,
+    Surveyed,
+    SurveyJob,
+)
+from orchestrator.registry import registry
+from orchestrator.registry.tables import FEATURES_ROOT, is_collection, same_members
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.needs.requirements import Needs
+from orchestrator.sets.pipeline_set import PipelineSet
+
+_PATCH: Final = 0xFFF
+_NEWEST: Final = 1 << 22 | 4 << 12
+_LIBRARY: Final = "VK_KHR_pipeline_library"
+_EACH: Final = 2
+_EACH_COMPUTE: Final = 4
+_DYNAMIC_RENDERING: Final = ("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
+_GROUPS: Final[tuple[tuple[str, frozenset[Feature]], ...]] = (
+    ("least", frozenset()),
+    (
+        "graphics",
+        frozenset(
+            {
+                _DYNAMIC_RENDERING,
+                (BASE_FEATURES, "samplerAnisotropy"),
+                (BASE_FEATURES, "geometryShader"),
+                (BASE_FEATURES, "tessellationShader"),
+                ("VkPhysicalDeviceGraphicsPipelineLibraryFeaturesEXT", "graphicsPipelineLibrary"),
+            }
+        ),
+    ),
+    (
+        "ray tracing",
+        frozenset(
+            {
+                _DYNAMIC_RENDERING,
+                ("VkPhysicalDeviceRayTracingPipelineFeaturesKHR", "rayTracingPipeline"),
+                ("VkPhysicalDeviceMeshShaderFeaturesEXT", "taskShader"),
+                ("VkPhysicalDeviceMeshShaderFeaturesEXT", "meshShader"),
+            }
+        ),
+    ),
+)
+
+
+def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
+    """Find out what can be tried.
+
+    Args:
+        job: The device.
+        source: The sample set.
+
+    Raises:
+        OrchestratorError: The device cannot be opened.
+    """
+    request = DeviceRequest(ApplicationInfo(), others=OtherFeatures.NONE, orchestrator_features=False)
+    with closing(open_for_child(job.opener, job.device, request)) as device:
+        supported = device.supported
+        groups, left_out = _choose_probes(source, supported)
+        names = [
+            name
+            for name, known in registry().extensions.items()
+            if known.device and supported.has_extension(name)
+        ]
+        alone = _enabled_alone(job, names)
+        return Surveyed(
+            identity=device.identity,
+            application=ApplicationInfo(api_version=min(device.capabilities.api_version & ~_PATCH, _NEWEST)),
+            groups=groups,
+            features=tuple(each for each in all_features() if supported.has_feature(*each)),
+            extensions=tuple(name for name in names if name in alone),
+            extensions_not_alone=tuple(name for name in names if name not in alone),
+            layers=() if job.opener else list_layers(job.device),
+            feedback=device.features.creation_feedback,
+            cache_control=supported.has_feature(*CACHE_CONTROL),
+            left_out=left_out,
+        )
+
+
+def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
+    """Those extensions that are enabled where they are asked for without any feature."""
+    request = DeviceRequest(
+        ApplicationInfo(),
+        extensions=frozenset(names),
+        others=OtherFeatures.NONE,
+        orchestrator_features=False,
+    )
+    with closing(open_for_child(job.opener, job.device, request)) as device:
+        return frozenset(each for each in names if device.capabilities.has_extension(each))
+
+
+def _choose_probes(
+    source: PipelineSet, supported: DeviceCapabilities
+) -> tuple[tuple[ProbeGroup, ...], dict[str, int]]:
+    """Choose a few pipelines of each kind; also how many the device lacks something for, by what it lacks."""
+    taken: dict[tuple[int, PipelineKind, frozenset[Feature], bool], list[PipelineJob]] = {}
+    modules: set[tuple[object, ...]] = set()
+    needs_of: dict[PipelineJob, Needs] = {}
+    left_out: dict[str, int] = {}
+    for job in source.pipelines:
+        built = build_image(source, [job], supported)
+        if built.problems:
+            reason = built.problems[0].reason
+            left_out[reason] = left_out.get(reason, 0) + 1
+            continue
+        image = built.image
+        links = bool(image.libraries_of(len(image) - 1))
+        if _LIBRARY in built.needs.extensions and not links:
+            continue  # a library comes with what links it
+        features = frozenset(map(canonical, built.needs.features))
+        place = next((number for number, (_, may) in enumerate(_GROUPS) if features <= may), None)
+        if place is None:
+            continue
+        chosen = taken.setdefault((place, job.kind, features, links), [])
+        # Of pipelines with the same code one is as good as the other: what is wanted is other code.
+        code = (place, features, tuple(image.modules[each].key for each in image.modules_of(len(image) - 1)))
+        most = _EACH_COMPUTE if job.kind is PipelineKind.COMPUTE else _EACH
+        if len(chosen) < most and (links or code not in modules):
+            modules.add(code)
+            chosen.append(job)
+            needs_of[job] = built.needs
+    groups = []
+    for number, (name, _) in enumerate(_GROUPS):
+        jobs = [job for (place, *_), some in taken.items() if place == number for job in some]
+        if not jobs:
+            continue
+        built = build_image(source, jobs, supported)
+        groups.append(
+            ProbeGroup(
+                name=name,
+                features=frozenset(canonical(each) for job in jobs for each in needs_of[job].features),
+                extensions=frozenset(each for job in jobs for each in needs_of[job].extensions),
+                pipelines=tuple(_probe(built.image, index) for index in range(len(built.image))),
+            )
+        )
+    return tuple(groups), left_out
+
+
+def _probe(image: CreateInfoImage, index: int) -> ProbePipeline:
+    kind = image.kind_of(index)
+    probe = ProbeKind(kind.value.replace("_", " "))
+    if kind is PipelineKind.GRAPHICS and (bool(image.is_library[index]) or image.libraries_of(index)):
+        probe = ProbeKind.LIBRARY
+    return ProbePipeline(int(image.keys[index]), kind.value, probe)
+
+
+@lru_cache(maxsize=4096)
+def canonical(feature: Feature) -> Feature:
+    """The one name of a feature here: that of the extension's structure, where there is one."""
+    return next((name for name in same_members(*feature) if not is_collection(name[0])), feature)
+
+
+@lru_cache(maxsize=1)
+def all_features() -> tuple[Feature, ...]:
+    """Every feature that the registry knows, once."""
+    structs = [
+        BASE_FEATURES,
+        *(each.name for each in registry().structs.values() if FEATURES_ROOT in each.extends),
+    ]
+    return tuple(
+        dict.fromkeys(
+            canonical((struct, member.name))
+            for struct in structs
+            for member in registry().struct(struct).members
+            if member.type == "VkBool32"
+        )
+    )
+
+
+def features_of(capabilities: DeviceCapabilities) -> frozenset[Feature]:
+    """The features that a device has, or has enabled, each by its one name."""
+    return frozenset(each for each in all_features() if capabilities.has_feature(*each))
