@@ -5,7 +5,7 @@ Guarantees: those of `Child`. Waiting for it can be cancelled at every point, an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
@@ -52,15 +52,18 @@ class AsyncChild(Generic[_A]):
 
 
 @asynccontextmanager
-async def open_child(service: str, answers: Any, limits: ChildLimits) -> AsyncIterator[AsyncChild[Any]]:
+async def open_child(
+    service: str, answers: Any, limits: ChildLimits, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[AsyncChild[Any]]:
     """A child while the context lasts.
 
     Args:
         service: Name of what it does, of `orchestrator.children.protocol.SERVICES`.
         answers: Type of its answers.
         limits: What it may take.
+        environment: All variables that it gets; None for this process's.
     """
-    child: Child[Any] = Child(service, answers, limits=limits)
+    child: Child[Any] = Child(service, answers, limits=limits, environment=environment)
     try:
         yield AsyncChild(child)
     finally:
@@ -69,7 +72,7 @@ async def open_child(service: str, answers: Any, limits: ChildLimits) -> AsyncIt
 
 
 async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
-    """Run a blocking function in a thread; when this is cancelled, the children of its group end, and so does it.
+    """Run a blocking function in a thread; cancelled, it ends its children, and waits for the function.
 
     Args:
         function: Called with the group that its children belong to.

@@ -1,16 +1,17 @@
-"""Trials: find out in child processes which pipelines a driver dies of, or never returns from, before a run has them.
+"""Trials: find out in child processes which pipelines a driver dies of, or never returns from.
 
     jobs ──> lane 0: child ── one pipeline at a time ──> survived
              lane 1: child ── one pipeline at a time ──> died: named, and a new child goes on with the next
 
-Guarantees: exactly one pipeline is in a child's driver, so whatever ends the child is a verdict on that one. A child that
-does not answer in time is killed, and its pipeline named.
-Assumptions: a driver does in this process what it did in the child. A crash that depends on what was compiled before can
-still come.
+Guarantees: exactly one pipeline is in a child's driver, so whatever ends the child is a verdict on that one.
+A child that does not answer in time is killed, and its pipeline named.
+Assumptions: a driver does in this process what it did in the child. A crash that depends on what was compiled
+before can still come; one that depends on what memory happens to hold comes in the child, with glibc.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 
@@ -28,6 +29,9 @@ from orchestrator.sets.jobs import PipelineJob
 
 _OPENING_S = 120.0
 _WORDS = 300
+_JUNK = {"MALLOC_PERTURB_": "165"}
+"""Has the C library (glibc, mallopt(3)) fill memory with junk: a driver that reads what it did not write
+crashes in the trial, and not only where the memory happens to hold something bad."""
 
 
 class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
@@ -155,7 +159,7 @@ class _Lanes:
         while self.queue:
             self.started += 1
             bounds = ChildLimits(memory_bytes=self.limits.memory_bytes)
-            async with open_child("trial", Answer, bounds) as child:
+            async with open_child("trial", Answer, bounds, {**_JUNK, **os.environ}) as child:
                 await self._set_up(child)
                 while self.queue:
                     job = self.queue.popleft()
@@ -182,7 +186,8 @@ class _Lanes:
             if isinstance(answer, Survived) and answer.key == job.key:
                 return None
             return _in_words(answer)
-        return f"the driver did not come back from it within {self.limits.pipeline_s:g} s, in a process of its own"
+        limit_s = self.limits.pipeline_s
+        return f"the driver did not come back from it within {limit_s:g} s, in a process of its own"
 
 
 def _in_words(answer: Answer | Ended | None) -> str:

@@ -1,6 +1,7 @@
-"""The child's side of trials: compiles one pipeline at a time, so that whatever ends the process names its cause.
+"""The child's side of trials.
 
-Nothing that it makes is kept; what the driver says of a pipeline is found out again by the run.
+It compiles one pipeline at a time, so that whatever ends the process names its cause. Nothing that it makes
+is kept; what the driver says of a pipeline is found out again by the run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Vetting: keep pipelines of doubtful shader modules out of this process's driver, as far as the user asked for that.
+"""Vetting: keep pipelines of doubtful shader modules out of this process's driver.
 
-Guarantees: what is left out has one outcome, whose reason names the module or the signal; what links a library that is left
-out is left out, too. With `ISOLATE`, the driver here gets nothing that was not tried.
-Assumptions: spirv-val finds invalid modules, not a driver's bugs with valid ones. `ISOLATE` finds those, and compiles twice.
+Guarantees: what is left out has one outcome, whose reason names the module or the signal; what links a
+library that is left out is left out, too. With `ISOLATE`, the driver here gets nothing that was not tried.
+Assumptions: spirv-val finds invalid modules, not a driver's bugs with valid ones. `ISOLATE` finds those, and
+compiles twice.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ class Vetter:
                 stop=stop,
             )
         notes.append(
-            f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: the driver "
-            f"survived {len(trials.survived)}, and not {len(trials.died)} ({trials.processes} processes, "
+            f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: "
+            f"the driver survived {len(trials.survived)}, and not {len(trials.died)} ({trials.processes} processes, "
             f"{time.perf_counter() - started:.1f} s)"
         )
         reasons = {}
