@@ -1,10 +1,10 @@
 """The command-line application: its verbs, and the one way in and out of it.
 
 Guarantees:
-- Only the verb that is called is loaded, and it imports what it needs for its work when it works: asking for help
-  opens no driver and loads no numpy.
-- A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows its
-  traceback, because it is what a report needs, and has an exit code of its own.
+- Only the verb that is called is loaded, and it imports what it needs for its work when it works: asking for
+  help opens no driver and loads no numpy.
+- A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
+  its traceback, because it is what a report needs, and has an exit code of its own.
 - A reader that goes away (`orchestrator list x | head`) ends the program quietly.
 """
 
@@ -47,8 +47,8 @@ VERBS = {
     "doctor": "doctor:doctor_verb",
 }
 for _name, _function in VERBS.items():
-    # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set apart, the list
-    # of verbs has not.
+    # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set apart,
+    # the list of verbs has not.
     app.command(f"orchestrator.cli.{_function}", name=_name, help_format="markdown")
 
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the end of the line: shown whole, and not passed off as a result
+    except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
         traceback.print_exc()
         message = f"a bug of this program: {type(error).__name__}: {error}"
         return report(
@@ -108,9 +108,9 @@ def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
 
 
 def _open_closed_streams() -> None:
-    """Give the process streams where its caller closed them (`>&-`)."""
+    """Give the process streams where its caller closed them (`>&-`); they stay open until it ends."""
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123 - open until the process ends
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 

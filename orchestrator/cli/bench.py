@@ -2,9 +2,11 @@
 
 Guarantees:
 - Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
-- Ctrl-C, SIGTERM and a time limit end it in order: what was measured is kept and shown, and the same command goes on.
-- Medians stand with their intervals and the number of samples; a difference is called one only where the statistics
-  say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80 columns.
+- Ctrl-C, SIGTERM and a time limit end it in order: what was measured is kept and shown, and the same command
+  goes on.
+- Medians stand with their intervals and the number of samples; a difference is called one only where the
+  statistics say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80
+  columns.
 """
 
 from __future__ import annotations
@@ -90,8 +92,8 @@ class BenchArguments:
         str,
         Parameter(
             name=["--start", "--temperature"],
-            help="`cold`: caches start empty. `warm`: they hold everything, and the set is handed over often enough for a "
-            "run to last.",
+            help="`cold`: caches start empty. `warm`: they hold everything, and the set is handed over "
+            "often enough for a run to last.",
         ),
     ] = "cold,warm"
     duplicates: Annotated[
@@ -201,7 +203,8 @@ def bench_verb(
 ) -> int:
     """Measure what a shared and private caches cost on a device, and say it with intervals.
 
-    Every sample is a process of its own, with the driver's caches off. Ctrl-C keeps what is done; the same command goes on.
+    Every sample is a process of its own, with the driver's caches off. Ctrl-C keeps what is done; the same
+    command goes on.
 
     **EXAMPLES**
 
@@ -235,7 +238,7 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    """Write the page, where plotly is installed, and the timelines that were asked for; returns the page's path.
+    """Write the timelines that were asked for, and the page where plotly is installed; returns its path.
 
     Raises:
         SaveError: One cannot be written.
@@ -369,9 +372,10 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             _show_group(output, report, group)
         output.line("")
         legend = (
-            "n: samples. ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks one within "
-            f"noise, ? one of fewer than {LEAST_PAIRS} pairs. effic.: throughput against as many times one worker's. "
-            "blocked: asleep in the driver. no CPU: waiting for a processor. CPU: time of a pipeline against one worker."
+            "n: samples. ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks "
+            f"one within noise, ? one of fewer than {LEAST_PAIRS} pairs. effic.: throughput against as many "
+            "times one worker's. blocked: asleep in the driver. no CPU: waiting for a processor. CPU: time "
+            "of a pipeline against one worker."
         )
         output.line(styled(legend, DIM))
         for verdict in report.verdicts:
@@ -388,8 +392,8 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
     of_device = {cell.cell.device: cell.samples[0].environment for cell in reversed(report.cells)}
     for where in of_device.values():
         output.line(
-            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} of {where.processor}; "
-            f"Python {where.python}, orchestrator {where.orchestrator}"
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
+            f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
         )
         output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
         for each in where.opened_as:
@@ -406,8 +410,8 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     output.line("")
     output.line(
         styled(
-            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: "
-            f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
+            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: {first.pipelines:,} "
+            f"pipelines{passes}, {_noise_text(group, failed)}",
             HEAD,
         )
     )

@@ -1,8 +1,8 @@
-"""The verb `calibrate`: what is best on this device and driver, measured here, kept for `compile`, and said in words.
+"""The verb `calibrate`: measures what is best on this device and driver, keeps it for `compile`, and says it.
 
-Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an earlier one
-stays then. A directory that cannot be written is refused before anything is measured. A figure stands with its
-interval; what could not be decided is said to be so.
+Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an
+earlier one stays then. A directory that cannot be written is refused before anything is measured. A figure
+stands with its interval; what could not be decided is said to be so.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def calibrate_verb(
 ) -> int:
     """Measure what is best on a device, and keep it for `compile --mode auto --workers auto`.
 
-    Does the lock of a shared cache cost anything, cold and warm; do more workers help; does merging work; does a cache grow
-    whenever it is loaded and saved; how many pipelines should a call have. Every sample is taken in a process of its own,
-    contenders take turns, and a difference counts only beyond what the same thing measured twice differs by.
+    Does the lock of a shared cache cost anything, cold and warm; do more workers help; does merging work;
+    does a cache grow whenever it is loaded and saved; how many pipelines should a call have. Every sample is
+    taken in a process of its own, contenders take turns, and a difference counts only beyond what the same
+    thing measured twice differs by.
 
     **EXAMPLES**
 

@@ -1,5 +1,4 @@
-# Purpose: `orchestrator compare`: two result files against each other, with an exit code for a gate.
-"""The verb `compare`."""
+"""The verb `compare`: two result files of `bench` against each other, with an exit code for a gate."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ def compare_verb(
         Literal["slower", "undecided", "change", "never"],
         Parameter(
             name="--fail-on",
-            help="What ends with exit code 1: a slower cell, one that is slower or of which nothing can be told, any "
-            "difference, or nothing.",
+            help="What ends with exit code 1: a slower cell, one that is slower or of which nothing can be "
+            "told, any difference, or nothing.",
         ),
     ] = "slower",
     json: JsonFlag = False,
@@ -128,8 +127,8 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     output.line("")
     output.line(
         styled(
-            "time: of one pass over the set, the merge included, after over before. ≈ marks a ratio within noise, ? one of fewer "
-            f"than {LEAST_PAIRS} samples or without an A/A control.",
+            "time: of one pass over the set, the merge included, after over before. ≈ marks a ratio within "
+            f"noise, ? one of fewer than {LEAST_PAIRS} samples or without an A/A control.",
             DIM,
         )
     )
@@ -140,7 +139,6 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 
 
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
-
     before = changes[0].before.device
     device = group.device if before == group.device else f"{before} -> {group.device}"
     copies = f", {group.duplicates:.0%} duplicates" if group.duplicates else ""

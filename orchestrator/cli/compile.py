@@ -1,10 +1,12 @@
 """The verb `compile`: opens the set, hands it to `compile_set`, shows how far it is, and reports.
 
 Guarantees:
-- SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in flight are
-  waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is shown.
+- SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in
+  flight are waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is
+  shown.
 - A place that cannot be written is refused before anything is compiled.
-- Every figure of the report for people is one of `CompileReport`; lists are cut where they get long, and say so.
+- Every figure of the report for people is one of `CompileReport`; lists are cut where they get long, and say
+  so.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from orchestrator.cli.output import (
     WARN,
     Output,
     byte_text,
+    driver_text,
     key_text,
     path_text,
     plural,
@@ -78,19 +81,19 @@ class CompileArguments:
         Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"],
         Parameter(
             name="--mode",
-            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for all "
-            "workers. `per-worker`: one externally synchronized cache each, merged at the end. "
-            "`per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged "
-            "cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache, nothing is "
-            "kept.",
+            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one "
+            "cache for all workers. `per-worker`: one externally synchronized cache each, merged at the "
+            "end. `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in "
+            "the merged cache, compile what it lacks in a cache for each worker, merge on the way. `none`: "
+            "no cache, nothing is kept.",
         ),
     ] = "auto"
     merge: Annotated[
         Literal["auto", "barrier", "rolling"],
         Parameter(
             name="--merge",
-            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is "
-            "merged. `auto`: rolling in mode two-level, else at the end.",
+            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save "
+            "what is merged. `auto`: rolling in mode two-level, else at the end.",
         ),
     ] = "auto"
     cache_dir: Annotated[
@@ -102,7 +105,8 @@ class CompileArguments:
             name="--driver-caches",
             negative="",
             show_default=False,
-            help="Leave the driver's own disk and memory caches on; figures then say little about the cache here.",
+            help="Leave the driver's own disk and memory caches on; figures then say little about the cache "
+            "here.",
         ),
     ] = False
     relax_driver_version: Annotated[
@@ -111,8 +115,8 @@ class CompileArguments:
             name="--relax-driver-version",
             negative="",
             show_default=False,
-            help="Load a cache file of another driverVersion if all else agrees. For desktop drivers that change "
-            "pipelineCacheUUID whenever their data changes.",
+            help="Load a cache file of another driverVersion if all else agrees. For desktop drivers that "
+            "change pipelineCacheUUID whenever their data changes.",
         ),
     ] = False
     trace: Annotated[
@@ -131,18 +135,19 @@ class CompileArguments:
         Literal["off", "warn", "skip", "isolate"],
         Parameter(
             name="--spirv-val",
-            help="What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say what it "
-            "refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every pipeline "
-            "in a child process first, and leave out those that the driver dies of or does not come back from.",
+            help="What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say "
+            "what it refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: "
+            "compile every pipeline in a child process first, and leave out those that the driver dies of "
+            "or does not come back from.",
         ),
     ] = "off"
     pipeline_keys: Annotated[
         Literal["auto", "all", "off"],
         Parameter(
             name="--pipeline-keys",
-            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of pipelines "
-            "that have their code in common and that the cache is not expected to hold. `all`: of all of those. "
-            "`off`: ask for none.",
+            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of "
+            "pipelines that have their code in common and that the cache is not expected to hold. `all`: "
+            "of all of those. `off`: ask for none.",
         ),
     ] = "auto"
     time_limit: Annotated[
@@ -221,7 +226,8 @@ def compile_verb(
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
 
-    A second run loads the file that the first one saved. Ctrl-C stops after the calls in flight and keeps what is done.
+    A second run loads the file that the first one saved. Ctrl-C stops after the calls in flight and keeps
+    what is done.
 
     **EXAMPLES**
 
@@ -329,8 +335,8 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
         async for _ in signals:
             if stop.is_set():
                 view.say(
-                    "a driver call cannot be interrupted: still waiting for those in flight, then what is done is saved "
-                    "(SIGKILL would lose it)"
+                    "a driver call cannot be interrupted: still waiting for those in flight, then what is "
+                    "done is saved (SIGKILL would lose it)"
                 )
             else:
                 view.say(
@@ -372,12 +378,11 @@ def show_report(output: Output, report: CompileReport) -> None:
 
 def _show_head(output: Output, report: CompileReport) -> None:
     device = report.device
-    driver = " ".join(each for each in (device.driver_name, device.driver_info) if each)
     output.line(
         styled(path_text(report.set.path), HEAD),
         " on ",
         styled(device.device_name, HEAD),
-        styled(f"  {driver}", DIM),
+        styled(f"  {driver_text(device)}", DIM),
     )
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
     if (subset := report.set.subset) is not None:
@@ -480,8 +485,9 @@ def _saved_rows(savings: Savings) -> list[tuple[str, str | Text]]:
         rows.append(
             (
                 "same work",
-                f"{plural(count, 'compile')} saved, about {seconds_text(savings.driver_ns / 1e9)} of driver time: "
-                f"{savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's pipeline key",
+                f"{plural(count, 'compile')} saved, about {seconds_text(savings.driver_ns / 1e9)} of driver "
+                f"time: {savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's "
+                "pipeline key",
             )
         )
     if savings.keys_asked:
@@ -503,7 +509,8 @@ def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         return [
             (
                 "cache",
-                f"one for all workers: {byte_text(before)} before, {byte_text(after)} after; nothing to merge",
+                f"one for all workers: {byte_text(before)} before, {byte_text(after)} after; nothing to "
+                "merge",
             )
         ]
     rows: list[tuple[str, str | Text]] = [
@@ -525,8 +532,9 @@ def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         rows.append(
             (
                 "",
-                f"on the way {plural(folds, 'merge')} of {plural(sum(each.caches for each in rolling), 'worker cache')}; "
-                f"a worker paused {seconds_text(pause)} at most",
+                f"on the way {plural(folds, 'merge')} of "
+                f"{plural(sum(each.caches for each in rolling), 'worker cache')}; a worker paused "
+                f"{seconds_text(pause)} at most",
             )
         )
     if totals.duplicate_keys:
@@ -587,8 +595,8 @@ def _time_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         ("time", f"{text(timing.wall_ns)} from the first pipeline to the barrier"),
         (
             "  workers",
-            f"{text(timing.driver_ns)} in the driver: {text(timing.cpu_ns)} on the CPU, {text(timing.blocked_ns)} blocked, "
-            f"{text(timing.run_delay_ns)} waiting for a CPU",
+            f"{text(timing.driver_ns)} in the driver: {text(timing.cpu_ns)} on the CPU, "
+            f"{text(timing.blocked_ns)} blocked, {text(timing.run_delay_ns)} waiting for a CPU",
         ),
     ]
     if timing.overhead_ns < 0:

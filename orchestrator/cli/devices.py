@@ -1,15 +1,25 @@
-# Purpose: `orchestrator devices`: what compiles here, what it is called, and what it offers.
-"""The verb `devices`."""
+"""The verb `devices`: what compiles here, what it is called, and what it offers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag
-from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, device_document, styled, version_text
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.output import (
+    BAD,
+    DIM,
+    GOOD,
+    HEAD,
+    Output,
+    device_document,
+    driver_text,
+    styled,
+    version_text,
+)
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -58,18 +68,12 @@ def devices_verb(
 
 
 def _open(selector: str) -> Found:
-    from orchestrator.devices import open_device, own_process
     from orchestrator.devices.request import DeviceRequest, OtherFeatures
 
-    own_process(selector)
     # What it could offer: a compile enables of it what the application had.
-    device = open_device(
-        selector, request=DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
-    )
-    try:
+    request = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
+    with opened_device(selector, request) as device:
         return selector, device.identity, device.features, ""
-    finally:
-        device.close()
 
 
 def _all() -> list[Found]:
@@ -93,25 +97,17 @@ def _show(
     features: DeviceFeatures | None,
     problem: str,
 ) -> None:
-
     output.line(styled(f"{index}  ", DIM), styled(identity.device_name, HEAD))
-    driver = " ".join(each for each in (identity.driver_name, identity.driver_info) if each)
-    rows = [
-        ("select with", styled(f"--device {selector}")),
-        (
-            "driver",
-            styled(
-                f"{driver or 'unnamed'} (driverID {identity.driver_id}, driverVersion {identity.driver_version:#x})"
-            ),
-        ),
-        ("Vulkan", styled(version_text(identity.api_version))),
-        (
-            "identity",
-            styled(
-                f"vendor {identity.vendor_id:#06x}, device {identity.device_id:#06x}, {identity.driver_abi} bits"
-            ),
-        ),
-        ("pipeline cache UUID", styled(identity.pipeline_cache_uuid.hex())),
+    driver = f"driverID {identity.driver_id}, driverVersion {identity.driver_version:#x}"
+    numbers = (
+        f"vendor {identity.vendor_id:#06x}, device {identity.device_id:#06x}, {identity.driver_abi} bits"
+    )
+    rows: list[tuple[str, str | Text]] = [
+        ("select with", f"--device {selector}"),
+        ("driver", f"{driver_text(identity) or 'unnamed'} ({driver})"),
+        ("Vulkan", version_text(identity.api_version)),
+        ("identity", numbers),
+        ("pipeline cache UUID", identity.pipeline_cache_uuid.hex()),
     ]
     if problem:
         rows.append(("cannot be opened", styled(problem, BAD)))
@@ -119,9 +115,9 @@ def _show(
         for name, words in _OFFERS:
             offered = bool(getattr(features, name))
             rows.append((words, styled("yes", GOOD) if offered else styled("no", DIM)))
-        rows.append(("driver's own caches", styled(features.driver_caches)))
+        rows.append(("driver's own caches", features.driver_caches))
         if features.layers:
-            rows.append(("layers", styled(", ".join(features.layers))))
+            rows.append(("layers", ", ".join(features.layers)))
     output.facts(rows)
     output.line("")
 

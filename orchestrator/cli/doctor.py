@@ -1,8 +1,10 @@
-# Purpose: `orchestrator doctor`: what works here, what does not, and what to do about each; with --keys what a driver's keys
-# depend on (doctor_keys.py).
-# Guarantees: without --keys changes nothing: a cache directory that is not there is not made. Every finding that is not good has a next
-# step. One device that cannot be opened hides no other.
-"""The verb `doctor`."""
+"""The verb `doctor`: what works here, what does not, and what to do about each.
+
+With --keys it finds out what a driver's keys depend on (doctor_keys.py).
+
+Guarantees: without --keys it changes nothing: a cache directory that is not there is not made. Every finding
+that is not good has a next step. One device that cannot be opened hides no other.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, time_limit_seconds, usable_directory
+from orchestrator.cli.options import (
+    DEVICE_HELP,
+    CacheDirectory,
+    JsonFlag,
+    cache_directory,
+    opened_device,
+    time_limit_seconds,
+    usable_directory,
+)
 from orchestrator.cli.output import (
     BAD,
     DIM,
@@ -24,6 +34,7 @@ from orchestrator.cli.output import (
     Output,
     byte_text,
     device_document,
+    driver_text,
     path_text,
     plural,
     styled,
@@ -89,22 +100,15 @@ def doctor_verb(
         str | None,
         Parameter(name=["--device", "-d"], help="Look at this device only. " + DEVICE_HELP),
     ] = None,
-    cache_dir: Annotated[
-        Path | None,
-        Parameter(
-            name="--cache-dir",
-            help="The directory of cache files.",
-            show_default=lambda _: "the user's cache directory",
-        ),
-    ] = None,
+    cache_dir: CacheDirectory = None,
     keys: Annotated[
         bool,
         Parameter(
             name="--keys",
             negative="",
             show_default=False,
-            help="Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep it for `compile`. "
-            "Takes a minute or several.",
+            help="Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep "
+            "it for `compile`. Takes a minute or several.",
         ),
     ] = False,
     only: Annotated[
@@ -112,8 +116,8 @@ def doctor_verb(
         Parameter(
             name="--only",
             negative="",
-            help="With --keys: try only what has this word in its name, such as `shaderObject` or `environment`; again "
-            "for several. Then nothing is kept.",
+            help="With --keys: try only what has this word in its name, such as `shaderObject` or "
+            "`environment`; again for several. Then nothing is kept.",
             show_default=lambda _: "everything",
         ),
     ] = None,
@@ -121,16 +125,16 @@ def doctor_verb(
         str,
         Parameter(
             name="--time-limit",
-            help="With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing where something "
-            "is left.",
+            help="With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing "
+            "where something is left.",
         ),
     ] = "30m",
     json: JsonFlag = False,
 ) -> int:
     """Look at drivers, versions, extensions, and the cache directory; say what to do about what is amiss.
 
-    The exit code is 0 where nothing is bad, 3 where no device can be used, else 2. With --keys it is 0 where something can
-    be said of every kind of pipeline, else 1.
+    The exit code is 0 where nothing is bad, 3 where no device can be used, else 2. With --keys it is 0 where
+    something can be said of every kind of pipeline, else 1.
 
     **EXAMPLES**
 
@@ -140,8 +144,6 @@ def doctor_verb(
         orchestrator doctor --keys --device nvidia
         orchestrator doctor --keys --device radv:navi21 --only shaderObject
     """
-    import platformdirs
-
     output = Output(json=json)
     if keys:
         from orchestrator.cli.doctor_keys import show_keys
@@ -150,7 +152,7 @@ def doctor_verb(
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
     if only:
         raise UsageError("--only chooses what --keys tries", "give --keys too")
-    directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir
+    directory = cache_directory(cache_dir)
     findings = [*_program()]
     devices: list[DeviceIdentity] = []
     findings += _devices(device, directory, devices)
@@ -204,7 +206,8 @@ def _program() -> list[_Finding]:
         _Finding(
             "program",
             _State.GOOD,
-            f"orchestrator {version()}, Python {platform.python_version()}, Vulkan registry {registry().version}",
+            f"orchestrator {version()}, Python {platform.python_version()}, Vulkan registry "
+            f"{registry().version}",
         ),
         _Finding("spirv-val", _State.GOOD, program)
         if program is not None
@@ -218,7 +221,7 @@ def _program() -> list[_Finding]:
 
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> list[_Finding]:
-    from orchestrator.devices import list_devices, open_device, own_process
+    from orchestrator.devices import list_devices
 
     if selector is None:
         try:
@@ -232,23 +235,12 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
     findings: list[_Finding] = []
     for each in selectors:
         try:
-            own_process(each)
-            device = open_device(each)
+            with opened_device(each) as device:
+                found.append(device.identity)
+                findings += _device(each, device, directory)
         except DeviceError as error:
-            findings.append(
-                _Finding(
-                    f"device {each}",
-                    _State.BAD,
-                    str(error),
-                    "`orchestrator devices` lists what is there; `--device simulated` needs no driver",
-                )
-            )
-            continue
-        try:
-            found.append(device.identity)
-            findings += _device(each, device, directory)
-        finally:
-            device.close()
+            step = "`orchestrator devices` lists what is there; `--device simulated` needs no driver"
+            findings.append(_Finding(f"device {each}", _State.BAD, str(error), step))
     return findings
 
 
@@ -262,16 +254,15 @@ def _no_device(detail: str) -> _Finding:
 
 
 def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
-
     identity, features = device.identity, device.features
     name = f"device {selector}"
-    driver = " ".join(each for each in (identity.driver_name, identity.driver_info) if each)
+    driver = driver_text(identity)
     findings = [
         _Finding(
             name,
             _State.GOOD,
-            f"{identity.device_name}, {driver or 'an unnamed driver'} (driverVersion {identity.driver_version:#x}), "
-            f"Vulkan {version_text(identity.api_version)}",
+            f"{identity.device_name}, {driver or 'an unnamed driver'} (driverVersion "
+            f"{identity.driver_version:#x}), Vulkan {version_text(identity.api_version)}",
         )
     ]
     for field, words, without in _FEATURES:

@@ -1,6 +1,6 @@
-"""What `doctor --keys` is doing, and what it found: what matters, by kind of pipeline, then what does not and what is not known.
+"""What `doctor --keys` does and finds: what matters to a driver's keys, and what does not.
 
-Guarantees: nothing is said of a kind of pipeline whose baseline could not tell; that is said instead.
+Guarantees: what could not be tried is said to be so, with the reason.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def key_words(profile: KeyProfile) -> str:
 def _show(output: Output, profile: KeyProfile) -> None:
     output.line(styled(profile.device_name, HEAD), f"  {profile.driver}")
     output.line(
-        f"baseline: Vulkan {version_text(profile.api_version)}, no name, the features that the pipelines need; "
-        f"hits by {profile.method or 'nothing that can tell'}; {seconds_text(profile.took_s)}"
+        f"baseline: Vulkan {version_text(profile.api_version)}, no name, the features that the pipelines "
+        f"need; hits by {profile.method or 'nothing that can tell'}; {seconds_text(profile.took_s)}"
     )
     output.line("")
     for kind in profile.kinds:
@@ -146,7 +146,8 @@ def _show_dependences(output: Output, profile: KeyProfile) -> None:
     output.show(made)
     output.line(
         styled(
-            "identity: with it the device has another pipelineCacheUUID, so even the cache file is another one",
+            "identity: with it the device has another pipelineCacheUUID, so even the cache file is another "
+            "one",
             DIM,
         )
     )

@@ -1,13 +1,10 @@
-"""Exit codes of the command line.
+"""Exit codes, and the way from an exception to a message and one of them.
 
-What the exit status of every verb means; scripts build on it, so a meaning never changes.
+Scripts build on exit codes, so a meaning never changes.
 
-From exceptions to messages and exit codes.
-
-The one place that turns what went wrong into what a person needs: what, where, and what to do next.
-
-Guarantees: every OrchestratorError has a message, an exit code and, where there is one, a next step; the
-same facts go into the JSON. Anything else is a bug of the program and keeps its traceback.
+Guarantees: every OrchestratorError has a message that says what, where and what to do next, an exit code and,
+where there is one, a next step; the same facts go into the JSON. Anything else is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -69,7 +66,8 @@ class Failure:
     """An error as the user sees it.
 
     Attributes:
-        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other, bug.
+        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other,
+            bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
@@ -133,7 +131,8 @@ def explain(error: OrchestratorError) -> Failure:
 
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
-    # Not imported above: this module is loaded on every call of the program, and the stores bring numpy along.
+    # Not imported above: this module is loaded on every call of the program, and the stores bring numpy
+    # along.
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
     from orchestrator.stores.files.recovery import QuarantineError
 

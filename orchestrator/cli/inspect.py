@@ -1,6 +1,7 @@
-# Purpose: `orchestrator inspect`: what a file is, whether it is whole, and whether a device would take it.
-# Guarantees: reads only, and only up to a cap; whatever is in the file ends in an answer, not in an error.
-"""The verb `inspect`."""
+"""The verb `inspect`: what a file is, whether it is whole, and whether a device would take it.
+
+Guarantees: reads only, and only up to a cap. Whatever is in the file ends in an answer, not in an error.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import (
     BAD,
     GOOD,
@@ -89,14 +90,8 @@ def _head(file: Path) -> bytes:
 
 
 def _identity(selector: str) -> DeviceIdentity:
-    from orchestrator.devices import open_device, own_process
-
-    own_process(selector)
-    opened = open_device(selector)
-    try:
-        return opened.identity
-    finally:
-        opened.close()
+    with opened_device(selector) as device:
+        return device.identity
 
 
 def _inspect_archive(output: Output, file: Path) -> int:
@@ -133,7 +128,6 @@ def _inspect_archive(output: Output, file: Path) -> int:
 
 
 def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> int:
-
     path = path_text(found.path)
     seems = _seems(found.path, head)
     output.document(
@@ -238,7 +232,8 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
             (
                 "driver",
                 styled(
-                    f"driverID {prefix.driver_id}, driverVersion {prefix.driver_version:#x}, {prefix.driver_abi} bits"
+                    f"driverID {prefix.driver_id}, driverVersion {prefix.driver_version:#x}, "
+                    f"{prefix.driver_abi} bits"
                 ),
             ),
             ("pipeline cache UUID", styled(prefix.pipeline_cache_uuid.hex())),

@@ -1,6 +1,7 @@
-# Purpose: `orchestrator list`: what a set holds, and what is damaged in it, without a device.
-# Guarantees: reads only; a damaged set is shown as far as it can be read.
-"""The verb `list`."""
+"""The verb `list`: what a set holds and what is damaged in it, without a device.
+
+Guarantees: reads only; a damaged set is shown as far as it can be read.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def list_verb(
 ) -> int:
     """Show what a set holds and what is damaged in it, without a device.
 
-    A damaged set is shown as far as it can be read, and the exit code is 0; it is 2 where there is no set at all.
+    A damaged set is shown as far as it can be read, and the exit code is 0; it is 2 where there is no set at
+    all.
 
     **EXAMPLES**
 
@@ -87,7 +89,7 @@ def _archives(source: RecordSource) -> list[Archive]:
 
 
 def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:
-    """Stored and decoded bytes of the records of each tag, over all files; empty for a set that is not in files."""
+    """Stored and decoded bytes of the records of each tag, over all files, if it is in files."""
     sizes: dict[RecordTag, tuple[int, int]] = {}
     for archive in _archives(source):
         for record in archive.records():
@@ -169,7 +171,6 @@ def _show(
     *,
     pipelines: bool,
 ) -> None:
-
     archives = _archives(opened.records)
     for archive in archives:
         output.line(
@@ -204,11 +205,11 @@ def _show(
 
 
 def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
-
     output.line("")
     if not opened.applications:
         output.line(
-            "no application is recorded: pipelines are compiled on a device with what they need, and nothing else"
+            "no application is recorded: pipelines are compiled on a device with what they need, and nothing "
+            "else"
         )
         return
     for each in opened.applications:
@@ -234,7 +235,6 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
 
 
 def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
-
     output.line("")
     damage = opened.damage
     if not damage:

@@ -1,7 +1,9 @@
-# Purpose: `orchestrator merge`: several cache files of one device into one, by its driver.
-# Guarantees: a file is given to the driver only after every check that a load makes. What is written is what the driver
-# gave after the merge. Figures are bytes as the driver counts them; nothing says how many pipelines they are.
-"""The verb `merge`."""
+"""The verb `merge`: several cache files of one device into one, by its driver.
+
+Guarantees: a file is given to the driver only after every check that a load makes. What is written is what
+the driver gave after the merge. Figures are bytes as the driver counts them; nothing says how many pipelines
+they are.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag
+from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import BAD, GOOD, Output, byte_text, device_document, path_text, styled, table
 from orchestrator.errors import DriverError
 
@@ -47,30 +49,25 @@ def merge_verb(
 ) -> int:
     """Merge cache files of one device and driver into one.
 
-    A file that the device would not load is left out, with the field that differs; the exit code is then 2. Nothing is
-    written where none is left.
+    A file that the device would not load is left out, with the field that differs; the exit code is then 2.
+    Nothing is written where none is left.
 
     **EXAMPLES**
 
         orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
     """
-    from orchestrator.devices import open_device, own_process
     from orchestrator.stores.cache_file import save_cache_file
     from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
 
     out = Output(json=json)
     if output.is_dir():
         raise UsageError(f"{path_text(output)}: a directory", "name a file")
-    own_process(device)
-    opened = open_device(device)
-    try:
+    with opened_device(device) as opened:
         merged, data = _merge(opened, files, out)
         identity = opened.identity
         taken = [each for each in merged if each.status == "LOADED"]
         saved = save_cache_file(output.absolute(), identity, data) if taken else None
-    finally:
-        opened.close()
     if saved is not None and saved.saved_bytes:
         groups = [group for each in taken for group in read_feature_groups(each.path)[0]]
         add_feature_groups(output.absolute(), groups, anew=True)
@@ -133,7 +130,6 @@ def _add(device: Device, destination: PipelineCache, path: Path, out: Output) ->
 
 
 def _document(each: _Merged) -> dict[str, Any]:
-
     return {
         "path": path_text(each.path),
         "status": each.status,
@@ -144,7 +140,6 @@ def _document(each: _Merged) -> dict[str, Any]:
 
 
 def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, skipped: str | None) -> None:
-
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:
         good = each.status == "LOADED"

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,8 @@ from cyclopts.validators import Number
 from orchestrator.cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from orchestrator.devices.device import Device
+    from orchestrator.devices.request import DeviceRequest
     from orchestrator.sets.pipeline_set import PipelineSet
 
 JsonFlag = Annotated[
@@ -38,8 +41,8 @@ SetNames = Annotated[
 ]
 
 DEVICE_HELP = (
-    "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an index or "
-    "a part of a name as `orchestrator devices` shows them, or `simulated`."
+    "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an "
+    "index or a part of a name as `orchestrator devices` shows them, or `simulated`."
 )
 FIRST_DEVICE = Parameter(
     name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
@@ -98,12 +101,34 @@ def usable_directory(given: Path | None) -> Path:
     return directory
 
 
+@contextmanager
+def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterator[Device]:
+    """A device for the block; the environment of this process is set for it.
+
+    Args:
+        selector: Which, as `open_device` takes it.
+        request: What it is opened as.
+
+    Raises:
+        NoDeviceError: Nothing answers to the selector.
+        DeviceError: It cannot be opened.
+    """
+    from orchestrator.devices import open_device, own_process
+
+    own_process(selector)
+    device = open_device(selector, request=request)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
 def open_set(names: Sequence[str]) -> PipelineSet:
     """Open a set; the caller closes it.
 
     Args:
-        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path of a
-            manifest.
+        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path
+            of a manifest.
 
     Raises:
         UsageError: A manifest stands beside something else, or the package came without its sample.

@@ -1,12 +1,12 @@
 """Where and how the command line writes: results to stdout, everything else to stderr.
 
 Guarantees:
-- With --json stdout holds one JSON document and nothing else. Its names are those of the values (Vulkan's words in
-  snake_case), keys of pipelines are 16 hex digits, versions of the API are text, times are seconds.
-- Where a stream is no terminal, or TERM says dumb, no control code is written to it; NO_COLOR takes colours and
-  styles away and leaves the live display.
-- Words from archives, drivers and file names are written as text: never as markup, and so that they cannot move a
-  terminal's cursor.
+- With --json stdout holds one JSON document and nothing else. Its names are those of the values (Vulkan's
+  words in snake_case), keys of pipelines are 16 hex digits, versions of the API are text, times are seconds.
+- Where a stream is no terminal, or TERM says dumb, no control code is written to it; NO_COLOR takes colours
+  and styles away and leaves the live display.
+- Words from archives, drivers and file names are written as text: never as markup, and so that they cannot
+  move a terminal's cursor.
 - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
 
 Assumptions: loaded with every verb, for its help too, so it imports nothing heavier than rich.
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
     from orchestrator.devices.image import PipelineKind
     from orchestrator.devices.request import DeviceRequest
+    from orchestrator.run.records import DeviceRecord
     from orchestrator.sets.records import Damage
 
 
@@ -82,6 +83,11 @@ def key_text(key: int) -> str:
 def version_text(version: int) -> str:
     """A Vulkan version number (VK_MAKE_API_VERSION), such as ``1.4.335``."""
     return f"{version >> 22 & 0x7F}.{version >> 12 & 0x3FF}.{version & 0xFFF}"
+
+
+def driver_text(device: DeviceIdentity | DeviceRecord) -> str:
+    """A driver's name and what it says of itself; "" where it says nothing."""
+    return " ".join(each for each in (device.driver_name, device.driver_info) if each)
 
 
 def plural(count: int, one: str, many: str | None = None) -> str:
@@ -187,7 +193,7 @@ def _write(console: Console, text: Text, indent: int | None = None) -> None:
 
 
 def _folded(text: Text, width: int, hang: int) -> list[Text]:
-    """A text in lines of at most `width` columns, where its words allow; the first one holds the hanging part."""
+    """A text in lines of at most `width` columns, where its words allow; the first holds the hanging part."""
     breaks, column = [], hang
     for word in _WORD.finditer(text.plain, hang):
         size = cell_len(word.group().rstrip())

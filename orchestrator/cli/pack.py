@@ -1,5 +1,4 @@
-# Purpose: `orchestrator pack`: from a description by hand to an archive.
-"""The verb `pack`."""
+"""The verb `pack`: from a description by hand to an archive."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ def pack_verb(
 ) -> int:
     """Write the pipelines that a manifest describes as a `.foz` archive.
 
-    A manifest names `.spv` files and the state around them, and multiplies them over specialization constants and
-    fixed-function state. An existing archive is replaced only when all of the manifest was understood.
+    A manifest names `.spv` files and the state around them, and multiplies them over specialization constants
+    and fixed-function state. An existing archive is replaced only when all of the manifest was understood.
 
     **EXAMPLES**
 
@@ -58,11 +57,12 @@ def pack_verb(
     )
     same = len(report.pipelines) - report.unique
     out.line(
-        f"{path_text(manifest)}: {plural(len(report.pipelines), 'pipeline')} described, {report.unique:,} different ({kinds})"
-        + (f"; {same:,} equal another" if same else "")
+        f"{path_text(manifest)}: {plural(len(report.pipelines), 'pipeline')} described, {report.unique:,} "
+        f"different ({kinds})" + (f"; {same:,} equal another" if same else "")
     )
     out.line(
-        f"{path_text(output)}: {plural(report.records, 'record')}, {plural(report.modules, 'shader module')}, {byte_text(size)}"
+        f"{path_text(output)}: {plural(report.records, 'record')}, "
+        f"{plural(report.modules, 'shader module')}, {byte_text(size)}"
     )
     out.line(f"next: orchestrator compile {path_text(output)}")
     return ExitCode.OK

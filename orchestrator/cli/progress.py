@@ -1,9 +1,9 @@
-"""How far a compile or a measurement is, on stderr: a changing display on a terminal, else a line now and then.
+"""How far a compile or a measurement is, on stderr: a display on a terminal, else a line now and then.
 
 Guarantees:
-- Drawn only when there is news, in the caller's thread: no thread of its own competes with the workers, and no time is
-  taken from a sample.
-- The display is gone when the view closes, also after an error, so that it does not mix with what is printed then.
+- Drawn only when there is news, in the caller's thread: no thread of its own competes with the workers, and
+  no time is taken from a sample.
+- The display is gone when the view closes, also after an error, so that it does not mix with what comes then.
 - With --json and without a terminal it says nothing but messages.
 """
 
@@ -166,7 +166,8 @@ class LiveView:
     def stage(self, name: str) -> None:
         """Show the stage's name."""
         if name == OPENING:
-            # Drivers greet on stderr when they are opened: a line that stays keeps the display out of the way.
+            # Drivers greet on stderr when they are opened: a line that stays keeps the display out of the
+            # way.
             self._bar.stop()
             self.say(name)
             return

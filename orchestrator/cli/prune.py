@@ -1,17 +1,17 @@
-# Purpose: `orchestrator prune`: make room in a directory of cache files.
-# Guarantees: with --dry-run nothing is changed; without, only what is shown is removed.
-"""The verb `prune`."""
+"""The verb `prune`: makes room in a directory of cache files.
+
+Guarantees: with --dry-run nothing is changed; without, only what is shown is removed.
+"""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.options import CacheDirectory, JsonFlag, cache_directory
 from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
 from orchestrator.errors import DeviceError
 
@@ -26,14 +26,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
 
 def prune_verb(
     *,
-    cache_dir: Annotated[
-        Path | None,
-        Parameter(
-            name="--cache-dir",
-            help="The directory of cache files.",
-            show_default=lambda _: "the user's cache directory",
-        ),
-    ] = None,
+    cache_dir: CacheDirectory = None,
     max_size: Annotated[
         str | None,
         Parameter(
@@ -56,8 +49,9 @@ def prune_verb(
 ) -> int:
     """Remove cache files that nobody needs any more.
 
-    Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and files of
-    another build of a driver that is here. Files of devices that are not here stay, unless they are old or too large.
+    Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and
+    files of another build of a driver that is here. Files of devices that are not here stay, unless they are
+    old or too large.
 
     **EXAMPLES**
 
@@ -67,13 +61,11 @@ def prune_verb(
     """
     import time
 
-    import platformdirs
-
     from orchestrator.stores.files.recovery import SweepReport
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
     bound, age = _size(max_size), _age(older_than)
-    directory = platformdirs.user_cache_path("orchestrator") if cache_dir is None else cache_dir
+    directory = cache_directory(cache_dir)
     if cache_dir is not None and not cache_dir.is_dir():
         raise UsageError(
             f"{path_text(cache_dir)}: no such directory", "name the directory of --cache-dir of `compile`"
@@ -109,8 +101,9 @@ def prune_verb(
         output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
     verb = "would be removed" if dry_run else "removed"
     output.line(
-        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, {byte_text(sum(each.size for each in shown))}; "
-        f"{plural(len(plan.kept), 'file')} kept, {byte_text(sum(size for _, size in plan.kept))}"
+        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, "
+        f"{byte_text(sum(each.size for each in shown))}; {plural(len(plan.kept), 'file')} kept, "
+        f"{byte_text(sum(size for _, size in plan.kept))}"
     )
     if problem:
         output.line(styled(problem, DIM))
@@ -118,7 +111,6 @@ def prune_verb(
 
 
 def _document(item: PruneItem) -> dict[str, Any]:
-
     return {
         "path": path_text(item.path),
         "bytes": item.size,

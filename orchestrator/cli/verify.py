@@ -1,6 +1,7 @@
-# Purpose: `orchestrator verify`: prove files whole, byte for byte, without a device.
-# Guarantees: reads only. Whatever is in a file ends in an answer; every problem has a next step.
-"""The verb `verify`."""
+"""The verb `verify`: proves files whole, byte for byte, without a device.
+
+Guarantees: reads only. Whatever is in a file ends in an answer; every problem has a next step.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +64,9 @@ def verify_verb(
 ) -> int:
     """Prove cache files and archives whole.
 
-    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of an archive: every record
-    is read and its key recomputed. Of a directory: its permissions and all such files in it.
-    The exit code is 0 where nothing is wrong, else 2.
+    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of an archive:
+    every record is read and its key recomputed. Of a directory: its permissions and all such files in it. The
+    exit code is 0 where nothing is wrong, else 2.
 
     **EXAMPLES**
 

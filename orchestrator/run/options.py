@@ -1,8 +1,8 @@
 """What a run and a compile are asked for, as values.
 
-`RunOptions` is what `run_pipelines` and `open_session` take, `CompileOptions` what `compile_set` takes. Both hold
-plain data only, so that they can be compared, named in a report and sent to another process. What is open or is
-called (caches, devices, callbacks, cancellation) is an argument of its own.
+`RunOptions` is what `run_pipelines` and `open_session` take, `CompileOptions` what `compile_set` takes. Both
+hold plain data only, so that they can be compared, named in a report and sent to another process. What is
+open or is called (caches, devices, callbacks, cancellation) is an argument of its own.
 
 Guarantees: a value that cannot be meant is refused when it is made, with ValueError.
 """
@@ -46,14 +46,14 @@ def _time_limit() -> Any:
 class MergePolicy:
     """When worker caches are merged into the primary.
 
-    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a worker's cache
-    holds something new and one of the thresholds is reached; None is never.
+    Without `rolling` once, at the barrier; the thresholds mean nothing then. With it also as soon as a
+    worker's cache holds something new and one of the thresholds is reached; None is never.
 
     Attributes:
         rolling: Whether to merge while workers run.
         batches: Batches since the worker took the cache.
-        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged before, or
-            16 KiB before the first merge, times the pipelines compiled in it.
+        gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged
+            before, or 16 KiB before the first merge, times the pipelines compiled in it.
         age_ns: Time since the worker took the cache.
     """
 
@@ -82,23 +82,26 @@ class RunOptions:
     Attributes:
         workers: Number of workers, one thread each; None for `available_workers`.
         mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
-            synchronized ones, and says so in the report's notes. TWO_LEVEL falls back to PER_WORKER with a rolling
-            merge where the device cannot forbid compiling.
-        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the way. None
-            for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER in the others.
-        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it holds.
+            synchronized ones, and says so in the report's notes. TWO_LEVEL falls back to PER_WORKER with a
+            rolling merge where the device cannot forbid compiling.
+        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the
+            way. None for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER
+            in the others.
+        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it
+            holds.
         schedule: Settings of the schedule. None for those that suit the mode: `unsteered_schedule` for
             `run_pipelines`, short batches for `open_session`. With `Followers.SHARE` nothing can be kept.
-        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What links
-            one of them is skipped too.
+        skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
+            links one of them is skipped too.
         keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
             `PipelineSession.take_handles`. They are destroyed where there will be no report.
-        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the barrier, to
-            count those that two workers compiled. Costs a driver call a pipeline, outside of all timings.
-        time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches in
-            flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run has to
-            do. Only what is estimated to end in time begins, one job apart. A session begins with it; see
-            `PipelineSession.limit_time`.
+        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the
+            barrier, to count those that two workers compiled. Costs a driver call a pipeline, outside of all
+            timings.
+        time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches
+            in flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run
+            has to do. Only what is estimated to end in time begins, one job apart. A session begins with it;
+            see `PipelineSession.limit_time`.
     """
 
     workers: int | None = _workers()
@@ -131,7 +134,8 @@ def unsteered_schedule(
     Args:
         mode: The cache topology.
         batch_limit: Largest batch; None for the usual.
-        time_limit_s: How long batches may begin; they are so small then that a wrong estimate overruns it by little.
+        time_limit_s: How long batches may begin; they are so small then that a wrong estimate overruns it by
+            little.
     """
     target_ns = TARGET_NS
     if time_limit_s is not None:
@@ -154,7 +158,8 @@ class ModulePolicy(enum.StrEnum):
     OFF: Nothing.
     WARN: spirv-val judges every module; what it refuses is noted, and compiled.
     SKIP: Pipelines with a module that it refuses are skipped: the driver is never asked.
-    ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed, and named.
+    ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed, and
+        named.
     """
 
     OFF = "off"
@@ -164,10 +169,10 @@ class ModulePolicy(enum.StrEnum):
 
 
 class PipelineKeyUse(enum.StrEnum):
-    """Whether the driver is asked for pipeline keys, so that what it compiles to the same code is compiled once.
+    """Whether the driver is asked for pipeline keys, so that what is the same to it is compiled once.
 
-    AUTO: Of pipelines that have all their code in common with another and that no cache is estimated to hold, where
-        several workers might compile them twice.
+    AUTO: Of pipelines that have all their code in common with another and that no cache is estimated to hold,
+        where several workers might compile them twice.
     ALL: Of all pipelines that no cache is estimated to hold, those that link libraries apart.
     OFF: Never; pipelines are told apart by their state alone.
     """
@@ -184,8 +189,8 @@ class TrialLimits:
     Attributes:
         pipeline_s: Seconds for one pipeline.
         memory_bytes: Address space of a child, 0 for no limit.
-        opener: "package.module:function" that opens the device in a child, where the run's own opener is a function
-            that a child does not have; called with a DeviceRequest.
+        opener: "package.module:function" that opens the device in a child, where the run's own opener is a
+            function that a child does not have; called with a DeviceRequest.
     """
 
     pipeline_s: float = field(default=120.0, validator=validators.gt(0))
@@ -200,22 +205,23 @@ class CompileOptions:
     Attributes:
         selector: Which device, as `open_device` takes it.
         driver_caches: Leave the driver's own caches on.
-        workers: Number of workers; None for what a calibration of the device found best, or else one a processor.
-        mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the cache
-            directory, or is PER_WORKER where there is none; the report's notes say which.
+        workers: Number of workers; None for what a calibration of the device found best, or else one a
+            processor.
+        mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
+            cache directory, or is PER_WORKER where there is none; the report's notes say which.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
         spirv_val: What is done about shader modules that may be invalid.
-        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a child
-            opens the device.
+        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a
+            child opens the device.
         pipeline_keys: Whether the driver is asked for pipeline keys.
         count_duplicate_pipeline_keys: As in `RunOptions`.
-        inspect_executables: After the run create every pipeline once more, without a cache, and ask the driver
-            about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
+        inspect_executables: After the run create every pipeline once more, without a cache, and ask the
+            driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         subset: Which of the set's pipelines; the report counts these alone.
-        time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over all
-            groups.
+        time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
+            all groups.
     """
 
     selector: str = ""

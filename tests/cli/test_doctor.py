@@ -95,7 +95,7 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     poor = SimulatedOptions(features=features, bugs=bugs)
     monkeypatch.setattr(devices, "list_devices", lambda: [IDENTITY])
-    monkeypatch.setattr(devices, "open_device", lambda _: SimulatedDevice(poor))
+    monkeypatch.setattr(devices, "open_device", lambda _, request: SimulatedDevice(poor))
     monkeypatch.setattr(spirv_validation, "find_spirv_val", lambda: None)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     found = findings(done)
