@@ -305,8 +305,8 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
         worst = max(busy, key=lambda each: each.run_delay_share.median)
         found.append(
             f"in {len(busy)} of {len(cells)} cells threads waited more than {BUSY_SHARE:.0%} of their "
-            f"time for a processor (at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers on "
-            f"{worst.samples[0].environment.cores} cores): that is the machine, not the cache"
+            f"time for a processor (at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers "
+            f"on {worst.samples[0].environment.cores} cores): that is the machine, not the cache"
         )
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
     return found + notes

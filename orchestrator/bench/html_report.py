@@ -254,46 +254,39 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
     )
 
 
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; font-src data:"
+)
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem; color: #222; background: #fff; }
-h1 { font-size: 1.5rem; margin: .3rem 0; }
-.verdict { font-size: 1.3rem; border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: #f2f7fb; }
-.note { border-left: .4rem solid #E69F00; padding: .2rem 1rem; background: #fdf7ea; margin: .4rem 0; }
-.failed { border-left: .4rem solid #D55E00; padding: .2rem 1rem; background: #fdf0ea; margin: .4rem 0; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; }
-.figures th, .figures td { white-space: nowrap; }
-td.number, th.number { text-align: right; }
-tr.few td { color: #767676; font-style: italic; }
-tr.first td { border-top: 2px solid #999; }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(32rem, 100%), 1fr)); }
-.plots > * { min-width: 0; }
-.scroll { overflow-x: auto; }
-.where td { overflow-wrap: anywhere; }
-.small { color: #555; font-size: .9rem; }
-"""
+_STYLE = """ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem;
+color: #222; background: #fff; } h1 { font-size: 1.5rem; margin: .3rem 0; } .verdict { font-size: 1.3rem;
+border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: #f2f7fb; } .note { border-left: .4rem solid
+#E69F00; padding: .2rem 1rem; background: #fdf7ea; margin: .4rem 0; } .failed { border-left: .4rem solid
+#D55E00; padding: .2rem 1rem; background: #fdf0ea; margin: .4rem 0; } table { border-collapse: collapse;
+font-variant-numeric: tabular-nums; font-size: .9rem; } th, td { text-align: left; padding: .15rem .9rem
+.15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; } .figures th, .figures td { white-space:
+nowrap; } td.number, th.number { text-align: right; } tr.few td { color: #767676; font-style: italic; }
+tr.first td { border-top: 2px solid #999; } .plots { display: grid; grid-template-columns: repeat(auto-fill,
+minmax(min(32rem, 100%), 1fr)); } .plots > * { min-width: 0; } .scroll { overflow-x: auto; } .where td {
+overflow-wrap: anywhere; } .small { color: #555; font-size: .9rem; } """
 
-_LEGEND = """
-<p class="small"><b>n</b>: samples, each a process of its own; rows in grey have fewer than {least}, from which nothing is told.
-<b>Ratio</b>: throughput over the baseline's, round by round, with a 95&nbsp;% interval; above 1 is faster. <b>Blocked</b>: asleep in the
-driver, waiting for a lock. <b>No CPU</b>: waiting for a processor: the machine, not the cache. <b>Efficiency</b>: against as many times
-one worker. <b>CPU</b>: processor time of a pipeline against one worker.</p>
-"""
+_LEGEND = """ <p class="small"><b>n</b>: samples, each a process of its own; rows in grey have fewer than
+{least}, from which nothing is told. <b>Ratio</b>: throughput over the baseline's, round by round, with a
+95&nbsp;% interval; above 1 is faster. <b>Blocked</b>: asleep in the driver, waiting for a lock. <b>No
+CPU</b>: waiting for a processor: the machine, not the cache. <b>Efficiency</b>: against as many times one
+worker. <b>CPU</b>: processor time of a pipeline against one worker.</p> """
 
-_METHOD = """
-<h2>How this was measured</h2>
-<p>Every sample is a process of its own with the driver's own caches off. Contenders take turns in every round, and the baseline is
-measured twice (A ... A'). Points are medians, bars are 95 % bootstrap intervals, and ratios are taken within a round. A difference
-counts only where its whole interval lies beyond the A/A control's. Throughput includes the merge. <em>Blocked</em> is time asleep in
-the driver: its own time, less CPU time, less the time spent waiting for a processor. <em>No CPU</em> is that wait: the machine, not the
-cache.</p>
-<h2>What it cannot show</h2>
-<p>How an application stutters: here pipelines are handed over as fast as workers take them. What a GPU does: nothing is drawn. Other
-drivers, versions and sets than those named below. More workers than processors. Drift between runs on different days. Locks that
-spin instead of sleeping: they show as CPU time of a pipeline, together with cache misses.</p>
-"""
+_METHOD = """ <h2>How this was measured</h2> <p>Every sample is a process of its own with the driver's own
+caches off. Contenders take turns in every round, and the baseline is measured twice (A ... A'). Points are
+medians, bars are 95 % bootstrap intervals, and ratios are taken within a round. A difference counts only
+where its whole interval lies beyond the A/A control's. Throughput includes the merge. <em>Blocked</em> is
+time asleep in the driver: its own time, less CPU time, less the time spent waiting for a processor. <em>No
+CPU</em> is that wait: the machine, not the cache.</p> <h2>What it cannot show</h2> <p>How an application
+stutters: here pipelines are handed over as fast as workers take them. What a GPU does: nothing is drawn.
+Other drivers, versions and sets than those named below. More workers than processors. Drift between runs on
+different days. Locks that spin instead of sleeping: they show as CPU time of a pipeline, together with cache
+misses.</p> """
 
 # The library and the figures are inert until this has run. What it inserts is inline, as the policy wants it.
 _DRAW = """
@@ -412,7 +405,7 @@ def _section(
     timelines: Mapping[Cell, bytes],
     figures: dict[str, Plot],
 ) -> list[str]:
-    """A device, start and share of duplicates; its plots are added to the figures by the name of their place."""
+    """A device, start and share of duplicates; its plots are added to the figures, by place."""
     device, start, duplicates = key
     cells = [each for each in report.cells if each.cell[:3] == key]
     comparisons = [each for each in report.comparisons if each.conditions[:3] == key]

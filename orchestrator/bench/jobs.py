@@ -1,4 +1,4 @@
-"""Jobs of a benchmark, each done in a process of its own: a driver reads its target and its environment once.
+"""Jobs of a benchmark, each done in a process of its own: a driver reads its target and environment once.
 
 Guarantees: a job that cannot be done has an answer that says so, and so has one whose process crashes or
 hangs.
@@ -31,6 +31,7 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
         passes: How often the whole set is in the run.
         cache_directory: Where `FillJob` put the cache file that a warm run starts with.
         trace: Where to write a timeline of the run, or "".
+        profiles: The directory of key profiles, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -38,104 +39,102 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     passes: int = 1
     cache_directory: str = ""
     trace: str = ""
+    profiles: str = ""
 
 
 class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="fill"):
-    """Compile a set once, keep the cache for warm runs, and see how fast one worker is with it.
+    """Compile a set once, keep its cache, and see how fast everything is found in that.
 
     Attributes:
         set_paths: The archives, or one manifest.
         device: The selector.
         workers: Number of workers.
         cache_directory: Where to put the cache file.
-        warm: Whether warm runs will need it.
+        mode: The cache topology.
+        compiles: False: only look at the set and the device.
         reuse: Leave a cache file that is there and proven as it is; then nothing is compiled.
+        passes: How often the set is in the runs that find everything; 0 for no such runs.
+        profiles: The directory of key profiles, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]
     device: str
     workers: int
     cache_directory: str
-    warm: bool
+    mode: CacheMode = CacheMode.SHARED
+    compiles: bool = True
     reuse: bool = False
+    passes: int = 8
+    profiles: str = ""
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
-    """What a `FillJob` found.
-
-    Attributes:
-        set_hash: Hash over the names of the set's records, 16 hex digits.
-        identity: The device and driver: what tells one run of a benchmark from another.
-        pipelines: Pipelines that the device takes.
-        cold_s: What compiling them took; 0 where nothing was compiled, as in the four below.
-        warm_rate: Pipelines a second that one worker takes from the cache.
-        warm_rate_most: The same of all workers together.
-        hit_share: Share of the pipelines found in the cache then.
-        cache_bytes: Size of the cache.
-    """
-
-    set_hash: str
-    identity: str
-    pipelines: int
-    cold_s: float
-    warm_rate: float
-    warm_rate_most: float
-    hit_share: float
-    cache_bytes: int
-
-
-class ProbeStep(enum.StrEnum):
-    """What a `ProbeJob` does; see orchestrator/bench/take.py."""
-
-    COMPILE = "compile"
-    LOOK_UP = "look up"
-    GROW = "grow"
-
-
-class ProbeJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="probe"):
-    """Ask a driver one question.
-
-    Attributes:
-        step: Which.
-        set_paths: The archives, or one manifest.
-        device: The selector.
-        cache_directory: Where COMPILE puts its cache file, and the others take it from.
-        workers: Number of workers of COMPILE.
-        mode: The cache topology of COMPILE.
-        rounds: How often GROW loads, uses and reads.
-    """
-
-    step: ProbeStep
-    set_paths: tuple[str, ...]
-    device: str
-    cache_directory: str
-    workers: int = 1
-    mode: CacheMode = CacheMode.SHARED
-    rounds: int = 6
-
-
-class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
-    """What a `ProbeJob` found.
+    """What a `FillJob` found. Where nothing was compiled, what follows `pipelines` is 0 or empty.
 
     Attributes:
         set_name: Where the set came from.
         set_hash: Hash over the names of its records, 16 hex digits.
-        identity: The device.
-        pipelines: Pipelines that were handed to the driver.
-        hits: Of these, found in the cache.
-        rate: Pipelines a second.
-        sizes: Size of the cache after each round of GROW.
-        warnings: What the merge of COMPILE said.
+        identity: The device and driver: what tells one run of a benchmark from another.
+        pipelines: Pipelines that the device takes.
+        hits: Of these, found in the empty cache: to the driver they are the same as others of the set.
+        warm_rate: Pipelines a second that one worker takes from the cache; 0 where it keeps nothing.
+        warm_rate_most: The same of all workers together.
+        warnings: What the merge said.
+        not_kept: Why there is no cache file now, or "".
     """
 
     set_name: str
     set_hash: str
     identity: DeviceIdentity
     pipelines: int
-    hits: int
-    rate: float
-    sizes: tuple[int, ...] = ()
+    hits: int = 0
+    warm_rate: float = 0.0
+    warm_rate_most: float = 0.0
     warnings: tuple[str, ...] = ()
+    not_kept: str = ""
+
+
+class ProbeStep(enum.StrEnum):
+    """What is asked of a driver in a new process, which has the cache file and remembers nothing.
+
+    LOOK_UP: How many pipelines of the set it finds.
+    GROW: The size of the cache after each round of loading, using and reading it back.
+    """
+
+    LOOK_UP = "look up"
+    GROW = "grow"
+
+
+class ProbeJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="probe"):
+    """Ask a driver one question about a cache.
+
+    Attributes:
+        step: Which.
+        set_paths: The archives, or one manifest.
+        device: The selector.
+        cache_directory: Where `FillJob` put the cache file; without one the cache is empty.
+        rounds: How often GROW loads, uses and reads.
+        profiles: As `FillJob` has it.
+    """
+
+    step: ProbeStep
+    set_paths: tuple[str, ...]
+    device: str
+    cache_directory: str
+    rounds: int = 6
+    profiles: str = ""
+
+
+class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
+    """What a `ProbeJob` found.
+
+    Attributes:
+        hits: Pipelines that were found in the cache.
+        sizes: Size of the cache after each round of GROW, bytes.
+    """
+
+    hits: int
+    sizes: tuple[int, ...] = ()
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):

@@ -49,6 +49,7 @@ class Matrix:
         warm_batch: The same of a warm run. With small calls it would be the interpreter that is measured.
         cache_directory: Where caches for warm runs are.
         warm_passes: How often the set is in a warm run, by device.
+        profiles: The directory of key profiles, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -62,6 +63,7 @@ class Matrix:
     warm_batch: int = 1024
     cache_directory: str = ""
     warm_passes: Mapping[str, int] = field(factory=dict)
+    profiles: str = ""
 
     @property
     def baseline(self) -> CacheMode:
@@ -103,6 +105,7 @@ class Matrix:
                         batch=self.batch_of(start),
                         passes=self.warm_passes.get(device, 1) if warm else 1,
                         cache_directory=self.cache_directory if warm else "",
+                        profiles=self.profiles,
                     )
 
 

@@ -177,12 +177,15 @@ class _BenchRun:
                     device=device,
                     workers=max(self.matrix.workers),
                     cache_directory=self.matrix.cache_directory,
-                    warm=warm,
+                    compiles=warm,
                     reuse=bool(known),
+                    profiles=self.matrix.profiles,
                 )
             )
             if not isinstance(answer, Filled):
                 cannot(f"{device} cannot be measured", answer)
+            if answer.not_kept:
+                raise BenchError(f"nothing warm can be measured on {device}: {answer.not_kept}")
             self._check_same(device, answer, earlier)
             # As before, so that rows can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)
@@ -193,9 +196,13 @@ class _BenchRun:
             environment = each.environment
             if each.set_hash != found.set_hash:
                 what = f"another set ({each.set_name}, hash {each.set_hash}; this one has {found.set_hash})"
-            elif environment.pipeline_cache_uuid not in found.identity:
-                driver = f"{environment.driver_name} {environment.driver_info}"
-                what = f"another driver ({driver}; now {found.identity})"
+            elif environment.pipeline_cache_uuid != found.identity.pipeline_cache_uuid.hex():
+                now = found.identity
+                what = (
+                    f"another driver ({environment.driver_name} {environment.driver_info}, cache "
+                    f"{environment.pipeline_cache_uuid}; now {now.driver_name} {now.driver_info}, cache "
+                    f"{now.pipeline_cache_uuid.hex()})"
+                )
             elif each.batch != (batch := self.matrix.batch_of(each.start)):
                 what = f"another batch ({each.batch}; now {batch})"
             else:

@@ -135,19 +135,15 @@ def open_set(names: Sequence[str]) -> PipelineSet:
         ArchiveError: An archive cannot be read as a whole.
         ManifestError: The manifest cannot be understood.
     """
-    from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.sets.opening import is_manifest, open_paths
 
-    manifests = [name for name in names if Path(name).suffix.lower() == ".toml"]
+    manifests = [name for name in names if is_manifest(name)]
     if manifests and len(names) > 1:
         raise UsageError(
             f"{manifests[0]}: a manifest cannot be combined with other sets",
             f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
         )
-    if manifests:
-        from orchestrator.sets.authoring.manifest import load_manifest
-
-        return PipelineSet.from_records(load_manifest(Path(manifests[0])).records)
-    return PipelineSet.open([_archive(name) for name in names])
+    return open_paths([_archive(name) for name in names])
 
 
 def set_paths(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.bench.calibration import (
     Contender,
     ProbeResult,
-    Samples,
+    SampleTable,
     choose,
     choose_batch,
     probe_findings,
@@ -30,7 +30,7 @@ Times = Mapping[tuple[CacheMode, int], float]
 def rows(
     times: Times, noise: Sequence[float] = QUIET, start: Start = Start.COLD, batch: int = 64
 ) -> list[Sample]:
-    """Samples of contenders by (mode, workers), each round shaken by the noise, and the control of the first."""
+    """SampleTable of contenders by (mode, workers), each round shaken by the noise, and the control of the first."""
     made = []
     arms = [*((each, False) for each in times), (next(iter(times)), True)]
     for number in range(len(noise)):
@@ -50,7 +50,7 @@ def rows(
     return made
 
 
-def answers(found: Samples, start: Start = Start.COLD, workers: int = 2) -> dict[str, str]:
+def answers(found: SampleTable, start: Start = Start.COLD, workers: int = 2) -> dict[str, str]:
     """Answers by question."""
     return {each.question: each.answer for each in topology_findings(found, start, workers, 64)}
 
@@ -61,7 +61,7 @@ def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
 
 
 def test_differences_beyond_noise_are_named_with_their_direction() -> None:
-    found = Samples(
+    found = SampleTable(
         rows(
             {
                 A: 2.0,
@@ -90,28 +90,28 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
 def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
     assert set(
         answers(
-            Samples(rows({A: 1.2, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))
+            SampleTable(rows({A: 1.2, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0}, NOISY))
         ).values()
     ) <= {
         "undecided",
         "not measured",
     }
-    tight = answers(Samples(rows({A: 1.0, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0})))
+    tight = answers(SampleTable(rows({A: 1.0, B: 1.0, (CacheMode.PER_WORKER_INTERNAL, 2): 1.0, ONE: 1.0})))
     assert tight["shared cache, cold"] == tight["locking, cold"] == "no difference"
 
 
 def test_too_few_rounds_or_no_control_tell_nothing() -> None:
     few = [each for each in rows({A: 2.0, B: 1.0}) if each.round < 4]
-    assert answers(Samples(few))["shared cache, cold"] == "not measured"
-    assert choose(Samples(few), Start.COLD, (1, 2), 64, merge_works=True) is None
+    assert answers(SampleTable(few))["shared cache, cold"] == "not measured"
+    assert choose(SampleTable(few), Start.COLD, (1, 2), 64, merge_works=True) is None
     without = [each for each in rows({A: 2.0, B: 1.0}) if not each.control]
-    assert answers(Samples(without))["shared cache, cold"] == "not measured"
+    assert answers(SampleTable(without))["shared cache, cold"] == "not measured"
 
 
 def test_warm_ups_and_other_temperatures_do_not_count() -> None:
     mixed = rows({A: 1.0, B: 1.0}) + rows({A: 5.0, B: 1.0}, start=Start.WARM)
     mixed += [sample(start=Start.COLD, mode=CacheMode.SHARED, workers=2, round=-1, wall_ns=10**12)]
-    found = Samples(mixed)
+    found = SampleTable(mixed)
     assert answers(found)["shared cache, cold"] == "no difference"
     assert answers(found, Start.WARM)["shared cache, warm"] == "slower"
     assert max(each.seconds for each in found.figures()) < 6
@@ -133,7 +133,7 @@ def test_warm_ups_and_other_temperatures_do_not_count() -> None:
     ],
 )
 def test_choices(times: Times, noise: Sequence[float], mode: CacheMode, workers: int) -> None:
-    choice = choose(Samples(rows(times, noise)), Start.COLD, (1, 2), 64, merge_works=True)
+    choice = choose(SampleTable(rows(times, noise)), Start.COLD, (1, 2), 64, merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (mode, workers), choice.words
 
@@ -145,14 +145,14 @@ def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() ->
         for each in rows({A: 1.0, (CacheMode.TWO_LEVEL, 2): 1.05}, NOISY)
         if each.mode == CacheMode.TWO_LEVEL
     ]
-    choice = choose(Samples([*quiet, *shaken]), Start.COLD, (1, 2), 64, merge_works=True)
+    choice = choose(SampleTable([*quiet, *shaken]), Start.COLD, (1, 2), 64, merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 1)
     assert "whether two-level would be faster is undecided" in choice.words
 
 
 def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
-    found = Samples(rows({A: 2.0, B: 1.0, ONE: 4.0, (CacheMode.PER_WORKER, 1): 4.0}))
+    found = SampleTable(rows({A: 2.0, B: 1.0, ONE: 4.0, (CacheMode.PER_WORKER, 1): 4.0}))
     choice = choose(found, Start.COLD, (1, 2), 64, merge_works=False)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 2)
@@ -166,27 +166,27 @@ def test_the_fewest_workers_that_are_as_fast() -> None:
         (CacheMode.SHARED, 8): 1.0,
         (CacheMode.SHARED, 1): 9.0,
     }
-    choice = choose(Samples(rows(times)), Start.COLD, (1, 8, 16), 64, merge_works=True)
+    choice = choose(SampleTable(rows(times)), Start.COLD, (1, 8, 16), 64, merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
 
 
 def test_one_processor_leaves_no_choice_of_workers() -> None:
     choice = choose(
-        Samples(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), 64, merge_works=True
+        SampleTable(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), 64, merge_works=True
     )
     assert choice is not None
     assert choice.workers == 1
     assert "no more than that" in choice.words
 
 
-def batches(times: Mapping[int, float]) -> Samples:
+def batches(times: Mapping[int, float]) -> SampleTable:
     """Warm samples by batch, the usual one first with its control."""
     made: list[Sample] = []
     for batch, seconds in times.items():
         of_batch = rows({ONE: seconds}, start=Start.WARM, batch=batch)
         made += [each for each in of_batch if batch == 64 or not each.control]
-    return Samples(made)
+    return SampleTable(made)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_batches(times: Mapping[int, float], chosen: int) -> None:
 
 
 def test_batches_that_were_not_measured() -> None:
-    batch, finding = choose_batch(Samples([]), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 64))
+    batch, finding = choose_batch(SampleTable([]), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 64))
     assert batch is None
     assert finding.answer == "not measured"
 

@@ -27,6 +27,7 @@ from orchestrator.bench.runner import (
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from tests.bench.support import ENVIRONMENT, sample
@@ -42,19 +43,17 @@ PLAN = Matrix(
     batch=64,
 )
 TOTAL = 2 * 2 * 3 * 4
-IDENTITY = f"test device (cache {ENVIRONMENT.pipeline_cache_uuid})"
+IDENTITY = evolve(simulated_identity(), pipeline_cache_uuid=bytes.fromhex(ENVIRONMENT.pipeline_cache_uuid))
 
 
 def filled(**changes: object) -> Filled:
     values = {
+        "set_name": "set",
         "set_hash": "0" * 16,
         "identity": IDENTITY,
         "pipelines": 1000,
-        "cold_s": 1.0,
         "warm_rate": 100_000.0,
         "warm_rate_most": 1e9,
-        "hit_share": 1.0,
-        "cache_bytes": 10,
     }
     return Filled(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -219,9 +218,7 @@ def test_going_on_compiles_nothing_for_warm_runs(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path) -> None:
-    job = FillJob(
-        set_paths=(str(small_set),), device="simulated", workers=2, cache_directory=str(tmp_path), warm=True
-    )
+    job = FillJob(set_paths=(str(small_set),), device="simulated", workers=2, cache_directory=str(tmp_path))
     first = run_in_process(job)
     assert isinstance(first, Filled)
     (file,) = tmp_path.glob("*.pipeline-cache")
@@ -252,9 +249,11 @@ def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "words"),
-    [({"set_hash": "1" * 16}, "another set"), ({"identity": "test device (cache ff)"}, "another driver")],
+    [({"set_hash": "1" * 16}, "another set"), ({"identity": simulated_identity()}, "another driver")],
 )
-def test_results_of_something_else_are_not_mixed(tmp_path: Path, changed: dict[str, str], words: str) -> None:
+def test_results_of_something_else_are_not_mixed(
+    tmp_path: Path, changed: dict[str, object], words: str
+) -> None:
     run_bench(PLAN, tmp_path, run_job=Answers())
     before = (tmp_path / RESULTS).read_bytes()
     with pytest.raises(BenchError, match=words):
@@ -271,6 +270,12 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path
         run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="NoDeviceError", reason="no such"))
     with pytest.raises(BenchError, match="cannot be measured: a stub"):
         run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="DeviceError", reason="a stub"))
+
+
+def test_a_driver_whose_cache_keeps_nothing_is_not_measured_warm(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="nothing warm can be measured on test: it holds nothing"):
+        run_bench(PLAN, tmp_path, run_job=lambda _: filled(not_kept="it holds nothing"))
+    assert not (tmp_path / RESULTS).exists()
 
 
 def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
@@ -316,7 +321,7 @@ def test_a_process_that_dies_is_told() -> None:
     refused = run_in_process(evolve_job(mode="no such mode"))
     assert isinstance(refused, Refused)
     assert refused.kind == "crash"
-    assert "exit code 1" in refused.reason
+    assert "Invalid enum value" in refused.reason
 
 
 def evolve_job(**changes: str) -> SampleJob:

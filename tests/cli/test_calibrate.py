@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import calibration as calibrating
-from orchestrator.bench.jobs import Answer, Job, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from tests.bench.support import sample
@@ -16,17 +16,17 @@ from tests.cli.conftest import Call
 
 def quick(job: Job) -> Answer:
     """A process that needs none: a shared cache takes twice the time."""
-    if isinstance(job, ProbeJob):
-        found = job.step is not ProbeStep.COMPILE
-        return Probed(
+    if isinstance(job, FillJob):
+        return Filled(
             set_name=job.set_paths[0],
             set_hash="0" * 16,
             identity=simulated_identity(),
             pipelines=100,
-            hits=100 if found else 0,
-            rate=1000.0,
-            sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else (),
+            warm_rate=1000.0,
+            warm_rate_most=1000.0,
         )
+    if isinstance(job, ProbeJob):
+        return Probed(hits=100, sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else ())
     assert isinstance(job, SampleJob)
     return sample(
         start=job.start,
