@@ -13,6 +13,7 @@ cooler.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from attrs import frozen
 
@@ -64,8 +65,8 @@ class ChangeReport:
         only_before: Cells of the first file that the second lacks.
         only_after: Cells of the second that the first lacks.
         differences: What else is different, such as the driver's version: one sentence each.
-        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets are
-    several.
+        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets
+            are several.
     """
 
     changes: tuple[CellChange, ...]
@@ -200,40 +201,28 @@ _TOLD = {
     "set_hash": "hash of the set",
     "batch": "batch",
     "order": "order of pipelines",
-}
-_TOLD_OF_ENVIRONMENT = {
-    "driver_name": "driver",
-    "driver_info": "driver's version",
-    "device_name": "device",
-    "pipeline_cache_uuid": "pipeline cache UUID",
-    "driver_caches": "driver's caches",
-    "opened_as": "device opened as",
-    "processor": "processor",
-    "cores": "cores",
-    "python": "Python",
-    "orchestrator": "orchestrator",
+    "environment.driver_name": "driver",
+    "environment.driver_info": "driver's version",
+    "environment.device_name": "device",
+    "environment.pipeline_cache_uuid": "pipeline cache UUID",
+    "environment.driver_caches": "driver's caches",
+    "environment.opened_as": "device opened as",
+    "environment.processor": "processor",
+    "environment.cores": "cores",
+    "environment.python": "Python",
+    "environment.orchestrator": "orchestrator",
 }
 
 
 def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
     told = []
     for name, words in _TOLD.items():
-        told += _difference(
-            words, [getattr(each, name) for each in first], [getattr(each, name) for each in second]
-        )
-    for name, words in _TOLD_OF_ENVIRONMENT.items():
-        before, after = ([getattr(each.environment, name) for each in samples] for samples in (first, second))
-        told += _difference(words, before, after)
+        before, after = (sorted({str(attrgetter(name)(each)) for each in of}) for of in (first, second))
+        if before != after:
+            told.append(f"{words}: {', '.join(before)} -> {', '.join(after)}")
     return told
-
-
-def _difference(words: str, first: Sequence[object], second: Sequence[object]) -> list[str]:
-    before, after = sorted({str(each) for each in first}), sorted({str(each) for each in second})
-    return [] if before == after else [f"{words}: {', '.join(before)} -> {', '.join(after)}"]
 
 
 def _pipelines_added(first: Sequence[Sample], second: Sequence[Sample]) -> int | None:
     before, after = {each.set_pipelines for each in first}, {each.set_pipelines for each in second}
-    if len(before) != 1 or len(after) != 1:
-        return None
-    return after.pop() - before.pop()
+    return after.pop() - before.pop() if len(before) == len(after) == 1 else None

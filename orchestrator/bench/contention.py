@@ -76,9 +76,13 @@ class CellReport:
     efficiency: Estimate | None
     inflation: Estimate | None
 
+    def of(self, value: Callable[[Sample], float]) -> Estimate:
+        """Median of any figure of its samples, with its interval."""
+        return estimate([value(each) for each in self.samples])
+
     def median(self, value: Callable[[Sample], float]) -> float:
         """Median of any figure of its samples."""
-        return estimate([value(each) for each in self.samples]).median
+        return self.of(value).median
 
 
 @frozen
@@ -116,7 +120,7 @@ class ContentionReport:
         comparisons: Every comparison, in the order of its conditions.
         verdicts: One sentence for each device and share of duplicates.
         warnings: What weakens the figures.
-        failed: Legs that could not be measured: the last attempt of each.
+        failed: Arms that could not be measured: the last attempt of each.
     """
 
     cells: tuple[CellReport, ...]
@@ -181,7 +185,7 @@ def _against(
 def _comparison(
     conditions: Conditions, cells: Mapping[Cell, Sequence[Sample]], counted: Sequence[Sample]
 ) -> Comparison:
-    modes = {cell.mode: samples for cell, samples in cells.items() if cell.conditions == conditions}
+    modes = {cell.mode: samples for cell, samples in sorted(cells.items()) if cell.conditions == conditions}
     first, control = control_of(counted, conditions)
     controlled = [each.mode for each in control.values()]
     baseline = CacheMode.SHARED if CacheMode.SHARED in modes else controlled[0] if controlled else min(modes)
@@ -189,24 +193,20 @@ def _comparison(
     if set(controlled) == {baseline}:
         noise = noise_by_round(first, control, lambda each: each.creation_rate)
 
-    def differences(value: Callable[[Sample], float]) -> dict[CacheMode, Difference]:
-        ratios = {
-            mode: _against(modes.get(baseline), of, value)
-            for mode, of in sorted(modes.items())
-            if mode != baseline
-        }
-        return {mode: Difference(ratio, noise) for mode, ratio in ratios.items() if ratio is not None}
+    def against(
+        below: CacheMode, above: CacheMode, value: Callable[[Sample], float]
+    ) -> dict[CacheMode, Difference]:
+        ratio = _against(modes.get(below), modes.get(above), value)
+        return {} if ratio is None else {above: Difference(ratio, noise)}
 
-    own, internal = modes.get(CacheMode.PER_WORKER), modes.get(CacheMode.PER_WORKER_INTERNAL)
-    locking = _against(own, internal, lambda each: each.creation_rate)
-    return Comparison(
-        conditions=conditions,
-        baseline=baseline,
-        noise=noise,
-        throughput=differences(lambda each: each.throughput),
-        creation_rate=differences(lambda each: each.creation_rate),
-        locking=None if locking is None else Difference(locking, noise),
-    )
+    throughput: dict[CacheMode, Difference] = {}
+    creation_rate: dict[CacheMode, Difference] = {}
+    for mode in (each for each in modes if each != baseline):
+        throughput |= against(baseline, mode, lambda each: each.throughput)
+        creation_rate |= against(baseline, mode, lambda each: each.creation_rate)
+    internal = CacheMode.PER_WORKER_INTERNAL
+    locking = against(CacheMode.PER_WORKER, internal, lambda each: each.creation_rate).get(internal)
+    return Comparison(conditions, baseline, noise, throughput, creation_rate, locking)
 
 
 def ratio_text(ratio: Estimate) -> str:

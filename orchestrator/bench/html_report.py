@@ -1,25 +1,13 @@
-"""Plots of the HTML report.
+"""What a benchmark found, as one HTML file: the verdict, what weakens it, tables, plots, method, and where.
 
-The plots of a benchmark's report: figures against the number of workers, distributions, and timelines.
+Guarantees: the file opens offline. The plotting library is in it, it loads nothing from anywhere, and its
+policy forbids that. Every word from an archive, a driver or a file name is escaped, in the page and in the
+plots, which read a kind of HTML too. Cells with too few samples are marked, and what failed has a row. In
+plots several modes stand beside each other; a share that is next to nothing is drawn against one percent;
+what has one number of workers only has no line.
 
-Guarantees: values only, as the plotting library in the page reads them; words are escaped, because it reads
-a kind of HTML. Points of several modes stand beside each other, so that none hides another; a share that is
-next to nothing is drawn against one percent, not blown up. What has one number of workers only has no line,
-and its figures are in the table.
-
-The HTML report of a benchmark.
-
-What a benchmark found as one HTML file that opens offline, and that a person understands in a minute: the
-verdict first, then what weakens it, then a table and plots for each device and start, then method,
-limits and where.
-
-Guarantees: one file, with the plotting library inside, compressed; it loads nothing from anywhere, and its
-policy forbids it. Every word from an archive, a driver or a file name is escaped, in the page and in the
-plots (which read a kind of HTML too). Cells with too few samples are marked, and what failed has a row.
-
-Assumptions: plotly is installed (the extra `report`); it is imported when a report is made and not before.
-The browser can decompress (DecompressionStream: all since 2023); one that cannot shows everything but the
-plots, and says so.
+Assumptions: plotly is installed (the extra `report`); it is imported when a report is made. The browser can
+decompress (DecompressionStream: all since 2023); one that cannot shows everything but the plots, and says so.
 """
 
 from __future__ import annotations
@@ -44,6 +32,7 @@ TIMELINE_CALLS = 3000
 _BESIDE = 0.07
 """Distance of two modes at the same number of workers, as a share of that between two numbers."""
 _LEAST_SHARE = 0.01
+_CATEGORIES = {"call": "in a call", "barrier": "waiting at the barrier", "merge": "merge"}
 
 
 class Plot(msgspec.Struct, frozen=True):
@@ -68,25 +57,15 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
     most = max(each.cell.workers for each in cells)
     plots: list[Plot | None] = []
     if len({each.cell.workers for each in cells}) > 1:
-        plots += [
-            _against_workers(cells, "Throughput, pipelines a second", lambda each: each.throughput),
-            _against_workers(
-                cells, "Efficiency against one worker", lambda each: each.efficiency, share=True
-            ),
-            _against_workers(
-                cells, "Blocked in the driver, share of its time", lambda each: each.blocked_share, share=True
-            ),
-            _against_workers(
-                cells,
-                "Waiting for a processor, share of the calls' time",
-                lambda each: each.run_delay_share,
-                share=True,
-            ),
-            _against_workers(
-                cells, "Peak memory, MiB", lambda each: _of(each, lambda one: one.peak_memory_bytes / 2**20)
-            ),
-            _against_workers(cells, "Merge, ms", lambda each: _of(each, lambda one: one.merge_ns / 1e6)),
-        ]
+        figures: tuple[tuple[str, bool, Callable[[CellReport], Estimate | None]], ...] = (
+            ("Throughput, pipelines a second", False, lambda each: each.throughput),
+            ("Efficiency against one worker", True, lambda each: each.efficiency),
+            ("Blocked in the driver, share of its time", True, lambda each: each.blocked_share),
+            ("Waiting for a processor, share of the calls' time", True, lambda each: each.run_delay_share),
+            ("Peak memory, MiB", False, lambda each: each.of(lambda one: one.peak_memory_bytes / 2**20)),
+            ("Merge, ms", False, lambda each: each.of(lambda one: one.merge_ns / 1e6)),
+        )
+        plots += [_against_workers(cells, title, value, share=share) for title, share, value in figures]
     plots += [
         _latencies(cells, most, "compiled", lambda each: each.compiled_latency),
         _latencies(cells, most, "found in the cache", lambda each: each.hit_latency),
@@ -97,10 +76,6 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
         ),
     ]
     return [each for each in plots if each is not None]
-
-
-def _of(cell: CellReport, value: Callable[[Sample], float]) -> Estimate:
-    return estimate([value(each) for each in cell.samples])
 
 
 def _modes(cells: Sequence[CellReport]) -> list[str]:
@@ -223,7 +198,7 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
     events = msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
     rows = {each["tid"]: str(each["args"]["name"]) for each in events if each["name"] == "thread_name"}
     data = []
-    for number, category in enumerate(("call", "barrier", "merge")):
+    for number, (category, name) in enumerate(_CATEGORIES.items()):
         spans = [each for each in events if each["ph"] == "X" and each["cat"] == category]
         x: list[float | None] = []
         y: list[str | None] = []
@@ -237,9 +212,7 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
                     "x": x,
                     "y": y,
                     "mode": "lines",
-                    "name": {"call": "in a call", "barrier": "waiting at the barrier"}.get(
-                        category, category
-                    ),
+                    "name": name,
                     "line": {"width": 12, "color": COLOURS[number]},
                     "hoverinfo": "x+name",
                 }
@@ -276,6 +249,11 @@ _LEGEND = """ <p class="small"><b>n</b>: samples, each a process of its own; row
 95&nbsp;% interval; above 1 is faster. <b>Blocked</b>: asleep in the driver, waiting for a lock. <b>No
 CPU</b>: waiting for a processor: the machine, not the cache. <b>Efficiency</b>: against as many times one
 worker. <b>CPU</b>: processor time of a pipeline against one worker.</p> """
+
+_UNDRAWN = (
+    '<p class="note" id="undrawn">The plots are not drawn: this needs a browser of 2023 or later '
+    "with scripts on.</p>"
+)
 
 _METHOD = """ <h2>How this was measured</h2> <p>Every sample is a process of its own with the driver's own
 caches off. Contenders take turns in every round, and the baseline is measured twice (A ... A'). Points are
@@ -345,9 +323,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
         *(f'<p class="note">{html.escape(each)}</p>' for each in report.warnings),
         *(f'<p class="small">{html.escape(each)}</p>' for each in _places(report)),
         *sections,
-        '<p class="note" id="undrawn">The plots are not drawn: this needs a browser of 2023 or later with scripts on.</p>'
-        if figures
-        else "",
+        _UNDRAWN if figures else "",
         _METHOD,
         "<h2>Where</h2>",
         _environment_table(report),
@@ -364,38 +340,42 @@ def _failure_text(failed: FailedSample) -> str:
 
 def _places(report: ContentionReport) -> list[str]:
     """What was measured where, in a line for each device."""
-    lines = {}
-    for cell in report.cells:
-        first, where = cell.samples[0], cell.samples[0].environment
-        lines[cell.cell.device] = (
-            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × {where.processor}; "
-            f"{first.set_name}, {first.set_pipelines:,} pipelines"
+    lines = []
+    for sample in _first_samples(report):
+        where = sample.environment
+        lines.append(
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × "
+            f"{where.processor}; {sample.set_name}, {sample.set_pipelines:,} pipelines"
         )
-    return list(lines.values())
+    return lines
+
+
+def _first_samples(report: ContentionReport) -> list[Sample]:
+    """One sample of each device."""
+    return list({cell.cell.device: cell.samples[0] for cell in report.cells}.values())
 
 
 def _environment_table(report: ContentionReport) -> str:
-    rows = {}
-    for cell in report.cells:
-        first = cell.samples[0]
-        where = first.environment
-        rows[cell.cell.device] = [
-            cell.cell.device,
-            where.device_name,
-            f"{where.driver_name} {where.driver_info}",
-            f"{where.cores} × {where.processor}",
-            f"{first.set_name} ({first.set_hash}), {first.set_pipelines:,} pipelines",
-            f"Python {where.python}, orchestrator {where.orchestrator}",
-            where.driver_caches,
-            "; ".join(where.opened_as),
-        ]
-    names = ("selector", "device", "driver", "cores", "set", "versions", "driver's own caches", "opened as")
-    turned = [[name, *(row[place] for row in rows.values())] for place, name in enumerate(names)]
+    columns: dict[str, Callable[[Sample], str]] = {
+        "selector": lambda each: each.device,
+        "device": lambda each: each.environment.device_name,
+        "driver": lambda each: f"{each.environment.driver_name} {each.environment.driver_info}",
+        "cores": lambda each: f"{each.environment.cores} × {each.environment.processor}",
+        "set": lambda each: f"{each.set_name} ({each.set_hash}), {each.set_pipelines:,} pipelines",
+        "versions": lambda each: (
+            f"Python {each.environment.python}, orchestrator {each.environment.orchestrator}"
+        ),
+        "driver's own caches": lambda each: each.environment.driver_caches,
+        "opened as": lambda each: "; ".join(each.environment.opened_as),
+    }
+    samples = _first_samples(report)
     lines = (
-        f"<tr><th>{html.escape(name)}</th>" + "".join(f"<td>{html.escape(each)}</td>" for each in values)
-        for name, *values in turned
+        f"<tr><th>{html.escape(name)}</th>"
+        + "".join(f"<td>{html.escape(text(each))}</td>" for each in samples)
+        + "</tr>"
+        for name, text in columns.items()
     )
-    return f'<div class="scroll"><table class="where">{"</tr>".join(lines)}</tr></table></div>'
+    return f'<div class="scroll"><table class="where">{"".join(lines)}</table></div>'
 
 
 def _section(

@@ -151,16 +151,9 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sample was taken.
+    """Where a sample was taken. The names of driver and device, their IDs and versions are Vulkan's own.
 
     Attributes:
-        driver_name: VkPhysicalDeviceDriverProperties::driverName.
-        driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
-        driver_version: VkPhysicalDeviceProperties::driverVersion.
-        driver_id: VkDriverId.
-        device_name: Name of the device.
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
         driver_caches: How the driver's own caches were turned off.
         opened_as: What the device of each feature group was opened as, in words.

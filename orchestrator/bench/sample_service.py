@@ -1,4 +1,4 @@
-"""The child's side of a benchmark: does one job; what cannot be done is an answer."""
+"""The child's side of a benchmark: does one job. One that cannot be done is an answer; a crash is a crash."""
 
 from __future__ import annotations
 

@@ -52,6 +52,10 @@ from orchestrator.version import version
 _SEED = 7
 _COMPILED = status_code(OutcomeStatus.COMPILED)
 _HIT = status_code(OutcomeStatus.CACHE_HIT)
+_IDENTITY = (
+    *("driver_name", "driver_info", "driver_version", "driver_id"),
+    *("device_name", "vendor_id", "device_id"),
+)
 
 
 def take_sample(job: SampleJob) -> Sample:
@@ -353,13 +357,7 @@ class _Totals:
 
     def _environment(self, identity: DeviceIdentity) -> Environment:
         return Environment(
-            driver_name=identity.driver_name,
-            driver_info=identity.driver_info,
-            driver_version=identity.driver_version,
-            driver_id=identity.driver_id,
-            device_name=identity.device_name,
-            vendor_id=identity.vendor_id,
-            device_id=identity.device_id,
+            **{name: getattr(identity, name) for name in _IDENTITY},
             pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
             driver_caches=self.driver_caches,
             opened_as=tuple(self.opened_as),

@@ -1,20 +1,9 @@
-"""Timelines as Chrome trace events.
+"""Timelines of runs and compiles, as Chrome trace events: JSON for Perfetto and chrome://tracing.
 
-What happened when, as Chrome trace events: a JSON that Perfetto (ui.perfetto.dev) and chrome://tracing
-open.
+Of the Trace Event Format there are "X", a complete event with `ts` and `dur` in microseconds, and "M", the
+name of a process or of a row (`tid`). Times count from the earliest span.
 
-Format (Trace Event Format): an object with `traceEvents`; "X" is a complete event with `ts` and `dur` in
-microseconds, "M" names a process or thread, `tid` is the row it is drawn in.
-
-Guarantees: pure. Times count from the earliest span. Events of a row are in the order of their start. Names
-and arguments from archives go through the JSON encoder and nothing else, so nothing in them can end a
-string.
-
-Timelines of runs and of whole compiles.
-
-From the reports of runs to the spans of a timeline.
-
-Guarantees: pure; times are those that the reports hold, on the clock of time.perf_counter_ns.
+Guarantees: pure. Names and arguments go through the JSON encoder, so nothing in them can end a string.
 """
 
 from __future__ import annotations
@@ -53,30 +42,19 @@ class Span:
     arguments: Mapping[str, Any] = field(factory=dict)
 
 
-def trace_document(spans: Sequence[Span], *, process: str = "orchestrator") -> dict[str, Any]:
+def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> bytes:
     """Spans as a trace; the main row first, the others by their name, numbers in them by value.
 
     Args:
         spans: What happened.
         process: Name of the process.
     """
-    rows = sorted({each.row for each in spans}, key=_row_order)
-    number = {row: place for place, row in enumerate(rows)}
+    number = {row: place for place, row in enumerate(sorted({each.row for each in spans}, key=_row_order))}
     first = min((each.start_ns for each in spans), default=0)
-    events: list[dict[str, Any]] = [
-        {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": process}},
-    ]
-    for row in rows:
-        events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": number[row], "args": {"name": row}})
-        events.append(
-            {
-                "name": "thread_sort_index",
-                "ph": "M",
-                "pid": 1,
-                "tid": number[row],
-                "args": {"sort_index": number[row]},
-            }
-        )
+    events: list[dict[str, Any]] = [_named("process_name", name=process)]
+    for row, tid in number.items():
+        events.append(_named("thread_name", tid, name=row))
+        events.append(_named("thread_sort_index", tid, sort_index=tid))
     events += [
         {
             "name": each.name,
@@ -90,28 +68,31 @@ def trace_document(spans: Sequence[Span], *, process: str = "orchestrator") -> d
         }
         for each in sorted(spans, key=lambda span: (number[span.row], span.start_ns, -span.duration_ns))
     ]
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+    return _document(events)
 
 
 def join_traces(traces: Sequence[bytes]) -> bytes:
-    """Several traces as one, each with its processes beside the others'.
-
-    Args:
-        traces: What `encode_trace` gave.
+    """Several traces of `encode_trace` as one, each with its process beside the others'.
 
     Raises:
         msgspec.MsgspecError: One of them is something else.
     """
-    events = []
-    for number, trace in enumerate(traces, 1):
-        for event in msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]:
-            events.append({**event, "pid": number})
+    return _document(
+        [
+            {**event, "pid": number}
+            for number, trace in enumerate(traces, 1)
+            for event in msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
+        ]
+    )
+
+
+def _document(events: list[dict[str, Any]]) -> bytes:
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"})
 
 
-def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> bytes:
-    """The JSON of a trace."""
-    return msgspec.json.encode(trace_document(spans, process=process))
+def _named(what: str, tid: int | None = None, **arguments: object) -> dict[str, Any]:
+    row = {} if tid is None else {"tid": tid}
+    return {"name": what, "ph": "M", "pid": 1, **row, "args": arguments}
 
 
 def _row_order(row: str) -> tuple[bool, str, int]:
@@ -130,6 +111,7 @@ _STAGE_NAMES = {
 
 def run_spans(report: RunReport) -> list[Span]:
     """Calls of each worker, its wait at the barrier, and the merge."""
+    keys = report.pipelines.keys
     spans = [
         Span(
             row=f"worker {call.worker}",
@@ -139,9 +121,7 @@ def run_spans(report: RunReport) -> list[Span]:
             category="call",
             arguments={
                 "pipelines": len(call.indices),
-                "first_key": f"{int(report.pipelines.keys[call.indices[0]]):016x}"
-                if len(call.indices)
-                else "",
+                "first_key": "".join(f"{int(keys[index]):016x}" for index in call.indices[:1]),
                 "driver_us": call.driver_ns / 1000,
                 "cpu_us": call.cpu_ns / 1000,
                 "run_delay_us": call.run_delay_ns / 1000,
@@ -158,27 +138,16 @@ def run_spans(report: RunReport) -> list[Span]:
     ]
     merge = report.merge
     if merge is not None and merge.source_bytes:
-        spans.append(
-            Span(
-                MAIN_ROW,
-                "merge",
-                merge.started_ns,
-                merge.merge_ns,
-                "merge",
-                {
-                    "caches": len(merge.source_bytes),
-                    "source_bytes": sum(merge.source_bytes),
-                    "primary_bytes_before": merge.primary_bytes_before,
-                    "primary_bytes_after": merge.primary_bytes_after,
-                    "pruned_bytes": merge.pruned_bytes,
-                },
-            )
-        )
-    start = end - report.timing.wall_ns
-    spans.append(
-        Span(MAIN_ROW, f"run ({report.mode.value}, workers: {report.workers})", start, end - start, "run")
-    )
-    return spans
+        told = {
+            "caches": len(merge.source_bytes),
+            "source_bytes": sum(merge.source_bytes),
+            "primary_bytes_before": merge.primary_bytes_before,
+            "primary_bytes_after": merge.primary_bytes_after,
+            "pruned_bytes": merge.pruned_bytes,
+        }
+        spans.append(Span(MAIN_ROW, "merge", merge.started_ns, merge.merge_ns, "merge", told))
+    name, wall_ns = f"run ({report.mode.value}, workers: {report.workers})", report.timing.wall_ns
+    return [*spans, Span(MAIN_ROW, name, end - wall_ns, wall_ns, "run")]
 
 
 def compile_spans(report: CompileReport) -> list[Span]:

@@ -103,6 +103,7 @@ def calibrate_verb(
             rounds=samples,
             workers=workers,
             time_limit_s=limit,
+            profiles=directory,
             on_progress=view.progress,
         )
     kept = None

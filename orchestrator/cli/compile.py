@@ -291,20 +291,10 @@ def _write_extras(
 
         write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.path}")])
     if pipeline_stats is not None:
-        from orchestrator.bench.pipeline_statistics import PipelineStatistics, statistics_csv
+        from orchestrator.cli.executable_statistics import statistics_csv
 
-        rows = [
-            PipelineStatistics(
-                source.name,
-                each.kind,
-                each.key,
-                each.found.wall_ns,
-                each.found.driver_ns,
-                each.found.executables,
-            )
-            for each in report.inspected
-        ]
-        write_atomically(pipeline_stats, [statistics_csv(rows).encode("utf-8", "backslashreplace")])
+        text = statistics_csv(source.name, report.inspected)
+        write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
 
 
 async def _until_signal(

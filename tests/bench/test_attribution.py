@@ -1,14 +1,16 @@
-# Purpose: the harness's blocked time is the true time at locks: on the simulated device, which knows it, for each locking
-# strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
+# Purpose: the harness's blocked time is the true time at locks: on the simulated device, which knows it, for
+# each locking strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
 #
-# Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of processors: threads queue
-# for a lock and for processors, and what the harness makes of their clocks is compared with the queue. In the burning
-# one threads really compile, wait and are measured by the clocks of the system, through a whole run. The third, of a
-# driver in C, is in test_attribution_native.py: it shows what the simulated device takes for granted.
+# Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of
+# processors: threads queue for a lock and for processors, and what the harness makes of their clocks is
+# compared with the queue. In the burning one threads really compile, wait and are measured by the clocks of
+# the system, through a whole run. The third, of a driver in C, is in test_attribution_native.py: it shows
+# what the simulated device takes for granted.
 #
-# A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it goes to sleep. The
-# simulated driver tells the two apart: blocked is compared with the waits asleep, and blocked + run delay bounds all of
-# them. A machine may do anything between two readings, so the best of some attempts counts.
+# A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it
+# goes to sleep. The simulated driver tells the two apart: blocked is compared with the waits asleep, and
+# blocked + run delay bounds all of them. A machine may do anything between two readings, so the best of some
+# attempts counts.
 """Attribution of time to locks."""
 
 from __future__ import annotations
@@ -78,7 +80,8 @@ class Thread:
 def modelled(
     strategy: LockingStrategy, workers: int, cores: int, jobs: int = 200
 ) -> tuple[tuple[CreationCall, ...], int]:
-    """Calls of workers that queue for a lock, asleep, and for processors, runnable; and the true time at the lock.
+    """Calls of workers that queue for a lock, asleep, and for processors, runnable; and the true time at the
+    lock.
 
     Both queues are first come, first served; who holds the lock keeps it while it waits for a processor.
     """

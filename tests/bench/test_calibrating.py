@@ -25,7 +25,7 @@ from tests.bench.support import sample
 
 
 class Machine:
-    """A driver whose times are known: a shared cache takes twice the time cold, and one thread is fastest warm."""
+    """A driver whose shared cache takes twice the time cold, and of which one thread is fastest warm."""
 
     def __init__(
         self,

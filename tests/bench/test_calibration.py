@@ -1,4 +1,4 @@
-"""Verdicts of a calibration: what counts as a difference, what is chosen, and what single processes found out."""
+"""Verdicts of a calibration: what counts as a difference, what is chosen, what processes found out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Times = Mapping[tuple[CacheMode, int], float]
 def rows(
     times: Times, noise: Sequence[float] = QUIET, start: Start = Start.COLD, batch: int = 64
 ) -> list[Sample]:
-    """SampleTable of contenders by (mode, workers), each round shaken by the noise, and the control of the first."""
+    """Samples by (mode, workers), each round shaken by the noise, and the control of the first."""
     made = []
     arms = [*((each, False) for each in times), (next(iter(times)), True)]
     for number in range(len(noise)):

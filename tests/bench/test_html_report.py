@@ -1,4 +1,5 @@
-# Purpose: the page stands alone, says the verdict first, and nothing from an archive or a driver is markup in it.
+# Purpose: the page stands alone, says the verdict first, and nothing from an archive or a driver is markup in
+# it.
 """HTML reports."""
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ def test_names_from_elsewhere_are_text() -> None:
     assert {tag for tag, _ in page.tags} == {tag for tag, _ in clean.tags}
     assert "<script>alert" not in text
     assert "onerror=alert(1)>" not in text
-    # In the data of plots it is escaped twice over: for the plots' own markup, and for the script around them.
+    # In the data of plots it is escaped twice over: for the plots' own markup, and for the script around
+    # them.
     assert any(EVIL in html.unescape(str(each)) for each in _words(figures(text)))
     assert not any("<img" in each for each in _words(figures(text)))
     assert not re.search(r"<img", text[text.index("<body>") :])
@@ -182,13 +184,13 @@ def _words(value: object) -> list[str]:
 
 
 # Says what the page did into its title, which a dump of the page shows.
-_PROBE = """<script>addEventListener("load", () => { const watch = setInterval(() => {
-if (!document.body.dataset.drawn && !window.problems.length) return;
-clearInterval(watch);
-const drawn = document.body.dataset.drawn && [...document.querySelectorAll(".js-plotly-plot")].filter(each => each.querySelector("svg .trace path")).length;
-const loaded = performance.getEntriesByType("resource").filter(each => !each.name.startsWith("data:")).length;
-document.title = `drawn ${drawn} loaded ${loaded} errors ${window.problems.length} ${window.problems.join(";")}`;
-}, 100); });</script>"""
+_PROBE = """<script>addEventListener("load", () => { const watch = setInterval(() => { if
+(!document.body.dataset.drawn && !window.problems.length) return; clearInterval(watch); const drawn =
+document.body.dataset.drawn && [...document.querySelectorAll(".js-plotly-plot")].filter(each =>
+each.querySelector("svg .trace path")).length; const loaded =
+performance.getEntriesByType("resource").filter(each => !each.name.startsWith("data:")).length; document.title
+= `drawn ${drawn} loaded ${loaded} errors ${window.problems.length} ${window.problems.join(";")}`; }, 100);
+});</script>"""
 _WATCH = (
     "<script>window.problems = []; window.alert = text => window.problems.push('alert');"
     "addEventListener('error', event => window.problems.push(event.message));"

@@ -1,4 +1,5 @@
-# Purpose: contenders are interleaved, controls are there, rounds are whole, and what is there is not measured again.
+# Purpose: contenders are interleaved, controls are there, rounds are whole, and what is there is not measured
+# again.
 """Plans of benchmarks."""
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def test_a_against_a_shows_no_difference(count: int) -> None:
 
 @pytest.mark.parametrize("count", [5, 7, 11])
 def test_a_against_a_shows_no_difference_in_recorded_noise(count: int) -> None:
-    # Three runs of the same, side by side, a round: baseline, contender, control. 100 benchmarks that overlap.
+    # Three runs of the same, side by side, a round: baseline, contender, control. 100 benchmarks that
+    # overlap.
     walls = [float(each) for each in WALLS_US]
     found = 0
     last = len(walls) - 3 * count

@@ -1,4 +1,5 @@
-# Purpose: a trace is what Perfetto and chrome://tracing read: complete events with times from zero, rows with names.
+# Purpose: a trace is what Perfetto and chrome://tracing read: complete events with times from zero, rows with
+# names.
 """Chrome trace events."""
 
 from __future__ import annotations

@@ -1,19 +1,26 @@
-# Purpose: the CSV has the columns that scripts for fossilize-replay's expect, whatever names a driver gives.
-"""Pipeline statistics as CSV."""
+"""Statistics of pipelines as CSV: the columns that other scripts expect, whatever names a driver gives."""
 
 from __future__ import annotations
 
 import csv
 import io
 
-from orchestrator.bench.pipeline_statistics import PipelineStatistics, statistics_csv
-from orchestrator.devices.device import PipelineExecutable
+from orchestrator.cli.executable_statistics import statistics_csv
+from orchestrator.devices.device import PipelineExecutable, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
+from orchestrator.run.records import Hash, InspectedPipeline
 
 HEADING = (
     "Database,Pipeline type,Pipeline hash,PSO wall duration (ns),PSO duration (ns),Stage duration (ns),"
     "Executable name,Subgroup size"
 )
+
+
+def inspected(
+    kind: PipelineKind, key: int, wall_ns: int, driver_ns: int, *executables: PipelineExecutable
+) -> InspectedPipeline:
+    """What a driver said of a pipeline."""
+    return InspectedPipeline(Hash(key), kind, PipelineExecutables(0, wall_ns, driver_ns, executables))
 
 
 def test_columns_and_values() -> None:
@@ -22,10 +29,11 @@ def test_columns_and_values() -> None:
     )
     fragment = PipelineExecutable('frag,"ment"', 32, 8, (("SGPRs", -1), ("occupancy", 0.5)))
     text = statistics_csv(
+        "a.foz",
         [
-            PipelineStatistics("a.foz", PipelineKind.GRAPHICS, 0xBEEF, 10, 9, (vertex, fragment)),
-            PipelineStatistics("a.foz", PipelineKind.COMPUTE, 1, 3, 2, ()),
-        ]
+            inspected(PipelineKind.GRAPHICS, 0xBEEF, 10, 9, vertex, fragment),
+            inspected(PipelineKind.COMPUTE, 1, 3, 2),
+        ],
     )
     assert text.splitlines()[0] == HEADING + ",SGPRs,Driver pipeline hash,wave32,occupancy"
     heading, first, second = csv.reader(io.StringIO(text))
@@ -49,8 +57,8 @@ def test_columns_and_values() -> None:
 
 def test_types_are_those_that_other_scripts_know() -> None:
     executable = PipelineExecutable("any", 64, 0, ())
-    rows = [PipelineStatistics("a.foz", kind, 1, 1, 1, (executable,)) for kind in PipelineKind]
-    types = [line["Pipeline type"] for line in csv.DictReader(io.StringIO(statistics_csv(rows)))]
+    rows = [inspected(kind, 1, 1, 1, executable) for kind in PipelineKind]
+    types = [line["Pipeline type"] for line in csv.DictReader(io.StringIO(statistics_csv("a.foz", rows)))]
     assert dict(zip(PipelineKind, types, strict=True)) == {
         PipelineKind.GRAPHICS: "GRAPHICS",
         PipelineKind.COMPUTE: "COMPUTE",
@@ -59,4 +67,4 @@ def test_types_are_those_that_other_scripts_know() -> None:
 
 
 def test_nothing_is_a_heading() -> None:
-    assert statistics_csv([]) == HEADING + "\n"
+    assert statistics_csv("a.foz", []) == HEADING + "\n"

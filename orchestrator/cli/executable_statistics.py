@@ -1,0 +1,82 @@
+"""What a driver says about the code of pipelines, as CSV: one row for each executable.
+
+The columns are those of `fossilize-replay --enable-pipeline-stats`, so that scripts for it go on working:
+`COLUMNS`, then one for each statistic, in the order in which it is first met, empty where an executable has
+none of that name. Numbers are decimal, those with " hash" in their name hexadecimal, booleans true and false.
+As there, the type is COMPUTE for ray-tracing pipelines too.
+
+Guarantees: pure. Names come from drivers and archives; they are quoted as CSV needs it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.run.records import InspectedPipeline
+
+COLUMNS = (
+    "Database",
+    "Pipeline type",
+    "Pipeline hash",
+    "PSO wall duration (ns)",
+    "PSO duration (ns)",
+    "Stage duration (ns)",
+    "Executable name",
+    "Subgroup size",
+)
+
+
+def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str:
+    """The CSV, with a heading; pipelines without executables have no row.
+
+    Args:
+        database: The archive that they came from.
+        pipelines: What the driver said of each.
+    """
+    names = list(
+        dict.fromkeys(
+            name
+            for each in pipelines
+            for executable in each.found.executables
+            for name, _ in executable.statistics
+        )
+    )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*COLUMNS, *names])
+    for each in pipelines:
+        for executable in each.found.executables:
+            values = dict(executable.statistics)
+            writer.writerow(
+                [
+                    database,
+                    _type_text(each.kind),
+                    f"{each.key:016x}",
+                    each.found.wall_ns,
+                    each.found.driver_ns,
+                    executable.stage_ns,
+                    executable.name,
+                    executable.subgroup_size,
+                    *(_value_text(name, values[name]) if name in values else "" for name in names),
+                ]
+            )
+    return text.getvalue()
+
+
+def _type_text(kind: PipelineKind) -> str:
+    return "GRAPHICS" if kind is PipelineKind.GRAPHICS else "COMPUTE"
+
+
+def _value_text(name: str, value: float) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case int() if " hash" in name and value >= 0:
+            return f"0x{value:016x}"
+        case int():
+            return str(value)
+        case _:
+            return f"{value:f}"
