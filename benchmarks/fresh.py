@@ -85,7 +85,7 @@ def compare(
                     "contender": name,
                     "round": number,
                     **{key: _without_folder(value) for key, value in arms[name].items()},
-                    **_in_process(script, arms[name]),
+                    **in_process(script, arms[name]),
                     **machine(),
                 }
                 rows.append(row)
@@ -98,7 +98,8 @@ def compare(
     return rows
 
 
-def _in_process(script: str, job: Job) -> Figures:
+def in_process(script: str, job: Job) -> Figures:
+    """Do one job of a script in a fresh process."""
     root = str(Path(__file__).resolve().parent.parent)
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(

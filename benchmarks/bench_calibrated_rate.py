@@ -1,0 +1,145 @@
+"""Question: does a calibration measure the rate that a compile then has?
+
+Both for the same set, device, mode, workers and start, each in a fresh process, interleaved:
+
+    compile      `orchestrator compile`: `compile_set`, cold in an empty directory, warm with the cache file of a run before
+    calibration  the sample that `orchestrator calibrate` takes
+
+The rate is pipelines over the time from the first job to the barrier. A warm sample of a calibration passes over the
+set several times; `--passes 1` makes it as long as the compile's run.
+
+Command: python benchmarks/bench_calibrated_rate.py --device radv:navi21 --set SET.foz --output FILE
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, in_process, parser_of
+from orchestrator.bench.calibration import BATCH
+from orchestrator.bench.jobs import FillJob, SampleJob
+from orchestrator.bench.rows import Start
+from orchestrator.bench.take import fill, no_garbage_collection, take_sample
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.opening import own_process
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.sets.authoring.manifest import open_paths
+from orchestrator.sets.sample import sample_path
+
+
+def measure(job: Job) -> Figures:
+    """One run, of the one kind or the other; or the cache that warm runs start with."""
+    own_process(job["device"])
+    if job["what"] == "fill":
+        folder = Path(job["folder"])
+        filled = fill(
+            FillJob(
+                set_paths=(job["set"],),
+                device=job["device"],
+                workers=job["workers"],
+                cache_directory=str(folder),
+                passes=0,
+            )
+        )
+        return {"pipelines": filled.pipelines}
+    return _compiled(job) if job["what"] == "compile" else _sampled(job)
+
+
+def _sampled(job: Job) -> Figures:
+    start = Start(job["start"])
+    row = take_sample(
+        SampleJob(
+            set_paths=(job["set"],),
+            device=job["device"],
+            start=start,
+            duplicates=0.0,
+            workers=job["workers"],
+            mode=CacheMode(job["mode"]),
+            batch=BATCH[start],
+            passes=job["passes"] if start == Start.WARM else 1,
+            cache_directory=job["folder"],
+        )
+    )
+    return {
+        "rate": row.creation_rate,
+        "created": row.created,
+        "hits": row.hits,
+        "wall_s": row.wall_ns / 1e9,
+        "driver_s": row.driver_ns / 1e9,
+        "calls": row.calls,
+    }
+
+
+def _compiled(job: Job) -> Figures:
+    with tempfile.TemporaryDirectory() as empty, open_paths((job["set"],)) as source:
+        if job["start"] == Start.WARM:
+            for each in Path(job["folder"]).iterdir():
+                (Path(empty) / each.name).write_bytes(each.read_bytes())
+        Path(empty).chmod(0o700)
+        options = CompileOptions(
+            selector=job["device"],
+            workers=job["workers"],
+            mode=CacheMode(job["mode"]),
+        )
+
+        async def run() -> CompileReport:
+            return await compile_set(source, options, cache_directory=Path(empty))
+
+        with no_garbage_collection():
+            report = trio.run(run)
+    counts = report.counts()
+    created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+    wall_ns = sum(each.timing.wall_ns for each in report.runs)
+    return {
+        "rate": created / (wall_ns / 1e9),
+        "created": created,
+        "hits": counts[OutcomeStatus.CACHE_HIT],
+        "wall_s": wall_ns / 1e9,
+        "driver_s": sum(each.timing.driver_ns for each in report.runs) / 1e9,
+        "calls": sum(len(each.calls) for each in report.runs),
+    }
+
+
+def main() -> None:
+    """Compare the two, cold and warm."""
+    parser = parser_of("Does a calibration measure the rate that a compile then has?")
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--mode", default="per-worker", help="cache topology")
+    parser.add_argument("--starts", default="cold,warm", help="cold, warm, or both with a comma between them")
+    parser.add_argument(
+        "--passes", type=int, default=1, help="how often the set is in a calibration's warm run"
+    )
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        base: Job = {
+            "device": options.device,
+            "set": str(Path(options.set).resolve()),
+            "workers": options.workers,
+            "mode": options.mode,
+            "passes": options.passes,
+            "folder": folder,
+        }
+        for start in options.starts.split(","):
+            jobs = {
+                f"{what}, {start}": {**base, "start": start, "what": what}
+                for what in ("compile", "calibration")
+            }
+            if start == Start.WARM:
+                in_process(__file__, {**base, "what": "fill"})
+            compare(__file__, jobs, options, figure="rate", lower_is_better=False)
+
+
+if __name__ == "__main__":
+    main()
