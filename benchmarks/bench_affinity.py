@@ -27,7 +27,7 @@ from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import RunOptions, RunReport, run_pipelines
-from orchestrator.run.compile import TARGET_NS
+from orchestrator.run.options import TARGET_NS
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -31,7 +31,7 @@ from orchestrator.devices.opening import own_process
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.sets.authoring.manifest import open_paths
+from orchestrator.sets.opening import open_paths
 from orchestrator.sets.sample import sample_path
 
 

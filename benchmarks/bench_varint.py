@@ -24,8 +24,8 @@ import numpy as np
 
 from benchmarks.fresh import machine
 from orchestrator.sets.archive.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.modules import decode_varint, encode_varint
 from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.archive.varint import decode_varint, encode_varint
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag

@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from orchestrator.sets.groups import FeatureGroup as FeatureGroup
     from orchestrator.sets.image.builder import BuiltImage as BuiltImage
     from orchestrator.sets.image.builder import build_image as build_image
-    from orchestrator.sets.jobs import PipelineJob as PipelineJob
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
     from orchestrator.sets.prepare import Subset as Subset
@@ -160,7 +159,6 @@ _HOMES = {
         "BuiltImage",
         "build_image",
     ),
-    "orchestrator.sets.jobs": ("PipelineJob",),
     "orchestrator.sets.pipeline_set": ("PipelineSet",),
     "orchestrator.sets.prepare": (
         "OpenedGroup",

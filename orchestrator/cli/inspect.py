@@ -64,7 +64,7 @@ def inspect_verb(
         orchestrator inspect radv.pipeline-cache --device radv:navi31
         orchestrator inspect capture.foz --json
     """
-    from orchestrator.sets.archive.index import MAGIC
+    from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
 
     output = Output(json=json)
@@ -95,8 +95,7 @@ def _identity(selector: str) -> DeviceIdentity:
 
 
 def _inspect_archive(output: Output, file: Path) -> int:
-    from orchestrator.sets.archive.index import FILE_HEADER_SIZE
-    from orchestrator.sets.archive.reader import Archive
+    from orchestrator.sets.archive.reader import FILE_HEADER_SIZE, Archive
     from orchestrator.sets.records import RecordTag
 
     path = path_text(file)

@@ -81,8 +81,7 @@ def list_verb(
 
 
 def _archives(source: RecordSource) -> list[Archive]:
-    from orchestrator.sets.archive.combined import CombinedRecords
-    from orchestrator.sets.archive.reader import Archive
+    from orchestrator.sets.archive.reader import Archive, CombinedRecords
 
     sources = source.sources if isinstance(source, CombinedRecords) else (source,)
     return [each for each in sources if isinstance(each, Archive)]

@@ -105,7 +105,7 @@ def verify_verb(
 
 
 def _check(path: Path) -> Iterator[_Checked]:
-    from orchestrator.sets.archive.index import MAGIC
+    from orchestrator.sets.archive.reader import MAGIC
 
     try:
         if path.is_dir():

@@ -54,8 +54,8 @@ from orchestrator.key_dependence.messages import (
 from orchestrator.key_dependence.survey import canonical, features_of, survey
 from orchestrator.registry.tables import same_members
 from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 
 # VkResult of nothing: the pipeline is not in the image.

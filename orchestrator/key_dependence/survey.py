@@ -27,9 +27,9 @@ from orchestrator.key_dependence.messages import (
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, is_collection, same_members
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
 
 _PATCH: Final = 0xFFF
 _NEWEST: Final = 1 << 22 | 4 << 12

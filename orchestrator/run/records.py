@@ -43,9 +43,8 @@ from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.prepare import Subset
-from orchestrator.sets.records import Damage, RecordTag
+from orchestrator.sets.records import Damage, PipelineJob, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.save_policy import SaveReason
 

@@ -25,7 +25,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.async_child import AsyncChild, first_error, open_child
 from orchestrator.run.options import TrialLimits
-from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.records import PipelineJob
 
 _OPENING_S = 120.0
 _WORDS = 300

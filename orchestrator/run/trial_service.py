@@ -15,8 +15,8 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.trial import Answer, Ready, Request, Setup, Survived, Try, Unready
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
 
 
 def serve(channel: Channel[Request, Answer]) -> None:

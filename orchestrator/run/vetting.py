@@ -22,8 +22,8 @@ from orchestrator.errors import RecordError
 from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
 
 if TYPE_CHECKING:
     from orchestrator.children.parent import ChildGroup

@@ -1,29 +1,25 @@
 """Which applications a set was recorded from, and the groups of pipelines in which it is compiled.
 
 A set's application infos (tag 0) hold VkApplicationInfo and the features that an application enabled, as far as captures
-record them; its links (tag 8) say "application A used the record (tag, hash)". A driver may put all of it into its keys
-(orchestrator/devices/request.py). From these, groups:
-- Applications that tell a driver the same are one group: names, versions, features. A feature that is recorded as 0 is
-  equal to one that is not recorded, and the order of the chain does not matter.
-- A pipeline that applications of several groups used is in each of them.
-- A pipeline without a link is in the group of the only application or, where there are several, of the first in the order
-  of the set.
+record them; its links (tag 8) say "application A used the record (tag, hash)". A driver may put all of it into its keys. So:
+
+- Applications that tell a driver the same are one group: names, versions, features. A feature recorded as 0 equals one that
+  is not recorded, and the order of the chain does not matter.
+- A pipeline is in the group of each application that used it; without a link, in the first group.
 - A set without applications is one group: the newest version, and the features that its pipelines need.
 - Of the features that captures cannot record, a captured application may have had any; of a set that was packed here, it is
   known that those are on that its pipelines need.
-- Groups are in the order of their first application; a group without pipelines is left out, unless the set has no
-  pipelines at all.
-Links may be half of all records. Where there is one group, they are not looked at.
+- Groups are in the order of their first application; a group without pipelines is left out, unless it is the only one.
 
-Records that we write are encoded here too; their keys are those that the format's recorders compute, so a
-set packed here merges with captures.
+Links may be half of all records. Where there is one group, they are not looked at.
+Records that are written here have the keys that the format's recorders compute, so a packed set merges with captures.
 
 Guarantees: a damaged application info or link is reported and left out, never raised. Thread-safe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -31,28 +27,32 @@ from attrs import field, frozen
 
 from orchestrator.devices.request import (
     BASE_FEATURES,
-    RECORDED_STRUCTURES,
     ApplicationInfo,
     DeviceRequest,
     Feature,
     OtherFeatures,
 )
-from orchestrator.errors import ManifestError, RecordError
-from orchestrator.registry import registry, structs_by_type
-from orchestrator.sets.archive.combined import record_offset
+from orchestrator.errors import RecordError
+from orchestrator.registry import structs_by_type
 from orchestrator.sets.archive.hashes import application_hash, link_hash
-from orchestrator.sets.authoring.structures import encode_chain, handle
-from orchestrator.sets.jobs import KIND_OF_TAG, PIPELINE_TAGS, PipelineJob
-from orchestrator.sets.modules import PAYLOAD_VERSIONS
-from orchestrator.sets.records import Damage, RecordSource, RecordTag
+from orchestrator.sets.archive.reader import record_offset
+from orchestrator.sets.records import (
+    FORMAT_VERSION,
+    FORMAT_VERSIONS,
+    KIND_OF_TAG,
+    Damage,
+    PipelineJob,
+    RecordSource,
+    RecordTag,
+)
 
 FeatureChain = tuple[tuple[int, dict[str, int]], ...]
 """Feature structures of a pNext chain: sType, and the recorded members with their values."""
 
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Hash = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-fA-F]{16}\Z")]
+_Report = Callable[[Damage], None] | None
 _T = TypeVar("_T")
-
 
 _API_VERSION_1_0 = 1 << 22
 _ROBUSTNESS_2 = "VkPhysicalDeviceRobustness2FeaturesKHR"
@@ -99,6 +99,7 @@ class _LinkDocument(msgspec.Struct):
     link: _Link
 
 
+_D = TypeVar("_D", _ApplicationDocument, _LinkDocument)
 _application_decoder = msgspec.json.Decoder(_ApplicationDocument)
 _link_decoder = msgspec.json.Decoder(_LinkDocument)
 
@@ -173,13 +174,10 @@ class Application:
     def hash(self) -> int:
         """The hash recomputed; other than `key` where the record is not what it is named, or a name is not UTF-8."""
         return application_hash(
-            application_version=self.application_version,
-            engine_version=self.engine_version,
-            api_version=self.api_version,
-            application_name=self.name,
-            engine_name=self.engine,
-            robust_buffer_access=int(self.robust_buffer_access),
-            features=self.features,
+            (self.application_version, self.engine_version, self.api_version),
+            (self.name, self.engine),
+            self.robust_buffer_access,
+            self.features,
         )
 
 
@@ -216,24 +214,18 @@ class FeatureGroup:
     added: tuple[str, ...] = ()
 
 
-def decode_application(key: int, payload: bytes, offset: int | None = None) -> Application:
-    """Decode the payload of an application info (tag 0).
-
-    Args:
-        key: The record's hash.
-        payload: The decompressed payload.
-        offset: Where the record is in its file, for messages.
+def decode_application(key: int, payload: bytes) -> Application:
+    """Decode the decompressed payload of an application info (tag 0) of that hash.
 
     Raises:
         RecordError: It is damaged.
     """
-    document = _decode(_application_decoder, RecordTag.APPLICATION_INFO, key, _as_utf8(payload), offset)
-    _check_version(document.version, RecordTag.APPLICATION_INFO, key, offset)
+    tag = RecordTag.APPLICATION_INFO
+    document = _decode(_application_decoder, tag, key, _as_utf8(payload))
     chain = []
     for members in document.physical_device_features.chain:
         if "sType" not in members:
-            reason = "application info: a feature structure has no sType"
-            raise RecordError(RecordTag.APPLICATION_INFO, key, reason, offset)
+            raise RecordError(tag, key, "application info: a feature structure has no sType")
         chain.append((members["sType"], {name: each for name, each in members.items() if name != "sType"}))
     info = document.application_info
     return Application(
@@ -249,39 +241,45 @@ def decode_application(key: int, payload: bytes, offset: int | None = None) -> A
     )
 
 
-def decode_link(key: int, payload: bytes, offset: int | None = None) -> Link:
-    """Decode the payload of an application-blob link (tag 8).
-
-    Args:
-        key: The record's hash.
-        payload: The decompressed payload.
-        offset: Where the record is in its file, for messages.
+def decode_link(key: int, payload: bytes) -> Link:
+    """Decode the decompressed payload of an application-blob link (tag 8) of that hash.
 
     Raises:
         RecordError: It is damaged.
     """
-    document = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, payload, offset)
-    _check_version(document.version, RecordTag.APPLICATION_BLOB_LINK, key, offset)
-    link = document.link
+    link = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, payload).link
     return Link(int(link.application, 16), link.tag, int(link.hash, 16))
 
 
-def read_applications(
-    source: RecordSource, report: Callable[[Damage], None] | None = None
-) -> tuple[Application, ...]:
-    """All applications of a set that can be read, in its order.
+def encode_application(application: Application) -> tuple[int, bytes]:
+    """Key and payload of the record of an application, whatever its `key`; names that are empty count as null."""
+    names = {"applicationName": application.name, "engineName": application.engine}
+    info = {name: each for name, each in names.items() if each} | {
+        "applicationVersion": application.application_version,
+        "engineVersion": application.engine_version,
+        "apiVersion": application.api_version,
+    }
+    enabled: dict[str, object] = {"robustBufferAccess": int(application.robust_buffer_access)}
+    if application.features:
+        enabled["pNext"] = [{"sType": s_type, **members} for s_type, members in application.features]
+    if application.others_as_needed:
+        enabled["othersAsNeeded"] = True
+    document = {"version": FORMAT_VERSION, "applicationInfo": info, "physicalDeviceFeatures": enabled}
+    return application.hash, msgspec.json.encode(document)
 
-    Args:
-        source: The set.
-        report: Takes what is damaged.
-    """
-    tag = RecordTag.APPLICATION_INFO
-    return tuple(_read_all(source, tag, decode_application, report))
+
+def encode_link(application: int, tag: int, key: int) -> tuple[int, bytes]:
+    """Key and payload of the record that says that an application used another record."""
+    link = {"application": f"{application:016x}", "tag": tag, "hash": f"{key:016x}"}
+    return link_hash(application, tag, key), msgspec.json.encode({"version": FORMAT_VERSION, "link": link})
 
 
-def feature_groups(
-    source: RecordSource, report: Callable[[Damage], None] | None = None
-) -> tuple[FeatureGroup, ...]:
+def read_applications(source: RecordSource, report: _Report = None) -> tuple[Application, ...]:
+    """All applications of a set that can be read, in its order; `report` takes what is damaged."""
+    return tuple(_read_all(source, RecordTag.APPLICATION_INFO, decode_application, report))
+
+
+def feature_groups(source: RecordSource, report: _Report = None) -> tuple[FeatureGroup, ...]:
     """Group the pipelines of a set by what their applications told the driver; the rules are at the top of the module.
 
     Args:
@@ -295,105 +293,39 @@ def feature_groups(
     applications = read_applications(source, report)
     if not applications:
         return (FeatureGroup(DeviceRequest(others=OtherFeatures.NONE), (), pipelines),)
-    members: dict[DeviceRequest, list[Application]] = {}
+    groups: dict[DeviceRequest, list[int]] = {}
     for application in applications:
-        members.setdefault(application.request, []).append(application)
-    groups = list(members.items())
-    if len(groups) == 1:
-        return (_group(*groups[0], pipelines),)
-    used = _pipelines_used(source, [each for _, each in groups], report)
+        groups.setdefault(application.request, []).append(application.key)
     chosen: list[list[PipelineJob]] = [[] for _ in groups]
-    for pipeline in pipelines:
-        for index in sorted(used.get(pipeline, ())) or (0,):
-            chosen[index].append(pipeline)
-    result = tuple(_group(*group, each) for group, each in zip(groups, chosen, strict=True) if each)
-    return result or (_group(*groups[0], ()),)
-
-
-def encode_application(
-    *,
-    name: str,
-    engine: str,
-    robust_buffer_access: bool,
-    features: Sequence[Mapping[str, object]],
-    application_version: int,
-    engine_version: int,
-    api_version: str,
-    format_version: int,
-    where: str,
-) -> tuple[int, bytes]:
-    """Key and payload of an application record; the arguments are those of `PipelineSetBuilder.application`.
-
-    Raises:
-        ManifestError: The version is not one, or a feature structure or member is unknown.
-    """
-    version = api_version_number(api_version, where)
-    for each in features:
-        struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
-        if struct in registry().structs and struct not in RECORDED_STRUCTURES:
-            raise ManifestError(
-                f"{where}.features: captures cannot record {struct}: leave it out, since what they cannot record is "
-                f"enabled wherever the device has it. They record {', '.join(sorted(RECORDED_STRUCTURES))}, and "
-                "robust_buffer_access"
-            )
-    chain = encode_chain("VkPhysicalDeviceFeatures2", features, f"{where}.features")
-    info: dict[str, object] = {}
-    if name:
-        info["applicationName"] = name
-    if engine:
-        info["engineName"] = engine
-    info |= {
-        "applicationVersion": application_version,
-        "engineVersion": engine_version,
-        "apiVersion": version,
-    }
-    enabled: dict[str, object] = {"robustBufferAccess": int(robust_buffer_access)}
-    if chain:
-        enabled["pNext"] = chain
-    enabled["othersAsNeeded"] = True
-    key = application_hash(
-        application_version=application_version,
-        engine_version=engine_version,
-        api_version=version,
-        application_name=name or None,
-        engine_name=engine or None,
-        robust_buffer_access=int(robust_buffer_access),
-        features=[_hashed(each) for each in chain],
-    )
-    document = {"version": format_version, "applicationInfo": info, "physicalDeviceFeatures": enabled}
-    return key, msgspec.json.encode(document)
-
-
-def encode_link(application: int, tag: int, key: int, format_version: int) -> tuple[int, bytes]:
-    """Key and payload of the record that says that an application used another record."""
-    link = {"application": handle(application), "tag": tag, "hash": handle(key)}
-    return link_hash(application, tag, key), msgspec.json.encode({"version": format_version, "link": link})
+    if len(groups) == 1:
+        chosen[0] += pipelines
+    else:
+        used = _pipelines_used(source, list(groups.values()), report)
+        for pipeline in pipelines:
+            for index in sorted(used.get(pipeline, ())) or (0,):
+                chosen[index].append(pipeline)
+    result = [
+        FeatureGroup(request, tuple(members), tuple(each))
+        for (request, members), each in zip(groups.items(), chosen, strict=True)
+    ]
+    return tuple(each for each in result if each.pipelines) or (result[0],)
 
 
 def _pipelines_used(
-    source: RecordSource, groups: list[list[Application]], report: Callable[[Damage], None] | None
+    source: RecordSource, groups: list[list[int]], report: _Report
 ) -> dict[PipelineJob, set[int]]:
     """For each pipeline that has links, the groups whose applications used it."""
-    group_of = {application.key: index for index, group in enumerate(groups) for application in group}
+    group_of = {application: index for index, group in enumerate(groups) for application in group}
     used: dict[PipelineJob, set[int]] = {}
     for link in _read_all(source, RecordTag.APPLICATION_BLOB_LINK, decode_link, report):
-        if link.tag in PIPELINE_TAGS and link.application in group_of:
+        if link.tag in KIND_OF_TAG and link.application in group_of:
             job = PipelineJob(link.key, KIND_OF_TAG[RecordTag(link.tag)])
             used.setdefault(job, set()).add(group_of[link.application])
     return used
 
 
-def _group(
-    request: DeviceRequest, applications: Iterable[Application], pipelines: Iterable[PipelineJob]
-) -> FeatureGroup:
-    return FeatureGroup(request, tuple(each.key for each in applications), tuple(pipelines))
-
-
 def _read_all(
-    source: RecordSource,
-    tag: RecordTag,
-    decode: Callable[[int, bytes, int | None], _T],
-    report: Callable[[Damage], None] | None,
+    source: RecordSource, tag: RecordTag, decode: Callable[[int, bytes], _T], report: _Report
 ) -> Iterable[_T]:
     """Decode all records of a tag; report the damaged ones and go on."""
     for key in source.keys(tag):
@@ -402,20 +334,21 @@ def _read_all(
         except RecordError:
             continue  # the source has it in its own damage
         try:
-            yield decode(key, payload, None)
+            yield decode(key, payload)
         except RecordError as error:
             if report is not None:
                 report(Damage(record_offset(source, tag, key), int(tag), key, error.reason))
 
 
-def _decode(
-    decoder: msgspec.json.Decoder[_T], tag: RecordTag, key: int, payload: bytes, offset: int | None
-) -> _T:
-    end = payload.find(b"\0")
+def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, payload: bytes) -> _D:
     try:
-        return decoder.decode(payload if end < 0 else payload[:end])
+        document = decoder.decode(payload.split(b"\0", 1)[0])
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        raise RecordError(tag, key, f"{tag.name.lower()}: {error}", offset) from error
+        raise RecordError(tag, key, f"{tag.name.lower()}: {error}") from error
+    if document.version not in FORMAT_VERSIONS:
+        reason = f"{tag.name.lower()}: version {document.version} of the JSON is not supported (5 and 6 are)"
+        raise RecordError(tag, key, reason)
+    return document
 
 
 def _as_utf8(payload: bytes) -> bytes:
@@ -428,36 +361,3 @@ def _as_utf8(payload: bytes) -> bytes:
     except UnicodeDecodeError:
         return payload.decode("latin-1").encode()
     return payload
-
-
-def _check_version(version: int, tag: RecordTag, key: int, offset: int | None) -> None:
-    if version not in PAYLOAD_VERSIONS:
-        reason = f"{tag.name.lower()}: version {version} of the JSON is not supported (5 and 6 are)"
-        raise RecordError(tag, key, reason, offset)
-
-
-def _hashed(structure: Mapping[str, object]) -> tuple[int, dict[str, int]]:
-    """sType and members of a feature structure, as the application's hash takes them."""
-    numbers = {name: value for name, value in structure.items() if isinstance(value, int)}
-    return numbers.pop("sType"), numbers
-
-
-def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
-    """Features as `PipelineSetBuilder.application` takes them: a table a structure, in the order of their names."""
-    tables: dict[str, dict[str, object]] = {}
-    for struct, member in sorted(features):
-        tables.setdefault(struct, {"structure": struct})[member] = True
-    return list(tables.values())
-
-
-def api_version_number(text: str, where: str) -> int:
-    """VkApplicationInfo::apiVersion of a text such as "1.3".
-
-    Raises:
-        ManifestError: It is not a version; names where it stands.
-    """
-    parts = text.split(".")
-    if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
-        raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')
-    major, minor, patch = (int(each) for each in (*parts, "0")[:3])
-    return major << 22 | minor << 12 | patch

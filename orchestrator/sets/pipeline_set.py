@@ -1,41 +1,43 @@
-# Purpose: the public face of a set: what there is to compile, from whom, and what is wrong with it.
-# Guarantees: opening reads record headers only; the rest is decoded when first asked for and kept. Immutable,
-# apart from the damage that grows as payloads are read. Reads are thread-safe.
-"""`PipelineSet`: pipelines to compile, with everything they refer to."""
+"""`PipelineSet`: pipelines to compile, with everything they refer to, and what is wrong with it.
+
+Guarantees: opening reads record headers only; the rest is decoded when first asked for and kept. Immutable, apart from the
+damage that grows as payloads are read. Reads are thread-safe.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Self
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError
-from orchestrator.sets.archive.combined import (
+from orchestrator.sets.archive.hashes import hash_u64, hash_values
+from orchestrator.sets.archive.modules import ShaderModule, decode_module, misnamed_modules
+from orchestrator.sets.archive.reader import (
+    Archive,
+    ArchiveLimits,
     CombinedRecords,
     open_archives,
     record_offset,
 )
-from orchestrator.sets.archive.hashes import hash_u64, hash_values
-from orchestrator.sets.archive.reader import Archive, ArchiveLimits, copy_records
-from orchestrator.sets.archive.record_proof import RecordProof, is_module_of_format_5
-from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.groups import (
-    Application,
-    FeatureGroup,
-    feature_groups,
-    read_applications,
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
+from orchestrator.sets.groups import Application, FeatureGroup, feature_groups, read_applications
+from orchestrator.sets.records import (
+    KIND_OF_TAG,
+    Closing,
+    Damage,
+    DamageLog,
+    PipelineJob,
+    RecordSource,
+    RecordTag,
 )
-from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
-from orchestrator.sets.modules import ShaderModule, decode_module, misnamed_modules
-from orchestrator.sets.records import Damage, DamageLog, RecordSource, RecordTag
 
 _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
 
 
-class PipelineSet:
+class PipelineSet(Closing):
     """A set of pipelines. Close it when it was opened from files, or use it as a context manager."""
 
     def __init__(self, source: RecordSource, *, owned: Archive | CombinedRecords | None = None) -> None:
@@ -133,9 +135,7 @@ class PipelineSet:
         try:
             return decode_module(key, payload)
         except RecordError as error:
-            damage = Damage(record_offset(self._source, tag, key), int(tag), key, error.reason)
-            self._log.add(damage)
-            raise RecordError(int(tag), key, error.reason, damage.offset) from error
+            raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
 
     def verify(self) -> int:
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
@@ -143,6 +143,9 @@ class PipelineSet:
         Returns:
             Number of records that cannot be used, or are not what they are named.
         """
+        # What proves records is much, and a compile asks for none of it.
+        from orchestrator.sets.archive.record_proof import RecordProof, is_module_of_format_5
+
         bad = RecordProof(self._source).unusable(self._log.add)
         tag = RecordTag.SHADER_MODULE
         readable = 0
@@ -152,9 +155,7 @@ class PipelineSet:
                 if is_module_of_format_5(module, self._source.payload(tag, module.key)):
                     continue
                 reason = f"code and flags have the hash {actual:016x}: not the module that was recorded"
-                self._log.add(
-                    Damage(record_offset(self._source, tag, module.key), int(tag), module.key, reason)
-                )
+                self._note(tag, module.key, reason)
                 bad += 1
         return bad + len(self._source.keys(tag)) - readable
 
@@ -182,17 +183,15 @@ class PipelineSet:
         if self._owned is not None:
             self._owned.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         counts = ", ".join(f"{count} {kind.value}" for kind, count in self.counts.items())
         return f"<PipelineSet {self.name!r}: {counts}>"
+
+    def _note(self, tag: RecordTag, key: int, reason: str) -> int | None:
+        """Add a record to the damage; returns where it is in its file."""
+        offset = record_offset(self._source, tag, key)
+        self._log.add(Damage(offset, int(tag), key, reason))
+        return offset
 
     def _module_batches(self) -> Iterator[list[ShaderModule]]:
         """All modules that can be read, some megabytes at a time; the others go to the damage."""

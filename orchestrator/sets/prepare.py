@@ -33,9 +33,9 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""

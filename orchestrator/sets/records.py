@@ -1,14 +1,8 @@
-"""Records: the common form of every pipeline set.
+"""What every pipeline set is made of: records of (tag, hash, payload), wherever they lie, and pipelines to compile.
 
-What a set is made of: records of (tag, hash, payload), as in a Fossilize archive, wherever they lie (a
-mapped file, memory, several archives). Everything above reads sets through RecordSource.
-
-A bounded list of what was found damaged.
-
-Where a record source writes down what it had to leave out.
-
-Guarantees: thread-safe; each thing is counted once however often it is met; memory is bounded: a hostile
-file of millions of bad records is counted in full and described in part.
+Everything above reads sets through `RecordSource`. What a source had to leave out it writes down in a `DamageLog`:
+thread-safe, each thing once, and bounded, so that a hostile file of millions of bad records is counted in full and
+described in part.
 """
 
 from __future__ import annotations
@@ -16,9 +10,17 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from attrs import frozen
+
+from orchestrator.devices.image import PipelineKind
+
+FORMAT_VERSION = 6
+"""The version of payloads that are written here."""
+FORMAT_VERSIONS = (5, 6)
+"""The versions of payloads that are read."""
 
 
 class RecordTag(enum.IntEnum):
@@ -35,6 +37,22 @@ class RecordTag(enum.IntEnum):
     APPLICATION_BLOB_LINK = 8
     RAY_TRACING_PIPELINE = 9
     BUCKET_INFO = 10
+
+
+class Closing:
+    """A context manager that closes what it is at the end of the block."""
+
+    def close(self) -> None:
+        """Give back what is held. Idempotent."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @frozen
@@ -108,3 +126,35 @@ class DamageLog:
         """How much was found, described or not."""
         with self._lock:
             return len(self._entries) + self._not_described
+
+
+KIND_OF_TAG: dict[RecordTag, PipelineKind] = {
+    RecordTag.GRAPHICS_PIPELINE: PipelineKind.GRAPHICS,
+    RecordTag.COMPUTE_PIPELINE: PipelineKind.COMPUTE,
+    RecordTag.RAY_TRACING_PIPELINE: PipelineKind.RAY_TRACING,
+}
+"""The kind of pipeline in the records of a tag, in the order of `PipelineKind`."""
+
+TAG_OF_KIND: dict[PipelineKind, RecordTag] = {kind: tag for tag, kind in KIND_OF_TAG.items()}
+"""The tag of the records that hold pipelines of a kind."""
+
+
+@frozen(order=True)
+class PipelineJob:
+    """A pipeline to compile.
+
+    Attributes:
+        key: Its 64-bit hash in the set.
+        kind: What it is.
+    """
+
+    key: int
+    kind: PipelineKind
+
+    @property
+    def tag(self) -> RecordTag:
+        """The tag of its record."""
+        return TAG_OF_KIND[self.kind]
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.key:016x}"

@@ -15,8 +15,7 @@ import pytest
 from attrs import frozen
 
 from orchestrator.cli import main
-from orchestrator.sets.archive.index import RECORD_SIZE
-from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path

@@ -17,7 +17,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -13,7 +13,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -18,9 +18,8 @@ from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.groups import FeatureGroup, decode_application
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.jobs import PIPELINE_TAGS, PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.profile_file import KeyProfile, key_profile_path, load_key_profile, save_key_profile
@@ -70,7 +69,7 @@ def write_pipelines(path: Path, of: bytes | None) -> None:
             if tag in (RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK):
                 continue
             for key in sample.keys(tag):
-                if tag not in PIPELINE_TAGS or key in kept:
+                if tag not in KIND_OF_TAG or key in kept:
                     writer.add(tag, key, sample.payload(tag, key))
 
 

@@ -14,7 +14,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
 from orchestrator.run.options import TrialLimits
 from orchestrator.run.trial import Setup, Trials, try_pipelines
-from orchestrator.sets.jobs import PipelineJob
+from orchestrator.sets.records import PipelineJob
 from tests.run.small_sets import compute_keys, write_small_set
 
 KEYS = compute_keys()[:6]

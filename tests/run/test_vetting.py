@@ -21,9 +21,8 @@ from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict

@@ -8,15 +8,14 @@ import pytest
 
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.errors import RecordError
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.groups import (
     decode_application,
     decode_link,
     feature_groups,
     read_applications,
 )
-from orchestrator.sets.jobs import KIND_OF_TAG, PipelineJob
-from orchestrator.sets.records import Damage, RecordTag
+from orchestrator.sets.records import KIND_OF_TAG, Damage, PipelineJob, RecordTag
 from tests.sets.archive.small_archives import application, link
 
 GRAPHICS, COMPUTE, RAY_TRACING = (
@@ -115,8 +114,8 @@ def test_a_name_in_another_encoding_does_not_cost_the_features() -> None:
 )
 def test_a_damaged_application_info(payload: bytes) -> None:
     with pytest.raises(RecordError, match="application") as error:
-        decode_application(9, payload, 16)
-    assert (error.value.tag, error.value.offset) == (0, 16)
+        decode_application(9, payload)
+    assert (error.value.tag, error.value.key) == (0, 9)
 
 
 def test_a_link() -> None:

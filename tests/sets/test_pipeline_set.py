@@ -8,13 +8,25 @@ import pytest
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ArchiveError, RecordError
-from orchestrator.sets.archive.combined import CombinedRecords, MemoryRecords, open_archives, record_offset
-from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.modules import encode_module
+from orchestrator.sets.archive.reader import (
+    Archive,
+    CombinedRecords,
+    MemoryRecords,
+    open_archives,
+    record_offset,
+)
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.jobs import KIND_OF_TAG, PIPELINE_TAGS, PipelineJob
-from orchestrator.sets.modules import encode_module
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import DETAILS_MAX, Damage, DamageLog, RecordSource, RecordTag
+from orchestrator.sets.records import (
+    DETAILS_MAX,
+    KIND_OF_TAG,
+    Damage,
+    DamageLog,
+    PipelineJob,
+    RecordSource,
+    RecordTag,
+)
 from tests.sets.archive.small_archives import archive, read_all, record, small_archive, small_records, spirv
 
 GRAPHICS, COMPUTE, MODULE = (
@@ -54,7 +66,7 @@ def test_jobs_know_their_kind_and_tag() -> None:
     assert list(KIND_OF_TAG.values()) == list(PipelineKind)
     job = PipelineJob(0xAB, PipelineKind.RAY_TRACING)
     assert job.tag is RecordTag.RAY_TRACING_PIPELINE
-    assert job.tag in PIPELINE_TAGS
+    assert job.tag in KIND_OF_TAG
     assert str(job) == "ray_tracing 00000000000000ab"
 
 

@@ -13,12 +13,11 @@ from orchestrator.devices.request import DeviceRequest, Feature, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ManifestError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
-from orchestrator.sets.jobs import PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, OpenedGroup, Subset, features_to_record, opened_groups
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 
 SHADERS = sample_manifest_path().parent / "shaders"

@@ -1,16 +1,9 @@
-"""The archive format's 64-bit hash.
+"""The 64-bit hash that archives name their records by, and the names of modules, applications and links.
 
-The 64-bit hash that archives name their records by, and the names of modules, applications and links;
-`state_hashes` has those of the other records. Recomputing a name proves the content.
-
-The hash, per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit
-value is its low word, then its high word; a string is 0xff and then its bytes; an absent string is one 0.
-
-The recurrence is sequential: xor makes it non-linear over any one ring, so a single code is hashed by a
-loop over its words (about 0.16 us a word on a 2.5 GHz core; splitting it into 32 passes of prefix-xor over
-single bits, which numpy can do, gains nothing below 8,000 words). Many modules at a time go in step, one
-lane a module and one step a word, which is four to five times as fast; that is what verifying an archive
-uses.
+Per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit value is its low word, then
+its high word; a string is 0xff and then its bytes; an absent string is one 0. `state_hashes` has the names of the other
+records. The recurrence is sequential, so one module is hashed by a loop over its words (0.16 us a word on a 2.5 GHz core);
+many modules go in step, one lane a module and one step a word, four to five times as fast.
 
 Guarantees: pure, thread-safe. 64 bits find accidents; they are no security boundary.
 """
@@ -67,38 +60,19 @@ def hash_string(text: str | bytes | None, h: int = OFFSET) -> int:
 
 
 def hash_words(code: bytes, h: int = OFFSET) -> int:
-    """Hash little-endian 32-bit words, continuing from `h`.
-
-    Raises:
-        ValueError: The size is not a multiple of four.
-    """
+    """Hash little-endian 32-bit words, continuing from `h`; a ValueError where the code is not whole words."""
     if len(code) % 4:
         raise ValueError(f"{len(code)} bytes are not whole 32-bit words")
     return hash_values(np.frombuffer(code, "<u4").tolist(), h)
 
 
 def module_hash(code: bytes, flags: int) -> int:
-    """Hash of a shader module: all words of its code, then its flags.
-
-    Args:
-        code: SPIR-V, little-endian words.
-        flags: VkShaderModuleCreateFlags.
-
-    Raises:
-        ValueError: The size is not a multiple of four.
-    """
+    """Hash of a shader module: all words of its code, then its flags; a ValueError as `hash_words` has it."""
     return hash_values((flags,), hash_words(code))
 
 
 def module_hashes(modules: Sequence[tuple[bytes, int]]) -> list[int]:
-    """Hash many shader modules; several times as fast as one by one when they are many.
-
-    Args:
-        modules: Code and flags of each.
-
-    Raises:
-        ValueError: The size of one is not a multiple of four.
-    """
+    """Hash many shader modules, given by code and flags; several times as fast as one by one when they are many."""
     result = [0] * len(modules)
     by_length = sorted(range(len(modules)), key=lambda index: len(modules[index][0]), reverse=True)
     for start in range(0, len(by_length), _LANES_MAX):
@@ -109,54 +83,36 @@ def module_hashes(modules: Sequence[tuple[bytes, int]]) -> list[int]:
 
 
 def application_hash(
-    *,
-    application_version: int,
-    engine_version: int,
-    api_version: int,
-    application_name: str | None,
-    engine_name: str | None,
+    versions: tuple[int, int, int],
+    names: tuple[str | None, str | None],
     robust_buffer_access: int,
     features: Sequence[tuple[int, Mapping[str, int]]] = (),
 ) -> int:
     """Hash that names an application and the features that it enabled.
 
     Args:
-        application_version: VkApplicationInfo::applicationVersion.
-        engine_version: VkApplicationInfo::engineVersion.
-        api_version: VkApplicationInfo::apiVersion.
-        application_name: VkApplicationInfo::pApplicationName, None for null.
-        engine_name: VkApplicationInfo::pEngineName, None for null.
+        versions: VkApplicationInfo::applicationVersion, engineVersion and apiVersion.
+        names: VkApplicationInfo::pApplicationName and pEngineName; None and "" for null.
         robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
         features: The recorded pNext chain: sType and members of each structure, as written in the record.
     """
-    info = application_info_hash(
-        application_version=application_version,
-        engine_version=engine_version,
-        api_version=api_version,
-        application_name=application_name,
-        engine_name=engine_name,
-    )
-    return hash_u64(features_hash(robust_buffer_access, features), hash_u64(info))
+    info = application_info_hash(versions, names)
+    return hash_u64(features_hash(int(robust_buffer_access), features), hash_u64(info))
 
 
 def application_info_hash(
-    *,
-    application_version: int,
-    engine_version: int,
-    api_version: int,
-    application_name: str | bytes | None,
-    engine_name: str | bytes | None,
+    versions: tuple[int, int, int], names: tuple[str | bytes | None, str | bytes | None]
 ) -> int:
-    """The half of an application's hash that is over VkApplicationInfo; arguments as for `application_hash`.
-
-    A recorder that was given none takes 0 for it, and for the half of the features likewise.
-    """
-    info = hash_values((application_version, api_version, engine_version))
-    return hash_string(engine_name, hash_string(application_name, info))
+    """The half of an application's hash that is over VkApplicationInfo; a recorder that was given none takes 0 for it."""
+    application, engine, api = versions
+    h = hash_values((application, api, engine))
+    for name in names:
+        h = hash_string(name, h)
+    return h
 
 
 def features_hash(robust_buffer_access: int, features: Sequence[tuple[int, Mapping[str, int]]]) -> int:
-    """The half of an application's hash that is over the features; arguments as for `application_hash`."""
+    """The half of an application's hash that is over the features; a recorder that was given none takes 0 for it."""
     device = hash_values((robust_buffer_access,))
     for s_type, members in features:
         device = hash_values((s_type,), device)

@@ -25,7 +25,6 @@ import msgspec
 from orchestrator.devices.request import RECORDED_STRUCTURES
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry, structs_by_type
-from orchestrator.sets.archive.combined import record_offset
 from orchestrator.sets.archive.hashes import (
     OFFSET,
     application_info_hash,
@@ -35,6 +34,8 @@ from orchestrator.sets.archive.hashes import (
     hash_words,
     link_hash,
 )
+from orchestrator.sets.archive.modules import ShaderModule
+from orchestrator.sets.archive.reader import record_offset
 from orchestrator.sets.archive.state_hashes import (
     CHAINED,
     Era,
@@ -45,7 +46,6 @@ from orchestrator.sets.archive.state_hashes import (
 )
 from orchestrator.sets.groups import Application, decode_application, decode_link
 from orchestrator.sets.image.documents import TABLES, SharedStates, UnknownStructureError, decode_document
-from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.records import Damage, RecordSource, RecordTag
 
 
@@ -166,17 +166,12 @@ def _application_refusal(application: Application, payload: bytes) -> str | None
         encoding = "utf-8"
     except UnicodeDecodeError:
         encoding = "latin-1"  # as it was decoded: recorders copy names byte by byte
-    names = [
+    encoded = [
         None if each is None else each.encode(encoding) for each in (application.name, application.engine)
     ]
+    names = (encoded[0], encoded[1])
     versions = (application.application_version, application.engine_version, application.api_version)
-    info = application_info_hash(
-        application_version=versions[0],
-        engine_version=versions[1],
-        api_version=versions[2],
-        application_name=names[0],
-        engine_name=names[1],
-    )
+    info = application_info_hash(versions, names)
     features = features_hash(int(application.robust_buffer_access), application.features)
     # A recorder that knew one of the two not wrote nothing and hashed a zero.
     infos = (info,) if any(versions) or any(each is not None for each in names) else (info, 0)

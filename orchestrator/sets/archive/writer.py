@@ -1,11 +1,8 @@
-"""Write archives.
+"""Writing archives, version 6 of the format that `reader` describes.
 
-Write Fossilize archives, version 6 (the format's table is in archive_index.py).
-
-Guarantees: the archive appears under its name whole or not at all: it is written beside it under another
-name, synced, renamed, and the directory is synced. The same records in the same order give the same bytes
-(with the same zlib). Of records of one name the first is kept.
-
+Guarantees: the archive appears under its name whole or not at all: it is written beside it, synced and renamed, and the
+directory is synced. The same records in the same order give the same bytes (with the same zlib). Of records of one name the
+first is kept.
 Assumptions: one thread uses a writer.
 """
 
@@ -20,32 +17,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from attrs import frozen
-
-from orchestrator.errors import ArchiveError
-from orchestrator.sets.archive.index import FLAG_DEFLATE, FLAG_RAW, MAGIC
-from orchestrator.sets.records import RecordTag
+from orchestrator.errors import ArchiveError, RecordError
+from orchestrator.sets.archive.reader import (
+    FLAG_DEFLATE,
+    FLAG_RAW,
+    MAGIC,
+    Archive,
+    CombinedRecords,
+    StoredPayload,
+)
+from orchestrator.sets.records import RecordSource, RecordTag
 
 VERSION = 6
 _PARAMETERS = struct.Struct("<4I")
 _PAYLOAD_MAX = 0xFFFFFFFF
-
-
-@frozen
-class StoredPayload:
-    """A payload as it stands in an archive.
-
-    Attributes:
-        data: The stored bytes.
-        flags: 1 raw, 2 deflate.
-        crc: crc32 of the stored bytes, 0 where unchecked.
-        size: Bytes when decoded.
-    """
-
-    data: bytes
-    flags: int
-    crc: int
-    size: int
 
 
 class ArchiveWriter:
@@ -196,6 +181,28 @@ class ArchiveWriter:
 
     def _failed(self, what: str, error: OSError) -> ArchiveError:
         return ArchiveError(self._path, self._offset, f"{what}: {error.strerror or error}")
+
+
+def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
+    """Copy all records of a source that can be read; from archives as they are stored, in file order.
+
+    Returns:
+        How many the writer does not have, because they are damaged in every source (see the source's `damage`).
+
+    Raises:
+        ArchiveError: The writer's file cannot be written.
+    """
+    for each in source.sources if isinstance(source, CombinedRecords) else (source,):
+        if isinstance(each, Archive):
+            for record in each.records():
+                with contextlib.suppress(RecordError):  # it stands in the damage
+                    writer.add_stored(record.tag, record.key, each.stored_payload(record.tag, record.key))
+            continue
+        for tag in RecordTag:
+            for key in each.keys(tag):
+                with contextlib.suppress(RecordError):
+                    writer.add(tag, key, each.payload(tag, key))
+    return sum((tag, key) not in writer for tag in RecordTag for key in source.keys(tag))
 
 
 def _sync_directory(directory: Path) -> None:

@@ -59,23 +59,23 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
-import numpy as np
 from attrs import Factory, define, field, frozen
 
+from orchestrator.devices.request import RECORDED_STRUCTURES, Feature
 from orchestrator.errors import ManifestError, RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
-from orchestrator.sets.archive.varint import encode_varint
 from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
 from orchestrator.sets.authoring.structures import encode_chain, encode_structure, handle, member_names
-from orchestrator.sets.groups import encode_application, encode_link
+from orchestrator.sets.groups import Application, encode_application, encode_link
 from orchestrator.sets.image.documents import decode_document
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
 
 Specialization = Mapping[int | str, bool | int | float]
@@ -712,7 +712,6 @@ def _table(value: object, where: str) -> Mapping[str, object]:
 Members = Mapping[str, object]
 Flags = str | int | Sequence[str | int]
 
-FORMAT_VERSION = 6
 _TABLES = {
     RecordTag.SAMPLER: "samplers",
     RecordTag.DESCRIPTOR_SET_LAYOUT: "setLayouts",
@@ -724,7 +723,7 @@ _TABLES = {
 
 
 class RecordSink(Protocol):
-    """Takes records; `orchestrator.sets.archive.combined.MemoryRecords` is one."""
+    """Takes records; `orchestrator.sets.archive.reader.MemoryRecords` is one."""
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> object:
         """Take a record. One of equal tag and key may come again, with the same payload."""
@@ -780,16 +779,28 @@ class ObjectBuilder:
         """
         if self._application is not None or self._keys:
             raise ManifestError(f"{self.where}: the application is named once, before everything else")
+        version = api_version_number(api_version, self.where)
+        for each in features:
+            struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
+            if struct in registry().structs and struct not in RECORDED_STRUCTURES:
+                raise ManifestError(
+                    f"{self.where}.features: captures cannot record {struct}: leave it out, since what they cannot "
+                    "record is enabled wherever the device has it. They record "
+                    f"{', '.join(sorted(RECORDED_STRUCTURES))}, and robust_buffer_access"
+                )
+        chain = encode_chain("VkPhysicalDeviceFeatures2", features, f"{self.where}.features")
         self._application, payload = encode_application(
-            name=name,
-            engine=engine,
-            robust_buffer_access=robust_buffer_access,
-            features=features,
-            application_version=application_version,
-            engine_version=engine_version,
-            api_version=api_version,
-            format_version=FORMAT_VERSION,
-            where=self.where,
+            Application(
+                key=0,
+                name=name or None,
+                engine=engine or None,
+                application_version=application_version,
+                engine_version=engine_version,
+                api_version=version,
+                robust_buffer_access=robust_buffer_access,
+                features=tuple(map(_feature_members, chain)),
+                others_as_needed=True,
+            )
         )
         self.records.add(RecordTag.APPLICATION_INFO, self._application, payload)
         return self._application
@@ -807,10 +818,7 @@ class ObjectBuilder:
         interface = shader_interface(spirv, self.where)
         key = module_hash(spirv, flags)
         if key not in self._interfaces:
-            packed = encode_varint(np.frombuffer(spirv, "<u4"))
-            entry = {"varintOffset": 0, "varintSize": len(packed), "codeSize": len(spirv), "flags": flags}
-            text = msgspec.json.encode({"version": FORMAT_VERSION, "shaderModules": {handle(key): entry}})
-            self._put(RecordTag.SHADER_MODULE, key, text + b"\0" + packed)
+            self._put(RecordTag.SHADER_MODULE, key, encode_module(spirv, flags, key))
             self._interfaces[key] = interface
         return key
 
@@ -950,7 +958,7 @@ class ObjectBuilder:
         self._keys.setdefault(tag, set()).add(key)
         self.records.add(tag, key, payload)
         if self._application is not None:
-            link, text = encode_link(self._application, int(tag), key, FORMAT_VERSION)
+            link, text = encode_link(self._application, int(tag), key)
             self.records.add(RecordTag.APPLICATION_BLOB_LINK, link, text)
 
 
@@ -1294,3 +1302,25 @@ def _flag_list(flags: Flags) -> str | int | list[str]:
     if isinstance(flags, str | int):
         return flags
     return [str(each) for each in flags]
+
+
+def _feature_members(structure: Members) -> tuple[int, dict[str, int]]:
+    numbers = {name: value for name, value in structure.items() if isinstance(value, int)}
+    return numbers.pop("sType"), numbers
+
+
+def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
+    """Features as `PipelineSetBuilder.application` takes them: a table a structure, in the order of their names."""
+    tables: dict[str, dict[str, object]] = {}
+    for structure, member in sorted(features):
+        tables.setdefault(structure, {"structure": structure})[member] = True
+    return list(tables.values())
+
+
+def api_version_number(text: str, where: str) -> int:
+    """VkApplicationInfo::apiVersion of a text such as "1.3"; a ManifestError where it is no version."""
+    parts = text.split(".")
+    if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
+        raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')
+    major, minor, patch = (int(each) for each in (*parts, "0")[:3])
+    return major << 22 | minor << 12 | patch

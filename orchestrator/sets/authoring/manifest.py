@@ -43,18 +43,18 @@ from attrs import Factory, define, frozen
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
-from orchestrator.sets.archive.combined import MemoryRecords
-from orchestrator.sets.archive.reader import copy_records
-from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import (
     SHADER_MEMBERS,
     PipelineSetBuilder,
     Rendering,
     ShaderStage,
+    api_version_number,
+    feature_tables,
     find_constant,
 )
 from orchestrator.sets.authoring.names import unknown
-from orchestrator.sets.groups import api_version_number, feature_tables
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
 from orchestrator.sets.records import RecordTag

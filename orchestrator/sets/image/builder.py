@@ -43,14 +43,13 @@ from orchestrator.devices.image import (
 )
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry
+from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.image.create_infos import Heap, PackError, Piece, packer
 from orchestrator.sets.image.documents import SharedStates, UnknownStructureError, decode_document
-from orchestrator.sets.jobs import PipelineJob
-from orchestrator.sets.modules import ShaderModule
 from orchestrator.sets.needs.context import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 
 _CREATE_INFOS = {

@@ -36,9 +36,7 @@ from msgspec import Meta
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
-from orchestrator.sets.records import RecordTag
-
-SUPPORTED_VERSIONS = (5, 6)
+from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag
 
 #: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
 SHARED_STATES: Final = frozenset(
@@ -375,8 +373,8 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
                 (states or SharedStates()).resolve(each)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
-    if document.version not in SUPPORTED_VERSIONS:
-        raise RecordError(tag, key, f"document version {document.version} is not one of {SUPPORTED_VERSIONS}")
+    if document.version not in FORMAT_VERSIONS:
+        raise RecordError(tag, key, f"document version {document.version} is not one of {FORMAT_VERSIONS}")
     for table, _ in TABLES[tag]:
         found = getattr(document, table).get(f"{key:016x}")
         if found is not None:

@@ -800,3 +800,77 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
             for key, row in each.by_key().items():
                 _add(counts, key, [count * times for count in row])
     return counts
+
+
+# What a structure must hold itself, whatever the device.
+
+_LIBRARY = 0x800
+_IN_PARTS = ("VkGraphicsPipelineLibraryCreateInfoEXT", "VkPipelineLibraryCreateInfoKHR")
+_FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
+_UNUSED_SHADER = 0xFFFF_FFFF
+_GROUP_SHADERS = ("generalShader", "closestHitShader", "anyHitShader", "intersectionShader")
+
+
+def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """State that a complete pipeline has.
+
+    VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic states
+    that may replace it; one of each is looked for here.
+    """
+    if value.flags & _LIBRARY or any(chained(value, each) is not None for each in _IN_PARTS):
+        return None
+    if not any(each.stage & _FIRST_STAGES for each in value.pStages or ()):
+        return None
+    raster = value.pRasterizationState
+    if raster is None:
+        return None if dynamic_state("POLYGON_MODE_EXT") in dynamic else Malformed("no rasterizationState")
+    discards = raster.rasterizerDiscardEnable and dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
+    if value.pMultisampleState is None and not discards:
+        replaced = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
+        return None if replaced else Malformed("no multisampleState, although it rasterizes")
+    return None
+
+
+def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476.
+
+    Where libraries are linked, their stages may be meant, so nothing is said about those.
+    """
+    count = len(value.pStages or ())
+    if value.pLibraryInfo is not None and value.pLibraryInfo.pLibraries:
+        return None
+    for each in value.pGroups or ():
+        for name in _GROUP_SHADERS:
+            index = getattr(each, name)
+            if index != _UNUSED_SHADER and index >= count:
+                return Malformed(f"{name} {index} of a pipeline that has {count} stages")
+    return None
+
+
+def complete_specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Entries within their data: VUID-VkSpecializationInfo-offset-00773 and -pMapEntries-00774."""
+    size = len(value.pData or b"")
+    for each in value.pMapEntries or ():
+        if each.offset + each.size > size:
+            end = each.offset + each.size
+            return Malformed(
+                f"specialization constant {each.constantID} ends at byte {end} of data that has {size}"
+            )
+    return None
+
+
+def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """One location a sample: VUID-VkSampleLocationsInfoEXT-sampleLocationsCount-01527."""
+    count, grid = len(value.pSampleLocations or ()), value.sampleLocationGridSize
+    expected = value.sampleLocationsPerPixel * grid.width * grid.height
+    if count == expected or not count:
+        return None
+    return Malformed(f"{count} sample locations where grid and samples make {expected}")
+
+
+COMPLETENESS: dict[str, Context] = {
+    "VkGraphicsPipelineCreateInfo": complete_graphics,
+    "VkRayTracingPipelineCreateInfoKHR": complete_ray_tracing,
+    "VkSpecializationInfo": complete_specialization,
+    "VkSampleLocationsInfoEXT": complete_sample_locations,
+}

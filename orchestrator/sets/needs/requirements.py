@@ -39,8 +39,8 @@ from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
-from orchestrator.sets.needs.completeness import COMPLETENESS
 from orchestrator.sets.needs.context import (
+    COMPLETENESS,
     CONTEXTS,
     LAYOUT_CONTEXTS,
     Context,

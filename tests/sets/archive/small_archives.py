@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 
 from orchestrator.sets.archive.hashes import link_hash
-from orchestrator.sets.modules import encode_module
+from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.records import RecordSource, RecordTag
 
 MAGIC = b"\x81FOSSILIZEDB\0\0\0"

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import ArchiveError, RecordError
-from orchestrator.sets.archive.index import ArchiveLimits, build_index
-from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.reader import Archive, ArchiveLimits, build_index
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from tests.sets.archive.small_archives import MAGIC, record, small_archive, small_records

@@ -12,14 +12,13 @@ import pytest
 
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
-from orchestrator.sets.archive.combined import MemoryRecords
-from orchestrator.sets.archive.reader import Archive, copy_records
-from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.archive.modules import decode_module
+from orchestrator.sets.archive.reader import Archive, MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import ObjectBuilder
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.authoring.structures import encode_structure
 from orchestrator.sets.image.documents import BARE_ARRAYS, FLAT_STRUCTS, TABLES, flat_members, json_name
-from orchestrator.sets.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path

@@ -75,15 +75,7 @@ def test_lanes_are_split_when_there_are_very_many(monkeypatch: pytest.MonkeyPatc
 
 def test_two_structures_are_hashed_in_declaration_order() -> None:
     def of(members: dict[str, int]) -> int:
-        return application_hash(
-            application_version=0,
-            engine_version=0,
-            api_version=0,
-            application_name=None,
-            engine_name=None,
-            robust_buffer_access=0,
-            features=[(1000382000, members)],
-        )
+        return application_hash((0, 0, 0), (None, None), 0, [(1000382000, members)])
 
     values = {
         "primitivesGeneratedQuery": 1,

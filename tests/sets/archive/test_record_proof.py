@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.hashes import (
     application_hash,
     features_hash,
@@ -17,10 +16,10 @@ from orchestrator.sets.archive.hashes import (
     hash_words,
     link_hash,
 )
-from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.modules import encode_module
+from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.state_hashes import Era, state_hash
 from orchestrator.sets.image.documents import TABLES, decode_document
-from orchestrator.sets.modules import encode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordSource, RecordTag
 from orchestrator.sets.sample import sample_path
@@ -175,14 +174,7 @@ def test_links_are_proved() -> None:
 
 def test_applications_are_proved_whatever_was_recorded() -> None:
     def key(name: Any) -> int:
-        return application_hash(
-            application_version=1,
-            engine_version=2,
-            api_version=4206592,
-            application_name=name,
-            engine_name=None,
-            robust_buffer_access=1,
-        )
+        return application_hash((1, 2, 4206592), (name, None), 1)
 
     tag = RecordTag.APPLICATION_INFO
     assert verified(named(tag, key("one"), application("one", 1))) == []

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.sets.archive import varint
-from orchestrator.sets.archive.varint import decode_varint, encode_varint
+from orchestrator.sets.archive import modules
+from orchestrator.sets.archive.modules import decode_varint, encode_varint
 
 WORDS = st.lists(
     st.one_of(
@@ -73,10 +73,10 @@ def test_any_bytes_decode_as_the_reference_says(data: bytes, count: int) -> None
 @given(st.data())
 def test_chunks_meet_within_a_word(data: st.DataObject) -> None:
     words = data.draw(WORDS)
-    chunk = data.draw(st.integers(varint.MAX_BYTES, 40))
+    chunk = data.draw(st.integers(modules.MAX_BYTES, 40))
     encoded = encode_varint(np.array(words, np.uint32))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(varint, "_CHUNK", chunk)
+        patch.setattr(modules, "_CHUNK", chunk)
         assert decode_varint(encoded, len(words)).tolist() == words
 
 
@@ -84,7 +84,7 @@ def test_a_long_code_takes_several_chunks() -> None:
     words = np.random.default_rng(1).integers(0, 1 << 32, 50_000, dtype=np.uint32)
     words[::3] &= 0x7F
     data = encode_varint(words)
-    assert len(data) > 2 * varint._CHUNK
+    assert len(data) > 2 * modules._CHUNK
     assert (decode_varint(data, len(words)) == words).all()
 
 

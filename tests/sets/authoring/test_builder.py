@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from orchestrator.errors import ManifestError
-from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.modules import decode_varint
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.state_hashes import state_hash
-from orchestrator.sets.archive.varint import decode_varint
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag

@@ -13,13 +13,12 @@ import pytest
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.hashes import module_hash
+from orchestrator.sets.archive.modules import encode_module
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.jobs import PipelineJob
-from orchestrator.sets.modules import encode_module
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
 from tests.sets.spirv.spirv_words import compute_module
 

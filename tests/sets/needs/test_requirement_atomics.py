@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.registry import registry
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.needs.requirements import RequirementChecker

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.registry import registry
 from orchestrator.registry.tables import AnyDevice, same_members
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.needs.context import (

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.sets.archive.combined import MemoryRecords
 from orchestrator.sets.archive.hashes import module_hash
-from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.archive.varint import decode_varint
+from orchestrator.sets.archive.modules import decode_varint
+from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.authoring.manifest import load_manifest
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag

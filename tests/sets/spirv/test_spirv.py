@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.sets.modules import decode_module
+from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.spirv.walk import EntryPoint, SpirvError, SpirvModule, walk_spirv

@@ -21,11 +21,10 @@ from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError, RecordError
 from orchestrator.run.trial import Answer, Ready, Request, Setup, Survived, Try, Unready
-from orchestrator.sets.archive.index import MAGIC
-from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.modules import decode_module
+from orchestrator.sets.archive.reader import MAGIC, Archive
 from orchestrator.sets.groups import decode_application, decode_link
 from orchestrator.sets.image.documents import decode_document
-from orchestrator.sets.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path

@@ -25,7 +25,7 @@ from attrs import define, field, frozen
 from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.sets.archive.combined import MemoryRecords
+from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -1,0 +1,273 @@
+"""Shader modules between their record form and SPIR-V.
+
+A payload is JSON, and after its first NUL byte binary data:
+
+    {"version": 6, "shaderModules": {"<hash>": {"varintOffset", "varintSize", "codeSize", "flags"}}}
+
+where the offset counts from behind the NUL; the older form has {"flags", "codeSize", "code": base64} and no binary part. The
+binary data are the 32-bit words of the code as LEB128, low seven bits first, one to five bytes each. A word may be longer
+than it needs to be; encoders never write it so.
+
+A loop over the words would cost hundreds of nanoseconds a word in Python, so the decoder works on all byte positions at
+once. Position i is read as if a word began there: it joins the byte after it if i continues, then the pair after that, then
+the fifth byte. Positions where a word really begins (the byte before them ends one) are then picked out.
+
+Guarantees: a module has whole words, SPIR-V's magic in this machine's order and exactly the declared size; everything else
+is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four times the payload, whatever
+the JSON claims. Pure and thread-safe.
+Assumptions: a little-endian machine, as the archives were recorded on.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import field, frozen
+
+from orchestrator.errors import RecordError
+from orchestrator.sets.archive.hashes import module_hash, module_hashes
+from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag
+
+SPIRV_MAGIC = b"\x03\x02\x23\x07"  # 0x07230203, little-endian (SPIR-V specification, 2.3 Physical Layout)
+SPIRV_HEADER_SIZE = 20
+CODE_SIZE_MAX = 64 << 20
+
+_UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+_Size = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFFFFFFFFFF)]
+
+
+class _Module(msgspec.Struct, rename="camel"):
+    code_size: _Size
+    flags: _UInt32
+    varint_offset: _Size | None = None
+    varint_size: _Size | None = None
+    code: str | None = None
+
+
+class _Document(msgspec.Struct, rename="camel"):
+    version: int
+    shader_modules: dict[str, _Module]
+
+
+_decoder = msgspec.json.Decoder(_Document)
+
+
+@frozen
+class ShaderModule:
+    """A shader module.
+
+    Attributes:
+        key: Its hash in the set.
+        code: SPIR-V, little-endian words.
+        flags: VkShaderModuleCreateFlags.
+    """
+
+    key: int
+    code: bytes = field(repr=False)
+    flags: int
+
+
+def decode_module(key: int, payload: bytes) -> ShaderModule:
+    """Decode the decompressed payload of a shader-module record of that hash.
+
+    Raises:
+        RecordError: It is damaged, or its code is no SPIR-V.
+    """
+    try:
+        return _decode(key, payload)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise RecordError(RecordTag.SHADER_MODULE, key, f"shader module: {error}") from error
+
+
+def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
+    """Payload of a shader-module record, in the form that version 6 writes.
+
+    Args:
+        code: SPIR-V, little-endian words.
+        flags: VkShaderModuleCreateFlags.
+        key: Its `module_hash` where the caller has it already.
+
+    Raises:
+        ValueError: The code is no SPIR-V.
+    """
+    _check_code(code)
+    if key is None:
+        key = module_hash(code, flags)
+    encoded = encode_varint(np.frombuffer(code, "<u4"))
+    module = {"varintOffset": 0, "varintSize": len(encoded), "codeSize": len(code), "flags": flags}
+    document = {"version": FORMAT_VERSION, "shaderModules": {f"{key:016x}": module}}
+    return msgspec.json.encode(document) + b"\0" + encoded
+
+
+def misnamed_modules(modules: Sequence[ShaderModule]) -> list[tuple[ShaderModule, int]]:
+    """Modules whose code and flags do not have the hash they are named by, each with the hash they have.
+
+    Hashing them together is several times as fast as one by one.
+    """
+    hashes = module_hashes([(module.code, module.flags) for module in modules])
+    return [(module, h) for module, h in zip(modules, hashes, strict=True) if h != module.key]
+
+
+def _decode(key: int, payload: bytes) -> ShaderModule:
+    json_size = payload.find(b"\0")
+    view = memoryview(payload)
+    document = _decoder.decode(view if json_size < 0 else view[:json_size])
+    if document.version not in FORMAT_VERSIONS:
+        raise ValueError(f"version {document.version} of the JSON is not supported (5 and 6 are)")
+    module = document.shader_modules.get(f"{key:016x}")
+    if module is None:
+        raise ValueError("the payload holds no module of that hash")
+    if module.code_size > CODE_SIZE_MAX:
+        raise ValueError(f"codeSize {module.code_size} is over the cap of {CODE_SIZE_MAX} bytes")
+    if module.code_size % 4:
+        raise ValueError(f"codeSize {module.code_size} is not a multiple of four")
+    if module.varint_offset is not None and module.varint_size is not None:
+        binary = view[len(payload) if json_size < 0 else json_size + 1 :]
+        end = module.varint_offset + module.varint_size
+        if end > len(binary):
+            raise ValueError(f"the code ends at byte {end} of the binary part, which has {len(binary)}")
+        words = decode_varint(binary[module.varint_offset : end], module.code_size // 4)
+        code = words.astype("<u4", copy=False).tobytes()
+    elif module.code is not None:
+        try:
+            code = binascii.a2b_base64(module.code, strict_mode=True)
+        except (binascii.Error, ValueError) as error:
+            raise ValueError(f"damaged base64: {error}") from error
+        if len(code) != module.code_size:
+            raise ValueError(f"codeSize is {module.code_size}, but the code has {len(code)} bytes")
+    else:
+        raise ValueError("neither varintOffset and varintSize nor code is there")
+    _check_code(code)
+    return ShaderModule(key, code, module.flags)
+
+
+def _check_code(code: bytes) -> None:
+    if len(code) % 4 or len(code) < SPIRV_HEADER_SIZE:
+        raise ValueError(f"{len(code)} bytes are no SPIR-V: not whole words, or less than the header")
+    magic = code[:4]
+    if magic == SPIRV_MAGIC[::-1]:
+        raise ValueError("the SPIR-V is big-endian (magic 03 02 23 07 swapped); swap its words before use")
+    if magic != SPIRV_MAGIC:
+        raise ValueError(f"no SPIR-V: the magic is {magic[::-1].hex()}, not 07230203")
+
+
+MAX_BYTES = 5
+"""A 32-bit word never takes more."""
+
+_CHUNK = 1 << 15  # bytes decoded at a time: the temporaries stay in the second-level cache
+_LOW, _ABOVE = np.int32(0x7F), np.int32(~0x7F)
+_FIFTH_ABOVE = np.int32(~(0x0F << 7 | 0x7F))  # of a fifth byte, moved up by seven: all but its low four bits
+_7, _14, _28 = np.int32(7), np.int32(14), np.int32(28)
+
+
+def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.uint32]:
+    """Decode words.
+
+    Args:
+        data: The encoded words, and nothing else.
+        word_count: How many words they are.
+
+    Returns:
+        The words, shape (word_count,).
+
+    Raises:
+        ValueError: The data is truncated, holds more than the words, or has a word of more than five bytes or
+            32 bits; the message names the word and the byte.
+    """
+    size = len(data)
+    if word_count < 0 or word_count > size:
+        raise ValueError(f"varint truncated: {word_count} words cannot be in {size} bytes")
+    if 0 < size <= _CHUNK and data[size - 1] < 0x80:  # most modules: one chunk, no copy
+        whole = _decode_chunk(data, 0, size, 0)
+        if len(whole) == word_count:
+            return whole
+    words = np.empty(word_count, np.uint32)
+    done = position = 0
+    while position < size:
+        stop = _word_boundary(data, position, min(position + _CHUNK, size), size, done)
+        chunk = _decode_chunk(data, position, stop, done)
+        if done + len(chunk) > word_count:
+            kept = word_count - done
+            used = position + _end_of_words(data, position, stop, kept)
+            raise ValueError(f"varint too long: {word_count} words end at byte {used} of {size}")
+        words[done : done + len(chunk)] = chunk
+        done += len(chunk)
+        position = stop
+    if done < word_count:
+        raise ValueError(f"varint truncated: {size} bytes hold {done} of {word_count} words")
+    return words
+
+
+def encode_varint(words: npt.ArrayLike) -> bytes:
+    """Encode words, each in as few bytes as it needs.
+
+    Args:
+        words: 32-bit words, shape (n,).
+    """
+    array: npt.NDArray[np.uint32] = np.ascontiguousarray(words, np.uint32)
+    lengths = np.ones(len(array), np.int64)
+    for bits in (7, 14, 21, 28):
+        lengths += array >= np.uint32(1 << bits)
+    ends = np.cumsum(lengths)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    starts = ends - lengths
+    for index in range(MAX_BYTES):
+        chosen = np.flatnonzero(lengths > index)
+        value = (array[chosen] >> np.uint32(7 * index)).astype(np.uint8) & np.uint8(0x7F)
+        value |= (lengths[chosen] > index + 1).astype(np.uint8) << np.uint8(7)
+        out[starts[chosen] + index] = value
+    return out.tobytes()
+
+
+def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: int) -> npt.NDArray[np.uint32]:
+    """Decode whole words from data[start:stop], whose last byte ends a word."""
+    size = stop - start
+    # Four zero bytes of padding let every position look ahead.
+    octets: npt.NDArray[np.int8] = np.frombuffer(b"".join((data[start:stop], b"\0\0\0\0")), np.int8)
+    low = octets.astype(np.int32)  # signed: the high bit of a byte spreads over the word
+    one = low & _ABOVE  # where another byte follows: ones wherever that byte's bits may go
+    low &= _LOW
+    second = low << _7
+    pair = second[1:] & one[:-1]
+    pair |= low[:-1]
+    two = one[:-1] & one[1:]
+    value = pair[2:] << _14
+    value &= two[:-2]
+    value |= pair[:-2]
+    four = two[:size] & two[2 : size + 2]
+    # The fifth byte holds the top four bits; more than those, or a sixth byte, is not a 32-bit word.
+    too_long = second[4:] | one[4:]
+    too_long &= _FIFTH_ABOVE
+    too_long &= four
+    if np.count_nonzero(too_long):
+        at = int(np.flatnonzero(too_long)[0])
+        word = first_word + int(np.count_nonzero(octets[:at] >= 0))
+        raise ValueError(f"varint word {word} at byte {start + at} has more than 32 bits")
+    fifth = low[4:] << _28
+    fifth &= four
+    fifth |= value[:size]
+    begins = np.empty(size, np.bool_)
+    begins[0] = True
+    np.greater_equal(octets[: size - 1], 0, out=begins[1:])
+    return fifth[begins.nonzero()[0]].view(np.uint32)  # twice as fast as fifth[begins]
+
+
+def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, first_word: int) -> int:
+    """Move `stop` back to just behind a byte that ends a word."""
+    for end in range(stop, max(start, stop - MAX_BYTES), -1):
+        if data[end - 1] < 0x80:
+            return end
+    if stop == size and stop - start < MAX_BYTES:
+        raise ValueError(f"varint truncated: word {first_word} at byte {start} of {size} does not end")
+    raise ValueError(f"varint word of more than {MAX_BYTES} bytes at byte {max(start, stop - MAX_BYTES)}")
+
+
+def _end_of_words(data: bytes | memoryview, start: int, stop: int, count: int) -> int:
+    """How many bytes the first `count` words of a chunk take."""
+    ends = np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) < 0x80)
+    return int(ends[count - 1]) + 1 if count else 0
