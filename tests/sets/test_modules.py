@@ -85,8 +85,8 @@ def test_the_old_form() -> None:
         (payload(varintSize=1 << 60), "binary part"),
         (payload(varintOffset=None), "neither"),
         (payload().split(b"\0")[0], "binary part"),
-        (payload(b"\1", codeSize=4, varintSize=1), "less than the header"),
-        (payload(b"", codeSize=0, varintSize=0), "less than the header"),
+        (payload(b"\1", codeSize=4, varintSize=1), "fewer than the header"),
+        (payload(b"", codeSize=0, varintSize=0), "fewer than the header"),
         (old_payload("!!!!", 24), "base64"),
         (old_payload(base64.b64encode(CODE).decode()[:-1], len(CODE)), "base64"),
         (old_payload(base64.b64encode(CODE).decode(), len(CODE) - 4), "bytes"),
@@ -102,7 +102,7 @@ def test_damage_is_a_record_error(damaged: bytes, reason: str) -> None:
 
 def test_swapped_spirv_is_told_from_no_spirv() -> None:
     swapped = b"".join(CODE[at : at + 4][::-1] for at in range(0, len(CODE), 4))
-    for code, reason in ((swapped, "big-endian"), (bytes(len(CODE)), "magic is 00000000")):
+    for code, reason in ((swapped, "big-endian"), (bytes(len(CODE)), "magic 0x00000000")):
         text = base64.b64encode(code).decode()
         with pytest.raises(RecordError, match=reason):
             decode_module(KEY, old_payload(text, len(code)))

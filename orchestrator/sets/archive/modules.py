@@ -32,9 +32,8 @@ from attrs import field, frozen
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash, module_hashes
 from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag
+from orchestrator.sets.spirv.walk import spirv_words
 
-SPIRV_MAGIC = b"\x03\x02\x23\x07"  # 0x07230203, little-endian (SPIR-V specification, 2.3 Physical Layout)
-SPIRV_HEADER_SIZE = 20
 CODE_SIZE_MAX = 64 << 20
 
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
@@ -95,7 +94,7 @@ def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
     Raises:
         ValueError: The code is no SPIR-V.
     """
-    _check_code(code)
+    spirv_words(code)
     if key is None:
         key = module_hash(code, flags)
     encoded = encode_varint(np.frombuffer(code, "<u4"))
@@ -142,18 +141,8 @@ def _decode(key: int, payload: bytes) -> ShaderModule:
             raise ValueError(f"codeSize is {module.code_size}, but the code has {len(code)} bytes")
     else:
         raise ValueError("neither varintOffset and varintSize nor code is there")
-    _check_code(code)
+    spirv_words(code)
     return ShaderModule(key, code, module.flags)
-
-
-def _check_code(code: bytes) -> None:
-    if len(code) % 4 or len(code) < SPIRV_HEADER_SIZE:
-        raise ValueError(f"{len(code)} bytes are no SPIR-V: not whole words, or less than the header")
-    magic = code[:4]
-    if magic == SPIRV_MAGIC[::-1]:
-        raise ValueError("the SPIR-V is big-endian (magic 03 02 23 07 swapped); swap its words before use")
-    if magic != SPIRV_MAGIC:
-        raise ValueError(f"no SPIR-V: the magic is {magic[::-1].hex()}, not 07230203")
 
 
 MAX_BYTES = 5

@@ -1,29 +1,23 @@
-"""The interface of a SPIR-V module, from its decorations.
+"""The interface of a SPIR-V module: what it says of itself that a pipeline has to agree with.
 
-What a SPIR-V module says about itself that a pipeline has to agree with: entry points, descriptors, push
-constants, specialization constants, vertex inputs. It is what `layout = "auto"` is made of.
-
-One walk over the instructions collects types, decorations and variables by id; the interface is then read
-off the variables (SPIR-V specification, "Binary Form of SPIR-V"; Vulkan specification, "Shader
-Interfaces").
+Entry points, descriptors, push constants, specialization constants and vertex inputs: what `layout = "auto"` is made of.
+Types, decorations and variables are collected by id, and the interface is read off the variables (Vulkan specification,
+"Shader Interfaces"). Descriptors and push constants are those of the module, not of one entry point: a layout may hold more
+than a stage uses.
 
 Guarantees: any bytes give an interface or a ManifestError; each id is resolved a bounded number of times.
-
-Assumptions: little-endian modules, as vkCreateShaderModule takes them. Descriptors and push constants are
-those of the module, not of one entry point: a layout may hold more than a stage uses.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
 from functools import lru_cache
 
 from attrs import Factory, define, frozen
 
 from orchestrator.errors import ManifestError
+from orchestrator.sets.spirv.walk import EntryPoint, SpirvError, instructions, spirv_string, spirv_words
 
-_MAGIC = 0x07230203
 _MAX_DEPTH = 32
 
 # Opcodes that are looked at (SPIR-V specification, "Instructions").
@@ -34,17 +28,20 @@ _TYPE_STRUCT, _TYPE_POINTER, _TYPE_ACCELERATION_STRUCTURE = 30, 32, 5341
 _CONSTANT, _SPEC_TRUE, _SPEC_FALSE, _SPEC_CONSTANT = 43, 48, 49, 50
 _VARIABLE, _DECORATE, _MEMBER_DECORATE = 59, 71, 72
 _TYPES = frozenset({*range(_TYPE_BOOL, 34), _TYPE_ACCELERATION_STRUCTURE})
+_COLLECTED = _TYPES | {
+    _CONSTANT,
+    _SPEC_TRUE,
+    _SPEC_FALSE,
+    _SPEC_CONSTANT,
+    _VARIABLE,
+    _DECORATE,
+    _MEMBER_DECORATE,
+}
 
 # Decorations and storage classes.
 _SPEC_ID, _BUFFER_BLOCK, _ARRAY_STRIDE, _MATRIX_STRIDE, _BUILT_IN = 1, 3, 6, 7, 11
 _ROW_MAJOR, _LOCATION, _BINDING, _DESCRIPTOR_SET, _OFFSET = 4, 30, 33, 34, 35
 _UNIFORM_CONSTANT, _INPUT, _UNIFORM, _PUSH_CONSTANT, _STORAGE_BUFFER = 0, 1, 2, 9, 12
-
-# Execution model to VkShaderStageFlagBits.
-_STAGES = {
-    0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 5: 32, 5313: 0x100, 5314: 0x1000, 5315: 0x200, 5316: 0x400, 5317: 0x800,
-    5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
-}  # fmt: skip
 
 # First VkFormat of one to four components, by numeric kind and width in bits.
 _FORMATS = {
@@ -53,19 +50,6 @@ _FORMATS = {
     ("float", 64): (112, 115, 118, 121), ("int", 64): (111, 114, 117, 120), ("uint", 64): (110, 113, 116, 119),
     ("int", 8): (14, 21, 28, 42), ("uint", 8): (13, 20, 27, 41),
 }  # fmt: skip
-
-
-@frozen
-class EntryPoint:
-    """An entry point.
-
-    Attributes:
-        name: Such as ``main``.
-        stage: VkShaderStageFlagBits.
-    """
-
-    name: str
-    stage: int
 
 
 @frozen
@@ -157,7 +141,7 @@ class _Walk:
     types: dict[int, tuple[int, tuple[int, ...]]] = Factory(dict)
     names: dict[int, str] = Factory(dict)
     constants: dict[int, int] = Factory(dict)
-    spec_constants: dict[int, tuple[int, int]] = Factory(dict)  # id → (opcode, type)
+    spec_constants: dict[int, int] = Factory(dict)  # id → type
     variables: list[tuple[int, int, int]] = Factory(list)  # (id, pointer type, storage class)
     decorations: dict[int, dict[int, int]] = Factory(lambda: defaultdict(dict))
     members: dict[int, dict[int, dict[int, int]]] = Factory(lambda: defaultdict(lambda: defaultdict(dict)))
@@ -175,8 +159,8 @@ def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
     Raises:
         ManifestError: It is not SPIR-V, an instruction runs past its end, or a type refers to what is not there.
     """
-    walk = _walk(_words(code, where), where)
     try:
+        walk = _walk(code)
         return ShaderInterface(
             entry_points=tuple(walk.entry_points),
             descriptors=_descriptors(walk),
@@ -184,67 +168,46 @@ def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
             specialization=_specialization(walk),
             inputs=_inputs(walk),
         )
+    except SpirvError as error:
+        raise ManifestError(f"{where}: {error}") from None
     except (KeyError, IndexError, RecursionError) as error:
         raise ManifestError(
             f"{where}: malformed SPIR-V: a type refers to something that is not there ({error})"
         ) from error
 
 
-def _words(code: bytes, where: str) -> tuple[int, ...]:
-    if len(code) < 20 or len(code) % 4:
-        raise ManifestError(
-            f"{where}: {len(code)} bytes are no SPIR-V module: a multiple of four, 20 or more, is"
-        )
-    words = struct.unpack(f"<{len(code) // 4}I", code)
-    if words[0] != _MAGIC:
-        cause = (
-            "big-endian SPIR-V" if words[0] == 0x03022307 else "not SPIR-V (was the source given instead?)"
-        )
-        raise ManifestError(f"{where}: begins with {words[0]:#010x}: {cause}")
-    return words
-
-
-def _walk(words: tuple[int, ...], where: str) -> _Walk:
-    walk = _Walk()
-    at = 5
-    while at < len(words):
-        opcode, count = words[at] & 0xFFFF, words[at] >> 16
-        if count == 0 or at + count > len(words):
-            raise ManifestError(f"{where}: the instruction at word {at} runs past the end of the module")
-        operands = words[at + 1 : at + count]
-        at += count
-        try:
-            _collect(walk, opcode, operands)
-        except IndexError:
-            raise ManifestError(f"{where}: the instruction before word {at} lacks operands") from None
+def _walk(code: bytes) -> _Walk:
+    walk, words = _Walk(), spirv_words(code)
+    for opcode, at, end in instructions(words):
+        if opcode == _NAME:
+            walk.names[words[at + 1]] = spirv_string(code, at + 2, end)
+        elif opcode == _ENTRY_POINT:
+            walk.entry_points.append(
+                EntryPoint(words[at + 1], spirv_string(code, at + 3, end), words[at + 2])
+            )
+        elif opcode in _COLLECTED:
+            try:
+                _collect(walk, opcode, tuple(words[at + 1 : end]))
+            except IndexError:
+                raise SpirvError(at, f"instruction {opcode} lacks operands") from None
     return walk
 
 
 def _collect(walk: _Walk, opcode: int, operands: tuple[int, ...]) -> None:
     if opcode in _TYPES:
         walk.types[operands[0]] = (opcode, operands[1:])
-    elif opcode == _NAME:
-        walk.names[operands[0]] = _string(operands[1:])
-    elif opcode == _ENTRY_POINT:
-        name = _string(operands[2:])
-        walk.entry_points.append(EntryPoint(name, _STAGES.get(operands[0], 0)))
-    elif opcode in (_CONSTANT, _SPEC_CONSTANT):
+    elif opcode == _CONSTANT:
         walk.constants[operands[1]] = operands[2]
+    elif opcode in (_SPEC_CONSTANT, _SPEC_TRUE, _SPEC_FALSE):
+        walk.spec_constants[operands[1]] = operands[0]
         if opcode == _SPEC_CONSTANT:
-            walk.spec_constants[operands[1]] = (opcode, operands[0])
-    elif opcode in (_SPEC_TRUE, _SPEC_FALSE):
-        walk.spec_constants[operands[1]] = (opcode, operands[0])
+            walk.constants[operands[1]] = operands[2]
     elif opcode == _VARIABLE:
         walk.variables.append((operands[1], operands[0], operands[2]))
     elif opcode == _DECORATE:
         walk.decorations[operands[0]][operands[1]] = operands[2] if len(operands) > 2 else 1
-    elif opcode == _MEMBER_DECORATE:
+    else:
         walk.members[operands[0]][operands[1]][operands[2]] = operands[3] if len(operands) > 3 else 1
-
-
-def _string(words: tuple[int, ...]) -> str:
-    data = struct.pack(f"<{len(words)}I", *words)
-    return data.split(b"\0", 1)[0].decode("utf-8", "replace")
 
 
 def _descriptors(walk: _Walk) -> tuple[Descriptor, ...]:
@@ -344,7 +307,7 @@ def _scalar(walk: _Walk, type_id: int) -> tuple[str, int]:
 
 def _specialization(walk: _Walk) -> tuple[SpecializationConstant, ...]:
     found = []
-    for constant, (_, type_id) in walk.spec_constants.items():
+    for constant, type_id in walk.spec_constants.items():
         if _SPEC_ID in walk.decorations[constant]:
             kind, bits = _scalar(walk, type_id)
             constant_id = walk.decorations[constant][_SPEC_ID]

@@ -23,12 +23,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 from attrs import field, frozen, validators
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.sets.spirv.val_batch import Judge, Judged
+from orchestrator.sets.spirv.walk import OP_FUNCTION, SpirvError, instructions, spirv_words
 
 PROGRAM = "spirv-val"
 OPTIONS = (
@@ -39,7 +39,6 @@ OPTIONS = (
     "--allow-localsizeid",
 )
 
-_HEADER_WORDS = 5
 # Debug notes on the source language: no driver reads them, and validators do not know languages younger than
 # they are.
 _SOURCE_NOTES = frozenset({2, 3, 4})  # OpSourceContinued, OpSource, OpSourceExtension
@@ -142,23 +141,17 @@ def without_source_notes(code: bytes) -> bytes:
     Args:
         code: The module.
     """
-    if len(code) % 4 or len(code) < 4 * _HEADER_WORDS:
+    kept, start = [], 0
+    try:
+        for opcode, at, end in instructions(spirv_words(code)):
+            if opcode in _SOURCE_NOTES:
+                kept.append(code[start : 4 * at])
+                start = 4 * end
+            if opcode == OP_FUNCTION:  # the notes come before all functions
+                break
+    except SpirvError:
         return code
-    words = np.frombuffer(code, "<u4")
-    kept = [words[:_HEADER_WORDS]]
-    at = start = _HEADER_WORDS
-    while at < len(words):
-        length, opcode = int(words[at]) >> 16, int(words[at]) & 0xFFFF
-        if not length or at + length > len(words):
-            return code
-        if opcode in _SOURCE_NOTES:
-            kept.append(words[start:at])
-            start = at + length
-        at += length
-        if opcode == 54:  # OpFunction: the notes come before all functions
-            break
-    kept.append(words[start:])
-    return b"".join(part.tobytes() for part in kept)
+    return b"".join([*kept, code[start:]])
 
 
 def _judge(

@@ -1,31 +1,23 @@
-"""Bounded walk of a SPIR-V module.
+"""The walk over a SPIR-V module: its instructions, and what deciding about it needs of them.
 
-Read of a SPIR-V module what deciding about it needs, and no more: version, capabilities, extensions, entry
-points, execution modes, and the constants that a workgroup size may be made of. All of that lies before the
-first function, so the walk stops there unless the whole module is asked for.
+`walk_spirv` reads what lies before the first function and stops there: version, capabilities, extensions, entry points,
+execution modes, and the constants that a workgroup size may be made of. What atomic operations need depends on their memory,
+which only the functions say, so it goes on through modules that declare a capability for such operations, or that have
+memory which they may be done in and hold the words of a load, store or exchange: 9 of the 875 of the two largest captured
+sets. `instructions` gives all instructions to whoever needs others.
 
-Atomic operations are the exception: what they need depends on the memory that they are done in, which only
-the functions say. So the walk goes on through the functions of modules that declare a capability for such
-operations, or that have memory which they may be done in and hold the words of a load, store or exchange,
-which need no capability. Few modules do: 9 of the 875 of the two largest captured sets.
-
-Guarantees: - Bounded: no byte outside the given ones is read, every instruction moves on by at least one
-word, and nothing is allocated that the module merely declares. Any input gives a SpirvModule or a
-SpirvError. - Pure and thread-safe; the result is frozen.
-
-Assumptions: SPIR-V is a stream of little-endian words here, as on every host this package supports.
-
-It is not a validator. It proves the framing of what it walks (and of all of it with whole=True), not that
-instructions mean anything; a module can pass and still be invalid.
-
-Source of the layout: SPIR-V specification, section 2.3 "Physical Layout of a SPIR-V Module and Instruction"
-and section 2.4 "Logical Layout of a Module".
+Guarantees: no byte outside the given ones is read, every instruction moves on by a word at least, and nothing is allocated
+that the module merely declares: any input gives a result or a SpirvError. Framing is proven as far as it is walked, not that
+instructions mean anything. Pure and thread-safe; results are frozen.
+Assumptions: little-endian words, as on every host this package supports.
+Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4 "Logical Layout of a
+Module".
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from attrs import field, frozen
@@ -70,6 +62,12 @@ BUILT_IN_WORKGROUP_SIZE = 25
 
 MODE_LOCAL_SIZE = 17
 MODE_LOCAL_SIZE_ID = 38
+
+# VkShaderStageFlagBits of execution models ("Execution Model" in the SPIR-V appendix of the Vulkan specification).
+_STAGES = {
+    0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 5: 32, 5313: 0x100, 5314: 0x1000, 5315: 0x200, 5316: 0x400, 5317: 0x800,
+    5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
+}  # fmt: skip
 
 # Words that each instruction has at least, its first included; a shorter one cannot hold its operands.
 _LEAST_WORDS = {
@@ -126,7 +124,7 @@ _PLAIN_ATOMICS = frozenset(
 _PLAIN_ATOMICS_MASK, _PLAIN_ATOMICS_BITS = np.uint32(0xFFFC_FFF8), np.uint32(0x4_00E0)
 
 
-class SpirvError(OrchestratorError):
+class SpirvError(OrchestratorError, ValueError):
     """Bytes that are not SPIR-V, or whose framing is broken: nothing that a driver may be given.
 
     Attributes:
@@ -153,6 +151,11 @@ class EntryPoint:
     execution_model: int
     name: str
     id: int
+
+    @property
+    def stage(self) -> int:
+        """VkShaderStageFlagBits of the execution model; 0 for one that Vulkan does not have."""
+        return _STAGES.get(self.execution_model, 0)
 
 
 @frozen
@@ -280,33 +283,68 @@ class SpirvModule:
         return self.constants.get(constant)
 
 
-def walk_spirv(code: bytes, *, whole: bool = False) -> SpirvModule:
-    """Read a module: its preamble, and its functions where they may hold atomic operations that matter.
+def spirv_words(code: bytes) -> memoryview[int]:
+    """The words of a module.
 
-    Args:
-        code: The module's bytes, header included.
-        whole: Also prove that the instructions after the first OpFunction fill the module exactly.
+    Raises:
+        SpirvError: It has no whole words, no header, or not the magic of SPIR-V in this machine's order.
+    """
+    count, rest = divmod(len(code), 4)
+    if rest:
+        raise SpirvError(
+            count, f"{len(code)} bytes are no whole number of words; the module is cut or not SPIR-V"
+        )
+    if count < HEADER_WORDS:
+        raise SpirvError(count, f"{count} words are fewer than the header's {HEADER_WORDS}")
+    words = memoryview(code).cast("I")
+    if words[0] == MAGIC_SWAPPED:
+        raise SpirvError(0, "byte-swapped magic: the module is big-endian; swap its words before use")
+    if words[0] != MAGIC:
+        raise SpirvError(
+            0, f"magic {words[0]:#010x} is not SPIR-V's {MAGIC:#010x}; is it the source instead?"
+        )
+    return words
+
+
+def instructions(words: memoryview[int], at: int = HEADER_WORDS) -> Iterator[tuple[int, int, int]]:
+    """Opcode, first word and the word behind it of every instruction from a word on.
+
+    Raises:
+        SpirvError: The framing is broken at the instruction to come.
+    """
+    count = len(words)
+    while at < count:
+        word = words[at]
+        end = at + (word >> 16)
+        if end == at or end > count:
+            _raise_length(words, at, count)
+        yield word & 0xFFFF, at, end
+        at = end
+
+
+def spirv_string(code: bytes, start: int, end: int) -> str:
+    """The string that begins at a word of an instruction.
+
+    Raises:
+        SpirvError: It does not end within the instruction.
+    """
+    terminator = code.find(b"\0", start * 4, end * 4)
+    if terminator < 0:
+        raise SpirvError(start, "string without a terminator in its instruction")
+    return code[start * 4 : terminator].decode("utf-8", errors="surrogateescape")
+
+
+def walk_spirv(code: bytes) -> SpirvModule:
+    """Read a module: its preamble, and its functions where they may hold atomic operations that matter.
 
     Raises:
         SpirvError: It is not SPIR-V, or its framing is broken in what was walked.
     """
-    size = len(code)
-    if size % 4:
-        raise SpirvError(
-            size // 4, f"{size} bytes are no whole number of words; the module is cut or not SPIR-V"
-        )
-    count = size // 4
-    if count < HEADER_WORDS:
-        raise SpirvError(count, f"{count} words are fewer than the header's {HEADER_WORDS}")
-    words = memoryview(code).cast("I")
-    magic, version, _generator, bound, _schema = words[:HEADER_WORDS]
-    if magic == MAGIC_SWAPPED:
-        raise SpirvError(0, "byte-swapped magic: the module is big-endian, and Vulkan takes the host's order")
-    if magic != MAGIC:
-        raise SpirvError(0, f"magic {magic:#010x} is not SPIR-V's {MAGIC:#010x}")
+    words = spirv_words(code)
+    version, bound = words[1], words[3]
     if not 0 < bound <= ID_BOUND_LIMIT:
         raise SpirvError(3, f"id bound {bound} is not in 1 to {ID_BOUND_LIMIT}")
-    walk = _Walk(code, words, count, bound)
+    walk = _Walk(code, words, bound)
     end = walk.preamble()
     atomic = not _ATOMIC_CAPABILITIES.isdisjoint(walk.capabilities) or (
         walk.shared_memory and _may_hold_plain_atomics(code)
@@ -314,8 +352,6 @@ def walk_spirv(code: bytes, *, whole: bool = False) -> SpirvModule:
     if atomic:
         walk.read_types(end)
         walk.functions(end)
-    elif whole:
-        _walk_rest(words, end, count)
     return SpirvModule(
         version=(version >> 16 & 0xFF, version >> 8 & 0xFF),
         id_bound=bound,
@@ -334,10 +370,9 @@ def walk_spirv(code: bytes, *, whole: bool = False) -> SpirvModule:
 class _Walk:
     """State of one walk over a module."""
 
-    def __init__(self, code: bytes, words: memoryview[int], count: int, bound: int) -> None:
+    def __init__(self, code: bytes, words: memoryview[int], bound: int) -> None:
         self.code = code
         self.words = words
-        self.count = count
         self.bound = bound
         self.capabilities: list[int] = []
         self.extensions: list[str] = []
@@ -354,8 +389,11 @@ class _Walk:
         self.operations: dict[tuple[int, int, int], None] = {}
 
     def preamble(self) -> int:
-        """Walk to the first OpFunction, or the end; returns the word where it stopped."""
-        words, count, concerning = self.words, self.count, _CONCERNING
+        """Walk to the first OpFunction, or the end; returns the word where it stopped.
+
+        Every module of a set goes through here, so this looks at few instructions, not through `instructions`.
+        """
+        words, count, concerning = self.words, len(self.words), _CONCERNING
         at = HEADER_WORDS
         while at < count:
             word = words[at]
@@ -376,36 +414,28 @@ class _Walk:
             _raise_length(words, at - step, count)
         return at
 
-    def read_types(self, end: int) -> None:
-        """Walk the preamble once more, whose framing is proven, for the types that atomic operations may have."""
+    def read_types(self, stop: int) -> None:
+        """Walk the preamble once more for the types that atomic operations may have."""
         words, types = self.words, self.types
-        at = HEADER_WORDS
-        while at < end:
-            step, opcode = words[at] >> 16, words[at] & 0xFFFF
-            if step < _TYPE_WORDS.get(opcode, 0) or step < _RESULT_WORDS.get(opcode, 0):
-                _raise_length(words, at, self.count)
+        for opcode, at, end in instructions(words[:stop]):
+            if end - at < max(_TYPE_WORDS.get(opcode, 0), _RESULT_WORDS.get(opcode, 0)):
+                _raise_length(words, at, len(words))
             if opcode in _TYPE_WORDS:
-                self._read_type(opcode, at, at + step)
+                self._read_type(opcode, at, end)
             elif opcode in _RESULT_WORDS and words[at + 1] in types:
                 self.results[self._id(at + 2)] = words[at + 1]
-            at += step
 
-    def functions(self, at: int) -> None:
+    def functions(self, start: int) -> None:
         """Walk the functions to the module's end, and note their atomic operations."""
-        words, count, types, results = self.words, self.count, self.types, self.results
-        while at < count:
-            word = words[at]
-            step = word >> 16
-            if not step or at + step > count:
-                _raise_length(words, at, count)
+        words, types, results = self.words, self.types, self.results
+        for opcode, at, end in instructions(words, start):
             # Instructions that have a result type begin with it, whatever they are; no other id is a type's.
-            if step > 2 and words[at + 1] in types:
+            if end > at + 2 and words[at + 1] in types:
                 results[self._id(at + 2)] = words[at + 1]
-            pointer = _ATOMIC_POINTERS.get(word & 0xFFFF)
-            if pointer is not None and step > _STORED_VALUE:
+            pointer = _ATOMIC_POINTERS.get(opcode)
+            if pointer is not None and end > at + _STORED_VALUE:
                 value = words[at + 1] if pointer > 1 else results.get(words[at + _STORED_VALUE], 0)
-                self.operations[word & 0xFFFF, results.get(words[at + pointer], 0), value] = None
-            at += step
+                self.operations[opcode, results.get(words[at + pointer], 0), value] = None
 
     def atomics(self) -> tuple[Atomic, ...]:
         """The operations that were noted, with their types told."""
@@ -444,9 +474,9 @@ class _Walk:
         elif opcode == OP_CAPABILITY:
             self.capabilities.append(words[at + 1])
         elif opcode == OP_EXTENSION:
-            self.extensions.append(self._string(at + 1, end))
+            self.extensions.append(spirv_string(self.code, at + 1, end))
         elif opcode == OP_ENTRY_POINT:
-            name = self._string(at + 3, end)
+            name = spirv_string(self.code, at + 3, end)
             self.entry_points.append(EntryPoint(words[at + 1], name, self._id(at + 2)))
         else:
             mode, operands = words[at + 2], tuple(words[at + 3 : end])
@@ -476,12 +506,6 @@ class _Walk:
             raise SpirvError(at, f"id {value} is not in 1 to {self.bound - 1}, below the id bound")
         return value
 
-    def _string(self, start: int, end: int) -> str:
-        terminator = self.code.find(b"\0", start * 4, end * 4)
-        if terminator < 0:
-            raise SpirvError(start, "string without a terminator in its instruction")
-        return self.code[start * 4 : terminator].decode("utf-8", errors="surrogateescape")
-
 
 def _may_hold_plain_atomics(code: bytes) -> bool:
     """Whether an atomic load, store or exchange may be among the instructions; false only where there is none."""
@@ -491,24 +515,7 @@ def _may_hold_plain_atomics(code: bytes) -> bool:
     return bool(np.count_nonzero(alike)) and not _PLAIN_ATOMICS.isdisjoint(words[alike].tolist())
 
 
-def _walk_rest(words: memoryview[int], start: int, count: int) -> None:
-    """Prove that instructions fill the words from start to the end exactly."""
-    steps = np.asarray(words[start:], dtype=np.uint32) >> 16
-    # A length of 0 becomes one that leaves the module, so that the loop needs one test only.
-    steps[steps == 0] = count + 1
-    lengths = steps.data
-    at, size = 0, count - start
-    while at < size:
-        at += lengths[at]
-    if at == size:
-        return
-    at = 0
-    while at + lengths[at] <= size:
-        at += lengths[at]
-    _raise_length(words, start + at, count)
-
-
-def _raise_length(words: memoryview[int], at: int, count: int) -> None:
+def _raise_length(words: memoryview[int], at: int, count: int) -> NoReturn:
     """Say what is wrong with the length of the instruction at a word."""
     length, opcode = words[at] >> 16, words[at] & 0xFFFF
     if length == 0:

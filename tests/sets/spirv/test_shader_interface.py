@@ -79,11 +79,11 @@ def test_every_sample_shader_is_read(path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        (b"", "no SPIR-V module"),
-        (b"#version 460\nvoid main() {}\n    ", "the source given instead"),
+        (b"", "fewer than the header"),
+        (b"#version 460\nvoid main() {}\n    ", "is it the source instead"),
         (struct.pack(">5I", 0x07230203, 0, 0, 1, 0), "big-endian"),
-        (struct.pack("<6I", 0x07230203, 0, 0, 1, 0, 59), "runs past the end"),
-        (struct.pack("<6I", 0x07230203, 0, 0, 1, 0, 5 << 16 | 59), "runs past the end"),
+        (struct.pack("<6I", 0x07230203, 0, 0, 1, 0, 59), "word count 0"),
+        (struct.pack("<6I", 0x07230203, 0, 0, 1, 0, 5 << 16 | 59), "runs past the module"),
         (struct.pack("<6I", 0x07230203, 0, 0, 1, 0, 1 << 16 | 59), "lacks operands"),
     ],
 )

@@ -12,11 +12,25 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.spirv.walk import EntryPoint, SpirvError, SpirvModule, walk_spirv
+from orchestrator.sets.spirv.walk import (
+    EntryPoint,
+    SpirvError,
+    SpirvModule,
+    instructions,
+    spirv_words,
+    walk_spirv,
+)
 from tests.drivers import Corpus, each_corpus
 from tests.sets.spirv.shader_words import VOID_FUNCTION, assemble, compute_module, words_of
 
 UINT_3 = ((21, 10, 32, 0), (23, 11, 10, 3))
+
+
+def walk_whole(code: bytes) -> SpirvModule:
+    """Walk a module, and prove that its instructions fill it exactly."""
+    *_, (_, _, end) = [(0, 0, 0), *instructions(spirv_words(code))]
+    assert end in (0, len(code) // 4)
+    return walk_spirv(code)
 
 
 def local_size(code: bytes, specialization: dict[int, int] | None = None) -> tuple[int, int, int] | None:
@@ -54,7 +68,7 @@ def test_walk_stops_at_the_first_function_unless_asked() -> None:
     code = compute_module() + struct.pack("<I", 0x0000_0001)
     assert walk_spirv(code).capabilities == (1,)
     with pytest.raises(SpirvError, match="word count 0") as caught:
-        walk_spirv(code, whole=True)
+        walk_whole(code)
     assert caught.value.word_offset == len(code) // 4 - 1
 
 
@@ -62,7 +76,7 @@ def test_whole_walk_finds_an_instruction_past_the_end() -> None:
     code = compute_module()[:-4] + struct.pack("<I", 9 << 16 | 56)
     walk_spirv(code)
     with pytest.raises(SpirvError, match="instruction 56 of 9 words runs past") as caught:
-        walk_spirv(code, whole=True)
+        walk_whole(code)
     assert caught.value.word_offset == len(code) // 4 - 1
 
 
@@ -149,7 +163,7 @@ def test_computed_workgroup_size_is_unknown() -> None:
 
 def outcome(code: bytes, *, whole: bool) -> SpirvModule | SpirvError:
     try:
-        return walk_spirv(code, whole=whole)
+        return walk_whole(code) if whole else walk_spirv(code)
     except SpirvError as error:
         return error
 
@@ -182,7 +196,7 @@ def test_every_captured_module_is_walked(corpus: Corpus) -> None:
         assert len(keys) == corpus.modules
         for key in keys:
             code = decode_module(key, captured.records.payload(RecordTag.SHADER_MODULE, key)).code
-            module = walk_spirv(code, whole=True)
+            module = walk_whole(code)
             assert module == walk_spirv(code)
             assert module.entry_points
             assert module.capabilities

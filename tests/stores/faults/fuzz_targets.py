@@ -29,7 +29,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv.validation import without_source_notes
-from orchestrator.sets.spirv.walk import walk_spirv
+from orchestrator.sets.spirv.walk import HEADER_WORDS, instructions, spirv_words, walk_spirv
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     PipelineCacheHeader,
@@ -185,12 +185,12 @@ def modules() -> tuple[bytes, ...]:
 
 
 def read_module(data: bytes) -> None:
-    """Walk a module, its preamble alone and all of it, and leave out its notes."""
+    """Walk a module, all of it and its preamble alone, and leave out its notes."""
     assert len(without_source_notes(data)) <= len(data)
     module = walk_spirv(data)
     for each in module.entry_points:
         module.local_size(each.id, {})
-    walk_spirv(data, whole=True)
+    assert sum(end - at for _, at, end in instructions(spirv_words(data))) == len(data) // 4 - HEADER_WORDS
 
 
 # --- headers of cache files

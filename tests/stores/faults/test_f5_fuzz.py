@@ -146,8 +146,8 @@ def test_an_allocation_by_what_a_module_declares_is_found(monkeypatch: pytest.Mo
     """Test of the test: the walk makes a table of as many ids as the header says."""
     original = spirv_module._Walk.__init__
 
-    def by_bound(self: Any, code: bytes, words: memoryview, count: int, bound: int) -> None:
-        original(self, code, words, count, bound)
+    def by_bound(self: Any, code: bytes, words: memoryview, bound: int) -> None:
+        original(self, code, words, bound)
         self.table = [0] * bound
 
     monkeypatch.setattr(spirv_module._Walk, "__init__", by_bound)
