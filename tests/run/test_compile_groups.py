@@ -103,7 +103,7 @@ def test_a_library_of_another_shard_is_compiled_and_not_counted() -> None:
     rendering = Rendering(["r8g8b8a8_unorm"])
     output = builder.graphics_pipeline(library_flags="fragment_output_interface", rendering=rendering)
     link = builder.graphics_pipeline(
-        libraries=[output], library_flags="vertex_input_interface", vertex_input={}
+        libraries=[output], library_flags="vertex_input_interface", state={"vertex_input": {}}
     )
     seen: list[Progress] = []
 

@@ -268,7 +268,9 @@ class Linked(Set):
             self.builder.shader_module((SHADERS / f"ui.{each}.spv").read_bytes()) for each in ("vert", "frag")
         )
         self.libraries = [
-            self.builder.graphics_pipeline(library_flags="vertex_input_interface", vertex_input={}),
+            self.builder.graphics_pipeline(
+                library_flags="vertex_input_interface", state={"vertex_input": {}}
+            ),
             self.builder.graphics_pipeline(
                 [ShaderStage(vertex)], library_flags="pre_rasterization_shaders", rendering=COLOR
             ),

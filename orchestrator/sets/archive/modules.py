@@ -84,16 +84,7 @@ def decode_module(key: int, payload: bytes) -> ShaderModule:
 
 
 def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
-    """Payload of a shader-module record, in the form that version 6 writes.
-
-    Args:
-        code: SPIR-V, little-endian words.
-        flags: VkShaderModuleCreateFlags.
-        key: Its `module_hash` where the caller has it already.
-
-    Raises:
-        ValueError: The code is no SPIR-V.
-    """
+    """Payload of a shader-module record, in the form that version 6 writes."""
     spirv_words(code)
     if key is None:
         key = module_hash(code, flags)
@@ -193,11 +184,7 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
 
 
 def encode_varint(words: npt.ArrayLike) -> bytes:
-    """Encode words, each in as few bytes as it needs.
-
-    Args:
-        words: 32-bit words, shape (n,).
-    """
+    """Encode words, each in as few bytes as it needs."""
     array: npt.NDArray[np.uint32] = np.ascontiguousarray(words, np.uint32)
     lengths = np.ones(len(array), np.int64)
     for bits in (7, 14, 21, 28):

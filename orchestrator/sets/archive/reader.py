@@ -48,16 +48,7 @@ def deflate_bound(stored: int) -> int:
 
 
 def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
-    """Decode a zlib stream that must give exactly `size` bytes.
-
-    Args:
-        stored: The stream. Bytes behind its end are ignored, as other readers do.
-        size: What it must give, bytes.
-        whole: Refuse bytes behind the end of the stream.
-
-    Raises:
-        ValueError: It is damaged, does not end, or gives another size.
-    """
+    """Decode a zlib stream that must give exactly `size` bytes."""
     decoder = zlib.decompressobj()
     try:
         data = decoder.decompress(stored, size + 1)
@@ -143,16 +134,7 @@ class ArchiveIndex:
 
 
 def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> ArchiveIndex:
-    """Scan an archive.
-
-    Args:
-        data: The whole file.
-        path: Its name, for messages.
-        limits: Caps.
-
-    Raises:
-        ArchiveError: It is not an archive, of an unsupported version, or over a cap.
-    """
+    """Scan an archive."""
     _check_file_header(data, path)
     damage: list[Damage] = []
     offsets, headers = _scan(data, path, limits, damage)
@@ -254,13 +236,7 @@ class _Resume:
         self._breaks_left = _BREAKS_MAX
 
     def after(self, broken: int, last: int | None, damage: list[Damage]) -> int:
-        """Where to go on; the end of the file when nothing more can be found.
-
-        Args:
-            broken: Offset of the record that cannot be read.
-            last: Offset of the record that ends there, None for none.
-            damage: Takes what is left out.
-        """
+        """Where to go on; the end of the file when nothing more can be found."""
         size = self._size
         tag, key = self._name_at(broken)
         if tag is not None:
@@ -581,12 +557,7 @@ class Archive(Closing):
             raise self._damaged(row, str(error)) from error
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
-        """A record's payload as it stands in the file, for a copy without loss. Its crc is checked.
-
-        Raises:
-            KeyError: There is no such record.
-            RecordError: It is damaged.
-        """
+        """A record's payload as it stands in the file, for a copy without loss. Its crc is checked."""
         row = self._index.positions[tag][key]
         index = self._index
         return StoredPayload(
@@ -597,11 +568,7 @@ class Archive(Closing):
         )
 
     def offset(self, tag: RecordTag, key: int) -> int:
-        """Where a record's header is in the file, bytes.
-
-        Raises:
-            KeyError: There is no such record.
-        """
+        """Where a record's header is in the file, bytes."""
         return int(self._index.offsets[self._index.positions[tag][key]])
 
     def close(self) -> None:
@@ -691,12 +658,7 @@ class CombinedRecords(Closing):
         return self._keys[tag]
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
-        """The decoded payload of a record.
-
-        Raises:
-            KeyError: No source has such a record.
-            RecordError: It is damaged in every source that has it; the error is the first one's.
-        """
+        """The decoded payload of a record."""
         first: RecordError | None = None
         for source in self._sources:
             try:
@@ -719,16 +681,7 @@ class CombinedRecords(Closing):
 def open_archives(
     paths: Sequence[str | os.PathLike[str]], limits: ArchiveLimits | None = None
 ) -> Archive | CombinedRecords:
-    """Open one archive, or several as one source.
-
-    Args:
-        paths: The files; of equal records the first file's wins.
-        limits: Caps on what each may hold.
-
-    Raises:
-        ArchiveError: One of them cannot be read.
-        ValueError: There is no path.
-    """
+    """Open one archive, or several as one source."""
     if not paths:
         raise ValueError("no archive is named")
     opened: list[Archive] = []
@@ -756,11 +709,7 @@ class MemoryRecords:
     """A mutable `RecordSource`. Of records of one name the first is kept."""
 
     def __init__(self, name: str = "memory") -> None:
-        """Begin an empty set.
-
-        Args:
-            name: For messages.
-        """
+        """Begin an empty set."""
         self._name = name
         self._payloads: dict[RecordTag, dict[int, bytes]] = {tag: {} for tag in RecordTag}
 
@@ -784,19 +733,7 @@ class MemoryRecords:
         return key in self._payloads[tag]
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
-        """Add a record.
-
-        Args:
-            tag: What it holds.
-            key: Its 64-bit hash.
-            payload: As in an archive, uncompressed: JSON, and for modules a NUL and the encoded words.
-
-        Returns:
-            False where there is one of that name; this one is left out then.
-
-        Raises:
-            ValueError: The hash does not have 64 bits.
-        """
+        """Add a record."""
         if not 0 <= key < 1 << 64:
             raise ValueError(f"hash {key:#x} does not have 64 bits")
         records = self._payloads[tag]
@@ -810,9 +747,5 @@ class MemoryRecords:
         return tuple(self._payloads[tag])
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
-        """The payload of a record.
-
-        Raises:
-            KeyError: There is no such record.
-        """
+        """The payload of a record."""
         return self._payloads[tag][key]

@@ -1,16 +1,12 @@
 """Proof that records are what their names say: every key is recomputed from the content it names.
 
-A crc finds bytes that changed in storage. A recomputed key also finds a record that was altered and stored
-again, or stored under another's name, which would compile something else than was recorded.
+A crc finds bytes that changed in storage. A recomputed key also finds a record that was altered and stored again, or stored
+under another's name, which would compile something else than was recorded. A key is good under today's rules, under those of
+an older recorder (`Era`), and, in documents of format 5, when it continues from the key of the application.
 
-A key that is not its content's is reported as damage, but only where that is certain. Not judged are
-
-- records that hold a structure which the registry, a set or recorders do not have: their rule is not known;
-- graphics pipelines whose render pass is not there;
-- records whose recorder hashed more than it wrote (`is_written_in_full`).
-
-A key is good under today's rules, under those of an older recorder (`Era`), and, in documents of format 5,
-when it continues from the key of the application, which format 5 mixed into the keys of all records.
+A key that is not its content's is reported only where that is certain. Not judged are records that hold a structure which the
+registry, a set or recorders do not have, graphics pipelines whose render pass is not there, and records whose recorder
+hashed more than it wrote (`is_written_in_full`).
 
 Guarantees: reads only; damaged records are reported and never raised. Cheap: 0.1 ms a pipeline.
 """
@@ -68,14 +64,7 @@ class RecordProof:
         self._subpasses: dict[int, tuple[SubpassUse, ...]] = {}
 
     def unusable(self, report: Callable[[Damage], None]) -> int:
-        """Read all records but modules and recompute their keys.
-
-        Args:
-            report: Takes what is wrong with records that can be read; the source keeps the others in its own damage.
-
-        Returns:
-            How many cannot be read or are not what their names say.
-        """
+        """Read all records but modules and recompute their keys."""
         bad = 0
         for tag in RecordTag:
             if tag is RecordTag.SHADER_MODULE:

@@ -1,8 +1,9 @@
-"""Which members of a structure its hash takes, and in what order: the format's rules as data.
+"""The 64-bit hash that the format's recorders name a record by, recomputed from the record's document.
 
-Recorders name a record by a hash over the members of its create info. The order is their own, not that of
-the declaration, and it is nowhere but in their sources; so it is written down here, once, for
-`state_hashes`.
+For the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes` has the others. A
+structure becomes a sequence of 32-bit words, and the words are hashed. The order of the members is the recorders' own and
+nowhere but in their sources, so it is written down here as data. What a record refers to counts by its key, with one
+exception: whether a graphics pipeline's colour-blend and depth/stencil state count depends on its subpass.
 
 Each table entry is a list of steps in words:
 
@@ -13,30 +14,16 @@ Each table entry is a list of steps in words:
     member-STATE    nothing where the dynamic state is on
     =7              the number 7
     a.b             member b of the structure a
-    !rule           what the rule of that name in `state_hashes` adds
+    !rule           what the rule of that name adds
     pNext           the chain: of each structure its sType, then its entry
 
-Structures of pNext chains that are not listed are unknown to recorders; no key of a recorder depends on
-them.
+What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state of stages or
+attachments that the pipeline does not have, creation flags that only ask for statistics or limit the time. Recorders changed
+the rules over the years; `Era` names the changes, so a key of an older recorder is found under the rules of its time.
 
-The 64-bit hash that the format's recorders name a record by, recomputed from the record's document.
-
-Modules, applications and links are hashed in `hashes`; here are the records that hold one Vulkan structure:
-samplers, layouts, render passes and pipelines. A structure becomes a sequence of 32-bit words in the order
-of `hash_order`, and the words are hashed. What a record refers to counts by its key, so that nothing but
-the record itself is needed, with one exception: whether a graphics pipeline's colour-blend and
-depth/stencil state count depends on its subpass.
-
-What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state
-of stages or attachments that the pipeline does not have, creation flags that only ask for statistics or
-limit the time. Two pipelines that differ in nothing else have one key.
-
-Recorders changed the rules over the years, each time for what the driver ignores. `Era` names the changes;
-a key of an older recorder is found under the rules of its time.
-
-Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member
-by member, so that records that differ have different keys. Assumptions: values were decoded by `documents`,
-so that each is in its C range.
+Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member by member, so that
+records that differ have different keys.
+Assumptions: values were decoded by `documents`, so that each is in its C range.
 """
 
 from __future__ import annotations
@@ -859,11 +846,7 @@ def _dynamic_context(pipeline: Any, era: Era) -> _Context:
 
 
 def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
-    """Whether the pipeline draws into colour and depth/stencil attachments.
-
-    Raises:
-        LookupError: Its render pass or subpass does not exist.
-    """
+    """Whether the pipeline draws into colour and depth/stencil attachments."""
     if context.render_pass:
         uses = context.subpasses(pipeline.renderPass)
         if not pipeline.subpass < len(uses):

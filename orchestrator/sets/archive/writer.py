@@ -99,15 +99,7 @@ class ArchiveWriter:
         return self.add_stored(tag, key, stored)
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
-        """Write a record whose payload comes from another archive, as it is stored there.
-
-        Returns:
-            False where one of that name was written before; this one is left out then.
-
-        Raises:
-            ArchiveError: It cannot be written.
-            ValueError: The payload is too large for the format, or the writer is closed.
-        """
+        """Write a record whose payload comes from another archive, as it is stored there."""
         if (tag, key) in self._names:
             return False
         if max(len(stored.data), stored.size) > _PAYLOAD_MAX:

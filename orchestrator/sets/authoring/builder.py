@@ -1,57 +1,16 @@
-"""Shader stages, and what their modules say about layouts and inputs.
+"""`PipelineSetBuilder`: pipeline sets made in code, the same records as a capture of the same objects would have given.
 
-Shader stages and what is derived from their modules: specialization data, automatic vertex inputs and the
-bindings of an automatic layout.
+Every method returns the key of its record: that which the format's recorders compute, so keys are stable across runs and
+machines. Things that differ only in what does not reach the compiled code have one key; the first of them is the record.
 
-Guarantees: a specialization constant that the module does not have is a ManifestError, because a driver
-would ignore it silently and the permutation would compile the same thing twice.
+People write short forms: fixed-function state under one flat set of names with defaults, attachments by their format only,
+vertex inputs and layouts from the shaders, shader groups without a type. What is written out in full is taken as it is. State
+that the driver would ignore is left out, as a capture leaves it out: tessellation without tessellation shaders, vertex input
+of mesh pipelines, everything after rasterizer discard, and in a pipeline library all state of other parts (specification,
+"Graphics Pipeline Library").
 
-Fixed-function state by flat names.
-
-The fixed-function state of a graphics pipeline under one flat set of names, with defaults that make the
-common pipeline short, and its distribution over the state structures that the driver would read.
-
-State that the driver would ignore is left out, as a capture leaves it out: tessellation without
-tessellation shaders, vertex input of mesh pipelines, everything after rasterizer discard, and in a pipeline
-library all state that belongs to other parts (specification, "Graphics Pipeline Library").
-
-Guarantees: every name stands in exactly one structure; an unknown one is a ManifestError.
-
-Render passes and attachment formats in a short form.
-
-Render passes and rendering formats in the short form that people write.
-
-Guarantees: what is written out in full is taken as it is; the short form only fills in what is missing.
-
-`ObjectBuilder`: what pipelines refer to, made in code.
-
-The objects that pipelines refer to (modules, samplers, layouts, render passes) and the application, as
-records; the lower half of `PipelineSetBuilder`, which adds the pipelines.
-
-Every method returns the key of its record. Keys are those that the format's recorders compute (`hashes`,
-`state_hashes`), so that a set packed here and a capture of the same things hold the same records, and keys
-are stable across runs and machines. Things that differ only in what does not reach the compiled code have
-one key; the first of them is the record.
-
-Guarantees: a record is written whole or not at all, with everything that it refers to before it.
-
-Assumptions: one thread builds.
-
-Shader groups of ray-tracing pipelines.
-
-The shader groups of a ray-tracing pipeline in the short form that people write.
-
-Guarantees: a group refers only to stages that exist and are of the kind that the group needs (VUID-
-VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it).
-
-`PipelineSetBuilder`: pipeline sets made in code.
-
-Jobs added in code: an engine describes shaders, layouts and pipelines with the specification's words and
-gets a set of records, the same as a capture would have given.
-
-Guarantees: those of `ObjectBuilder`, whose methods this class has too; what cannot be right (unknown
-member, name, key, constant, entry point) is a ManifestError that names it.
-
+Guarantees: what cannot be right (unknown member, name, key, constant, entry point, a stage of another kind than a group needs)
+is a ManifestError that names the entry. A record is written whole or not at all, after everything that it refers to.
 Assumptions: one thread builds; the records can be read from any thread once building has ended.
 """
 
@@ -79,21 +38,14 @@ from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
 
 Specialization = Mapping[int | str, bool | int | float]
+Members = Mapping[str, object]
+Flags = str | int | Sequence[str | int]
+Layout = int | Literal["auto"] | None
 
 _FORMATS = {
-    ("bool", 4): "<I",
-    ("int", 1): "<b",
-    ("int", 2): "<h",
-    ("int", 4): "<i",
-    ("int", 8): "<q",
-    ("uint", 1): "<B",
-    ("uint", 2): "<H",
-    ("uint", 4): "<I",
-    ("uint", 8): "<Q",
-    ("float", 2): "<e",
-    ("float", 4): "<f",
-    ("float", 8): "<d",
-}
+    ("bool", 4): "<I", ("int", 1): "<b", ("int", 2): "<h", ("int", 4): "<i", ("int", 8): "<q", ("uint", 1): "<B",
+    ("uint", 2): "<H", ("uint", 4): "<I", ("uint", 8): "<Q", ("float", 2): "<e", ("float", 4): "<f", ("float", 8): "<d",
+}  # fmt: skip
 
 
 @frozen
@@ -115,16 +67,12 @@ class ShaderStage:
     stage: str | None = None
     specialization: Specialization = Factory(dict)
     required_subgroup_size: int | None = None
-    flags: str | int | Sequence[str] = 0
-    p_next: Sequence[Mapping[str, object]] = ()
+    flags: Flags = 0
+    p_next: Sequence[Members] = ()
 
 
 def stage_bit(stage: ShaderStage, interface: ShaderInterface, where: str) -> int:
-    """VkShaderStageFlagBits of a stage.
-
-    Raises:
-        ManifestError: The entry point does not exist, or not for that stage.
-    """
+    """VkShaderStageFlagBits of a stage, whose entry point must exist for it."""
     if stage.stage is None:
         return interface.stage(stage.entry, where)
     bit = enum_number("VkShaderStageFlagBits", stage.stage, where)
@@ -136,30 +84,20 @@ def stage_bit(stage: ShaderStage, interface: ShaderInterface, where: str) -> int
 
 
 def encode_stage(stage: ShaderStage, interface: ShaderInterface, where: str) -> dict[str, object]:
-    """A stage as the archive writes it.
-
-    Raises:
-        ManifestError: The entry point, a specialization constant or a member is unknown.
-    """
-    bit = stage_bit(stage, interface, where)
-    flags = encode_structure("VkPipelineShaderStageCreateInfo", {"flags": stage.flags}, where)["flags"]
+    """A stage as the archive writes it."""
     document: dict[str, object] = {
-        "flags": flags,
+        "flags": flags_number("VkPipelineShaderStageCreateFlags", stage.flags, f"{where}.flags"),
         "name": stage.entry,
         "module": handle(stage.module),
-        "stage": bit,
+        "stage": stage_bit(stage, interface, where),
     }
     specialization = encode_specialization(stage.specialization, interface, where)
     if specialization is not None:
         document["specializationInfo"] = specialization
     chain = list(stage.p_next)
     if stage.required_subgroup_size is not None:
-        chain.append(
-            {
-                "structure": "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
-                "required_subgroup_size": stage.required_subgroup_size,
-            }
-        )
+        name = "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo"
+        chain.append({"structure": name, "required_subgroup_size": stage.required_subgroup_size})
     if chain:
         document["pNext"] = encode_chain("VkPipelineShaderStageCreateInfo", chain, f"{where}.p_next")
     return document
@@ -179,8 +117,8 @@ def encode_specialization(
 ) -> dict[str, object] | None:
     """VkSpecializationInfo as the archive writes it, entries by ascending id; None for no values.
 
-    Raises:
-        ManifestError: The module has no such constant, or the value does not fit its type.
+    A constant that the module does not have is an error: a driver would ignore it silently, and the permutation would
+    compile the same thing twice.
     """
     entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
     for name, value in values.items():
@@ -204,23 +142,19 @@ def encode_specialization(
 
 
 def _pack(constant: SpecializationConstant, value: object, where: str) -> bytes:
+    name = f"{constant.kind}{constant.size * 8}"
     if constant.kind == "bool":
         fits = isinstance(value, bool)
-    elif constant.kind == "float":
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
     else:
-        fits = isinstance(value, int) and not isinstance(value, bool)
+        allowed = (int, float) if constant.kind == "float" else int
+        fits = isinstance(value, allowed) and not isinstance(value, bool)
     layout = _FORMATS.get((constant.kind, constant.size))
     if not fits or layout is None:
-        raise ManifestError(
-            f"{where}: {value!r} does not fit a constant of type {constant.kind}{constant.size * 8}"
-        )
+        raise ManifestError(f"{where}: {value!r} does not fit a constant of type {name}")
     try:
         return struct.pack(layout, value)
     except (struct.error, OverflowError):
-        raise ManifestError(
-            f"{where}: {value!r} is out of the range of {constant.kind}{constant.size * 8}"
-        ) from None
+        raise ManifestError(f"{where}: {value!r} is out of the range of {name}") from None
 
 
 def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
@@ -237,15 +171,7 @@ def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
 def automatic_bindings(
     shaders: Sequence[tuple[int, ShaderInterface]], where: str
 ) -> tuple[list[list[dict[str, object]]], list[dict[str, object]]]:
-    """Bindings of each descriptor set, and push-constant ranges, that shaders need together.
-
-    Args:
-        shaders: VkShaderStageFlagBits and interface of each.
-        where: The entry, for errors.
-
-    Raises:
-        ManifestError: Two shaders disagree on a binding, or one has an array without a length.
-    """
+    """Bindings of each descriptor set, and push-constant ranges, that shaders need together, given by stage and interface."""
     found: dict[tuple[int, int], list[int]] = {}  # (set, binding) → [type, count, stages]
     stages, begin, end = 0, 0xFFFFFFFF, 0
     for bit, interface in shaders:
@@ -265,14 +191,8 @@ def automatic_bindings(
             stages, begin, end = stages | bit, min(begin, offset), max(end, offset + size)
     sets: list[list[dict[str, object]]] = [[] for _ in range(1 + max((key[0] for key in found), default=-1))]
     for (number, binding), (descriptor_type, count, bits) in sorted(found.items()):
-        sets[number].append(
-            {
-                "binding": binding,
-                "descriptor_type": descriptor_type,
-                "descriptor_count": count,
-                "stage_flags": bits,
-            }
-        )
+        names = ("binding", "descriptor_type", "descriptor_count", "stage_flags")
+        sets[number].append(dict(zip(names, (binding, descriptor_type, count, bits), strict=True)))
     ranges: list[dict[str, object]] = []
     if stages:
         ranges.append({"stage_flags": stages, "offset": begin, "size": end - begin})
@@ -308,37 +228,24 @@ _CHAINS = {f"{snake}_p_next": table for snake, table in (
     ("depth_stencil", "depthStencilState"), ("color_blend", "colorBlendState"),
 )}  # fmt: skip
 
+
+def _blend(source: str, destination: str, alpha: str = "one") -> dict[str, object]:
+    return {
+        "blend_enable": True,
+        "src_color_blend_factor": source,
+        "dst_color_blend_factor": destination,
+        "src_alpha_blend_factor": alpha,
+        "dst_alpha_blend_factor": destination,
+    }
+
+
 #: Named blend equations: members of VkPipelineColorBlendAttachmentState.
 BLEND_PRESETS: dict[str, dict[str, object]] = {
     "opaque": {},
-    "alpha": {
-        "blend_enable": True,
-        "src_color_blend_factor": "src_alpha",
-        "dst_color_blend_factor": "one_minus_src_alpha",
-        "src_alpha_blend_factor": "one",
-        "dst_alpha_blend_factor": "one_minus_src_alpha",
-    },
-    "premultiplied": {
-        "blend_enable": True,
-        "src_color_blend_factor": "one",
-        "dst_color_blend_factor": "one_minus_src_alpha",
-        "src_alpha_blend_factor": "one",
-        "dst_alpha_blend_factor": "one_minus_src_alpha",
-    },
-    "additive": {
-        "blend_enable": True,
-        "src_color_blend_factor": "one",
-        "dst_color_blend_factor": "one",
-        "src_alpha_blend_factor": "one",
-        "dst_alpha_blend_factor": "one",
-    },
-    "multiply": {
-        "blend_enable": True,
-        "src_color_blend_factor": "dst_color",
-        "dst_color_blend_factor": "zero",
-        "src_alpha_blend_factor": "dst_alpha",
-        "dst_alpha_blend_factor": "zero",
-    },
+    "alpha": _blend("src_alpha", "one_minus_src_alpha"),
+    "premultiplied": _blend("one", "one_minus_src_alpha"),
+    "additive": _blend("one", "one"),
+    "multiply": _blend("dst_color", "zero", "dst_alpha"),
 }
 
 
@@ -375,7 +282,7 @@ def _owners() -> dict[str, str]:
 
 
 def encode_graphics_state(
-    state: Mapping[str, object],
+    state: Members,
     *,
     stages: int,
     attachments: Attachments,
@@ -393,9 +300,6 @@ def encode_graphics_state(
         attachments: What it draws into.
         parts: VkGraphicsPipelineLibraryFlagsEXT whose state is wanted.
         where: The entry, for errors.
-
-    Raises:
-        ManifestError: A name is unknown or a value does not fit.
     """
     owners = _owners()
     grouped: dict[str, dict[str, object]] = {table: {} for table in _STRUCTURES}
@@ -452,7 +356,7 @@ def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool)
 
 
 def _refuse_foreign_state(
-    state: Mapping[str, object], wanted: Collection[str], owners: Mapping[str, str], where: str
+    state: Members, wanted: Collection[str], owners: Mapping[str, str], where: str
 ) -> None:
     """State of another part is a mistake in a library: nothing would ever read it."""
     for name in state:
@@ -482,7 +386,7 @@ def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
     }
 
 
-def _require_viewports(state: Mapping[str, object], wanted: Collection[str], where: str) -> None:
+def _require_viewports(state: Members, wanted: Collection[str], where: str) -> None:
     if "viewportState" in wanted and ("viewports" not in state or "scissors" not in state):
         raise ManifestError(
             f"{where}: without the dynamic states viewport and scissor, give viewports and scissors "
@@ -490,7 +394,7 @@ def _require_viewports(state: Mapping[str, object], wanted: Collection[str], whe
         )
 
 
-def _blend_attachments(state: Mapping[str, object], colors: int, where: str) -> list[dict[str, object]]:
+def _blend_attachments(state: Members, colors: int, where: str) -> list[dict[str, object]]:
     blend = state.get("blend", "opaque")
     each: Sequence[object] = blend if isinstance(blend, list | tuple) else [blend] * colors
     if len(each) != colors:
@@ -529,11 +433,7 @@ class Rendering:
     view_mask: int = 0
 
     def structure(self, where: str) -> dict[str, object]:
-        """The structure for a graphics pipeline's pNext chain.
-
-        Raises:
-            ManifestError: A format is unknown.
-        """
+        """The structure for a graphics pipeline's pNext chain."""
         depth, stencil = self._depth_stencil(where)
         chained: dict[str, object] = {
             "structure": "VkPipelineRenderingCreateInfo",
@@ -551,20 +451,27 @@ class Rendering:
         return Attachments(len(self.color_formats), depth != 0, stencil != 0, dynamic=True)
 
     def _depth_stencil(self, where: str) -> tuple[int, int]:
-        depth = (
-            0
-            if self.depth_format is None
-            else enum_number("VkFormat", self.depth_format, f"{where}.depth_format")
-        )
+        depth = 0
+        if self.depth_format is not None:
+            depth = enum_number("VkFormat", self.depth_format, f"{where}.depth_format")
+        if depth and "D" not in components(depth):
+            raise ManifestError(f"{where}.depth_format: format {depth} has no depth component")
         if self.stencil_format is not None:
-            stencil = enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
-        else:
-            stencil = depth if "S" in components(depth) else 0
-        return depth if "D" in components(depth) or depth == 0 else _no_depth(depth, where), stencil
+            return depth, enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
+        return depth, depth if "S" in components(depth) else 0
 
 
-def _no_depth(number: int, where: str) -> int:
-    raise ManifestError(f"{where}.depth_format: format {number} has no depth component")
+@frozen
+class Subpass:
+    """A subpass of a render pass, to draw into.
+
+    Attributes:
+        render_pass: Key of the render pass.
+        subpass: Its subpass.
+    """
+
+    render_pass: int
+    subpass: int = 0
 
 
 def components(number: int) -> str:
@@ -573,7 +480,7 @@ def components(number: int) -> str:
     return found.components if found is not None else ""
 
 
-def encode_render_pass(document: Mapping[str, object], where: str, *, version: int = 2) -> dict[str, object]:
+def encode_render_pass(document: Members, where: str, *, version: int = 2) -> dict[str, object]:
     """A render pass as the archive writes it.
 
     Args:
@@ -583,9 +490,6 @@ def encode_render_pass(document: Mapping[str, object], where: str, *, version: i
             format where nothing else is said.
         where: The entry, for errors.
         version: 2 for VkRenderPassCreateInfo2, 1 for VkRenderPassCreateInfo.
-
-    Raises:
-        ManifestError: A member is unknown, or an attachment that does not exist is referred to.
     """
     full = dict(document)
     attachments = _list(full.get("attachments", ()), f"{where}.attachments")
@@ -603,17 +507,8 @@ def encode_render_pass(document: Mapping[str, object], where: str, *, version: i
     return encode_structure(structure, full, where)
 
 
-def subpass_attachments(render_pass: Mapping[str, object], subpass: int, where: str) -> Attachments:
-    """What a pipeline for a subpass draws into.
-
-    Args:
-        render_pass: As `encode_render_pass` returned it.
-        subpass: Index of the subpass.
-        where: The entry, for errors.
-
-    Raises:
-        ManifestError: There is no such subpass.
-    """
+def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attachments:
+    """What a pipeline for a subpass of an encoded render pass draws into."""
     subpasses = _list(render_pass["subpasses"], where)
     if not 0 <= subpass < len(subpasses):
         raise ManifestError(
@@ -635,19 +530,12 @@ def _attachment(value: object, where: str) -> dict[str, object]:
     if "format" not in given:
         raise ManifestError(f"{where}: an attachment needs a format")
     kinds = components(enum_number("VkFormat", given["format"], f"{where}.format"))
-    depth = "D" in kinds or "S" in kinds
-    final = "depth_stencil_attachment_optimal" if depth else "color_attachment_optimal"
+    load, store = ("clear", "store") if "S" in kinds else ("dont_care", "dont_care")
     defaults: dict[str, object] = {"samples": 1, "load_op": "clear", "store_op": "store"}
-    defaults |= (
-        {"stencil_load_op": "clear", "stencil_store_op": "store"}
-        if "S" in kinds
-        else {
-            "stencil_load_op": "dont_care",
-            "stencil_store_op": "dont_care",
-        }
-    )
+    defaults |= {"stencil_load_op": load, "stencil_store_op": store}
     if "finalLayout" not in given:
-        defaults["final_layout"] = final
+        kind = "depth_stencil" if "D" in kinds or "S" in kinds else "color"
+        defaults["final_layout"] = f"{kind}_attachment_optimal"
     return {**defaults, **given}
 
 
@@ -666,13 +554,12 @@ def _subpass(value: object, attachments: int, where: str, *, version: int) -> di
             if name not in given:
                 continue
             at = f"{where}.{name}"
-            if name in ("depth_stencil_attachment", "depthStencilAttachment"):
-                given[name] = _reference(given[name], layout, attachments, at, version=version)
-            else:
-                given[name] = [
-                    _reference(each, layout, attachments, at, version=version)
-                    for each in _list(given[name], at)
-                ]
+            one = snake == "depth_stencil_attachment"
+            references = [
+                _reference(each, layout, attachments, at, version=version)
+                for each in ([given[name]] if one else _list(given[name], at))
+            ]
+            given[name] = references[0] if one else references
     return given
 
 
@@ -703,14 +590,13 @@ def _list(value: object, where: str) -> Sequence[object]:
     return value
 
 
-def _table(value: object, where: str) -> Mapping[str, object]:
+def _table(value: object, where: str) -> Members:
     if not isinstance(value, Mapping):
         raise ManifestError(f"{where}: a table is expected, not {value!r}")
     return value
 
 
-Members = Mapping[str, object]
-Flags = str | int | Sequence[str | int]
+_LIBRARY = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 
 _TABLES = {
     RecordTag.SAMPLER: "samplers",
@@ -729,9 +615,20 @@ class RecordSink(Protocol):
         """Take a record. One of equal tag and key may come again, with the same payload."""
 
 
+@define
+class _Library:
+    """What a link has to know of a pipeline library."""
+
+    layout: int | None
+    parts: int = 0
+
+
 @define(eq=False)
-class ObjectBuilder:
-    """Builds the records of a set's objects. Not thread-safe.
+class PipelineSetBuilder:
+    """Builds the records of a pipeline set. Not thread-safe.
+
+    Every method that adds something returns the key of its record, and raises a ManifestError where a key, name or member is
+    unknown or does not fit.
 
     Attributes:
         records: Where records go, such as a `MemoryRecords`.
@@ -745,6 +642,7 @@ class ObjectBuilder:
     _render_passes: dict[int, dict[str, object]] = field(init=False, factory=dict)
     _subpasses: dict[int, tuple[SubpassUse, ...]] = field(init=False, factory=dict)
     _application: int | None = field(init=False, default=None)
+    _libraries: dict[int, _Library] = field(init=False, factory=dict)
 
     def application(
         self,
@@ -771,11 +669,6 @@ class ObjectBuilder:
             engine_version: As VkApplicationInfo has it.
             api_version: Such as ``1.3``.
 
-        Returns:
-            Key of the record.
-
-        Raises:
-            ManifestError: It was called before, comes late, or a structure or member is unknown.
         """
         if self._application is not None or self._keys:
             raise ManifestError(f"{self.where}: the application is named once, before everything else")
@@ -811,9 +704,6 @@ class ObjectBuilder:
         Args:
             spirv: Its code, little-endian words.
             flags: VkShaderModuleCreateFlags.
-
-        Raises:
-            ManifestError: The code is not SPIR-V.
         """
         interface = shader_interface(spirv, self.where)
         key = module_hash(spirv, flags)
@@ -823,11 +713,7 @@ class ObjectBuilder:
         return key
 
     def interface(self, module: int) -> ShaderInterface:
-        """What a module that was added says about itself.
-
-        Raises:
-            ManifestError: There is no such module.
-        """
+        """What a module that was added says about itself."""
         if module not in self._interfaces:
             raise ManifestError(f"{self.where}: shader module {module:016x} was not added to this set")
         return self._interfaces[module]
@@ -837,9 +723,6 @@ class ObjectBuilder:
 
         Args:
             **members: Members of VkSamplerCreateInfo, in snake case; ``p_next`` for its pNext chain.
-
-        Raises:
-            ManifestError: A member is unknown or does not fit.
         """
         defaults = {"max_lod": 1000.0, "max_anisotropy": 1.0}
         document = encode_structure("VkSamplerCreateInfo", {**defaults, **members}, self.where)
@@ -856,9 +739,6 @@ class ObjectBuilder:
                 ``stage_flags`` is all where not given; ``immutable_samplers`` are keys of samplers.
             flags: VkDescriptorSetLayoutCreateFlags.
             p_next: Structures of the pNext chain.
-
-        Raises:
-            ManifestError: A member is unknown or does not fit, or a sampler was not added.
         """
         full = [{"stage_flags": "all", **each} for each in bindings]
         for each in full:
@@ -882,9 +762,6 @@ class ObjectBuilder:
             set_layouts: Keys of descriptor set layouts; None for a set that is not used.
             push_constant_ranges: Members of VkPushConstantRange each.
             flags: VkPipelineLayoutCreateFlags.
-
-        Raises:
-            ManifestError: A member is unknown or does not fit, or a set layout was not added.
         """
         self._require(
             RecordTag.DESCRIPTOR_SET_LAYOUT, [each for each in set_layouts if each is not None], "set layout"
@@ -899,11 +776,7 @@ class ObjectBuilder:
         )
 
     def automatic_layout(self, stages: Sequence[ShaderStage]) -> int:
-        """Add the pipeline layout that shaders need together, from the decorations in their modules.
-
-        Raises:
-            ManifestError: Two shaders disagree on a binding, or one has an array without a length.
-        """
+        """Add the pipeline layout that shaders need together, from the decorations in their modules."""
         shaders = [
             (stage_bit(each, self.interface(each.module), self.where), self.interface(each.module))
             for each in stages
@@ -918,9 +791,6 @@ class ObjectBuilder:
             document: Members of VkRenderPassCreateInfo2, or of VkRenderPassCreateInfo for version 1, in snake
                 case or the archive's spelling.
             version: Which of the two.
-
-        Raises:
-            ManifestError: A member is unknown or does not fit.
         """
         encoded = encode_render_pass(document, self.where, version=version)
         table = "renderPasses2" if version == 2 else "renderPasses"
@@ -961,85 +831,6 @@ class ObjectBuilder:
             link, text = encode_link(self._application, int(tag), key)
             self.records.add(RecordTag.APPLICATION_BLOB_LINK, link, text)
 
-
-UNUSED_SHADER = 0xFFFFFFFF
-
-_MEMBER_BY_STAGE = {
-    0x100: "general_shader",
-    0x800: "general_shader",
-    0x2000: "general_shader",
-    0x400: "closest_hit_shader",
-    0x200: "any_hit_shader",
-    0x1000: "intersection_shader",
-}
-SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "closest_hit_shader")
-
-
-def encode_groups(
-    given: Sequence[Mapping[str, object]] | Literal["auto"], stages: Sequence[int], where: str
-) -> list[dict[str, object]]:
-    """Shader groups as the archive writes them.
-
-    Args:
-        given: Members of VkRayTracingShaderGroupCreateInfoKHR each, shaders as indices of stages; the type
-            follows from the shaders where it is not given. "auto": one group a shader.
-        stages: VkShaderStageFlagBits of the pipeline's stages.
-        where: The entry, for errors.
-
-    Raises:
-        ManifestError: A member is unknown, or a stage does not exist or is of another kind.
-    """
-    if isinstance(given, str):
-        given = [
-            {_MEMBER_BY_STAGE[bit]: index} for index, bit in enumerate(stages) if bit in _MEMBER_BY_STAGE
-        ]
-    return [_encode_group(each, stages, f"{where}.groups[{index}]") for index, each in enumerate(given)]
-
-
-def _encode_group(group: Mapping[str, object], stages: Sequence[int], where: str) -> dict[str, object]:
-    members: dict[str, object] = dict.fromkeys(SHADER_MEMBERS, UNUSED_SHADER)
-    if "general_shader" in group:
-        members["type"] = "general"
-    elif "intersection_shader" in group:
-        members["type"] = "procedural_hit_group"
-    else:
-        members["type"] = "triangles_hit_group"
-    document = encode_structure("VkRayTracingShaderGroupCreateInfoKHR", {**members, **group}, where)
-    for name in SHADER_MEMBERS:
-        index = group.get(name, UNUSED_SHADER)
-        if index == UNUSED_SHADER:
-            continue
-        if not isinstance(index, int) or not 0 <= index < len(stages):
-            raise ManifestError(f"{where}.{name}: stage {index!r} does not exist; there are {len(stages)}")
-        if _MEMBER_BY_STAGE.get(stages[index]) != name:
-            raise ManifestError(f"{where}.{name}: stage {index} is of another kind ({stages[index]:#x})")
-    return document
-
-
-Layout = int | Literal["auto"] | None
-
-_LIBRARY = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
-
-
-@define
-class _Library:
-    """What a link has to know of a pipeline library."""
-
-    layout: int | None
-    parts: int = 0
-
-
-@define(eq=False)
-class PipelineSetBuilder(ObjectBuilder):
-    """Builds the records of a pipeline set. Not thread-safe.
-
-    Attributes:
-        records: Where records go, such as a `MemoryRecords`.
-        where: What messages call the thing that is being added; set it before a call to name your own entry.
-    """
-
-    _libraries: dict[int, _Library] = field(init=False, factory=dict)
-
     def compute_pipeline(
         self,
         layout: Layout,
@@ -1063,12 +854,9 @@ class PipelineSetBuilder(ObjectBuilder):
             flags: VkPipelineCreateFlags.
             stage_flags: VkPipelineShaderStageCreateFlags.
             p_next: Structures of the pNext chain.
-
-        Raises:
-            ManifestError: A key, name or member is unknown.
         """
         stage = ShaderStage(
-            module, entry, "compute", specialization or {}, required_subgroup_size, _flag_list(stage_flags)
+            module, entry, "compute", specialization or {}, required_subgroup_size, stage_flags
         )
         document: dict[str, object] = {
             "flags": flags_number("VkPipelineCreateFlags", flags, f"{self.where}.flags"),
@@ -1086,15 +874,12 @@ class PipelineSetBuilder(ObjectBuilder):
         stages: Sequence[ShaderStage] = (),
         layout: Layout = "auto",
         *,
-        render_pass: int | None = None,
-        subpass: int = 0,
-        rendering: Rendering | None = None,
-        vertex_input: Members | Literal["auto"] = "auto",
+        rendering: Rendering | Subpass | None = None,
+        state: Members | None = None,
         libraries: Sequence[int] = (),
         library_flags: Flags = 0,
         flags: Flags = 0,
         p_next: Sequence[Members] = (),
-        **state: object,
     ) -> int:
         """Add a graphics pipeline, a graphics pipeline library, or a link of libraries.
 
@@ -1102,20 +887,17 @@ class PipelineSetBuilder(ObjectBuilder):
             stages: Its shaders.
             layout: Key of a pipeline layout, or "auto": that of the first library linked, else
                 `automatic_layout`. None where no part that is described needs one.
-            render_pass: Key of a render pass.
-            subpass: Its subpass.
-            rendering: Formats for dynamic rendering, instead of a render pass.
-            vertex_input: Members of VkPipelineVertexInputStateCreateInfo (``bindings``, ``attributes``,
-                ``p_next``), or "auto" for the vertex shader's inputs, interleaved in binding 0.
+            rendering: What it draws into: formats for dynamic rendering, or a subpass of a render pass.
+            state: Fixed-function state by flat name, as `encode_graphics_state` takes it; and ``vertex_input``: members of
+                VkPipelineVertexInputStateCreateInfo (``bindings``, ``attributes``, ``p_next``), or "auto", as where it is
+                not given, for the vertex shader's inputs, interleaved in binding 0.
             libraries: Keys of pipeline libraries to link.
             library_flags: VkGraphicsPipelineLibraryFlagsEXT: makes a library of those parts.
             flags: VkPipelineCreateFlags.
             p_next: Structures of the pNext chain.
-            **state: Fixed-function state by flat name; see `encode_graphics_state`.
-
-        Raises:
-            ManifestError: A key, name or member is unknown, or both or neither way of rendering is given.
         """
+        given = dict(state or {})
+        vertex_input = given.pop("vertex_input", "auto")
         where = self.where
         own = flags_number("VkGraphicsPipelineLibraryFlagsEXT", library_flags, f"{where}.library_flags")
         self._require(RecordTag.GRAPHICS_PIPELINE, libraries, "pipeline library")
@@ -1126,7 +908,7 @@ class PipelineSetBuilder(ObjectBuilder):
             linked |= self._libraries[each].parts
         parts = own or ALL_PARTS & ~linked
         number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if own else 0)
-        drawn, formats = self._drawn(parts, render_pass, subpass, rendering)
+        drawn, formats = self._drawn(parts, rendering)
         bits, encoded_stages = 0, []
         for stage in stages:
             interface = self.interface(stage.module)
@@ -1140,14 +922,14 @@ class PipelineSetBuilder(ObjectBuilder):
             "basePipelineHandle": handle(None),
             "basePipelineIndex": -1,
             "layout": handle(chosen),
-            "renderPass": handle(render_pass),
-            "subpass": subpass,
+            "renderPass": handle(rendering.render_pass if isinstance(rendering, Subpass) else None),
+            "subpass": rendering.subpass if isinstance(rendering, Subpass) else 0,
         }
         if parts:
-            document |= encode_graphics_state(state, stages=bits, attachments=drawn, parts=parts, where=where)
-        elif state:
+            document |= encode_graphics_state(given, stages=bits, attachments=drawn, parts=parts, where=where)
+        elif given:
             raise ManifestError(
-                f"{where}: all parts are linked, so the state {sorted(state)} would be ignored"
+                f"{where}: all parts are linked, so the state {sorted(given)} would be ignored"
             )
         if parts & VERTEX_INPUT_INTERFACE and not bits & MESH_STAGE:
             document["vertexInputState"] = self._vertex_input(vertex_input, stages)
@@ -1173,11 +955,9 @@ class PipelineSetBuilder(ObjectBuilder):
         groups: Sequence[Members] | Literal["auto"] = "auto",
         layout: Layout = "auto",
         *,
-        max_pipeline_ray_recursion_depth: int = 1,
+        state: Members | None = None,
         libraries: Sequence[int] = (),
-        library: bool = False,
         library_interface: Members | None = None,
-        dynamic_state: Flags = (),
         flags: Flags = 0,
         p_next: Sequence[Members] = (),
     ) -> int:
@@ -1188,42 +968,40 @@ class PipelineSetBuilder(ObjectBuilder):
             groups: Members of VkRayTracingShaderGroupCreateInfoKHR each, shaders as indices of stages; the
                 type follows from the shaders where it is not given. "auto": a group a shader.
             layout: As for graphics.
-            max_pipeline_ray_recursion_depth: As the specification has it.
+            state: ``max_pipeline_ray_recursion_depth`` (1 where it is not given) and ``dynamic_state``.
             libraries: Keys of ray-tracing libraries to link.
-            library: Makes a library.
-            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; needed with libraries.
-            dynamic_state: VkDynamicState names.
-            flags: VkPipelineCreateFlags.
+            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; a library, and what links one, needs it.
+            flags: VkPipelineCreateFlags; with ``library`` it is a library.
             p_next: Structures of the pNext chain.
-
-        Raises:
-            ManifestError: A key, name or member is unknown, or a group refers to a stage that is not there.
         """
         where = self.where
         self._require(RecordTag.RAY_TRACING_PIPELINE, libraries, "pipeline library")
         if any(each not in self._libraries for each in libraries):
             raise ManifestError(f"{where}: a pipeline is linked that is no library")
-        if (library or libraries) and library_interface is None:
+        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags")
+        if (number & _LIBRARY or libraries) and library_interface is None:
             raise ManifestError(
                 f"{where}: a library, and a pipeline that links one, needs library_interface "
                 "(VUID-VkRayTracingPipelineCreateInfoKHR-pLibraryInfo-03590)"
             )
+        given = {"max_pipeline_ray_recursion_depth": 1, "dynamic_state": (), **(state or {})}
+        if len(given) > 2:
+            known = ("max_pipeline_ray_recursion_depth", "dynamic_state")
+            raise unknown(
+                where, "ray-tracing state", next(each for each in given if each not in known), known
+            )
         bits = [stage_bit(each, self.interface(each.module), where) for each in stages]
         chosen = self._layout(layout, stages, libraries)
-        number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if library else 0)
         document: dict[str, object] = {
             "flags": number,
             "layout": handle(chosen),
             "basePipelineHandle": handle(None),
             "basePipelineIndex": -1,
-            "maxPipelineRayRecursionDepth": max_pipeline_ray_recursion_depth,
+            "maxPipelineRayRecursionDepth": given["max_pipeline_ray_recursion_depth"],
         }
-        if dynamic_state:
-            members = {
-                "dynamic_state": [dynamic_state]
-                if isinstance(dynamic_state, str | int)
-                else list(dynamic_state)
-            }
+        dynamic = given["dynamic_state"]
+        if dynamic:
+            members = {"dynamic_state": [dynamic] if isinstance(dynamic, str | int) else dynamic}
             document["dynamicState"] = encode_structure("VkPipelineDynamicStateCreateInfo", members, where)
         document["stages"] = [encode_stage(each, self.interface(each.module), where) for each in stages]
         if library_interface is not None:
@@ -1236,20 +1014,16 @@ class PipelineSetBuilder(ObjectBuilder):
         if p_next:
             document["pNext"] = encode_chain("VkRayTracingPipelineCreateInfoKHR", p_next, f"{where}.p_next")
         key = self._add(RecordTag.RAY_TRACING_PIPELINE, document)
-        if library:
+        if number & _LIBRARY:
             self._libraries[key] = _Library(chosen)
         return key
 
-    def _drawn(
-        self, parts: int, render_pass: int | None, subpass: int, rendering: Rendering | None
-    ) -> tuple[Attachments, Members | None]:
+    def _drawn(self, parts: int, rendering: Rendering | Subpass | None) -> tuple[Attachments, Members | None]:
         """What is drawn into, and the structure that says so for dynamic rendering."""
-        if render_pass is not None and rendering is not None:
-            raise ManifestError(f"{self.where}: give a render pass or rendering formats, not both")
-        if render_pass is not None:
-            if render_pass not in self._render_passes:
-                raise ManifestError(f"{self.where}: render pass {render_pass:016x} was not added to this set")
-            return subpass_attachments(self._render_passes[render_pass], subpass, self.where), None
+        if isinstance(rendering, Subpass):
+            self._require(RecordTag.RENDER_PASS, [rendering.render_pass], "render pass")
+            encoded = self._render_passes[rendering.render_pass]
+            return subpass_attachments(encoded, rendering.subpass, self.where), None
         if rendering is not None:
             drawn = rendering.attachments(self.where)
             if not parts & FRAGMENT_OUTPUT_INTERFACE:
@@ -1279,11 +1053,13 @@ class PipelineSetBuilder(ObjectBuilder):
             self._require(RecordTag.PIPELINE_LAYOUT, [layout], "pipeline layout")
         return layout
 
-    def _vertex_input(
-        self, given: Members | Literal["auto"], stages: Sequence[ShaderStage]
-    ) -> dict[str, object]:
-        if not isinstance(given, str):
-            members: Members = {"bindings": [], "attributes": [], **given}
+    def _vertex_input(self, given: object, stages: Sequence[ShaderStage]) -> dict[str, object]:
+        if given != "auto":
+            members: Members = {
+                "bindings": [],
+                "attributes": [],
+                **_table(given, f"{self.where}.vertex_input"),
+            }
         else:
             vertex = [
                 self.interface(each.module)
@@ -1298,10 +1074,51 @@ class PipelineSetBuilder(ObjectBuilder):
         return encode_structure("VkPipelineVertexInputStateCreateInfo", members, f"{self.where}.vertex_input")
 
 
-def _flag_list(flags: Flags) -> str | int | list[str]:
-    if isinstance(flags, str | int):
-        return flags
-    return [str(each) for each in flags]
+UNUSED_SHADER = 0xFFFFFFFF
+
+_MEMBER_BY_STAGE = {
+    0x100: "general_shader",
+    0x800: "general_shader",
+    0x2000: "general_shader",
+    0x400: "closest_hit_shader",
+    0x200: "any_hit_shader",
+    0x1000: "intersection_shader",
+}
+SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "closest_hit_shader")
+
+
+def encode_groups(
+    given: Sequence[Members] | Literal["auto"], stages: Sequence[int], where: str
+) -> list[dict[str, object]]:
+    """Shader groups as the archive writes them; `stages` are the VkShaderStageFlagBits of the pipeline's stages.
+
+    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it say of which kind stages must be.
+    """
+    if isinstance(given, str):
+        given = [
+            {_MEMBER_BY_STAGE[bit]: index} for index, bit in enumerate(stages) if bit in _MEMBER_BY_STAGE
+        ]
+    return [_encode_group(each, stages, f"{where}.groups[{index}]") for index, each in enumerate(given)]
+
+
+def _encode_group(group: Members, stages: Sequence[int], where: str) -> dict[str, object]:
+    members: dict[str, object] = dict.fromkeys(SHADER_MEMBERS, UNUSED_SHADER)
+    if "general_shader" in group:
+        members["type"] = "general"
+    elif "intersection_shader" in group:
+        members["type"] = "procedural_hit_group"
+    else:
+        members["type"] = "triangles_hit_group"
+    document = encode_structure("VkRayTracingShaderGroupCreateInfoKHR", {**members, **group}, where)
+    for name in SHADER_MEMBERS:
+        index = group.get(name, UNUSED_SHADER)
+        if index == UNUSED_SHADER:
+            continue
+        if not isinstance(index, int) or not 0 <= index < len(stages):
+            raise ManifestError(f"{where}.{name}: stage {index!r} does not exist; there are {len(stages)}")
+        if _MEMBER_BY_STAGE.get(stages[index]) != name:
+            raise ManifestError(f"{where}.{name}: stage {index} is of another kind ({stages[index]:#x})")
+    return document
 
 
 def _feature_members(structure: Members) -> tuple[int, dict[str, int]]:

@@ -1,31 +1,13 @@
-"""The tables of a manifest.
+"""Manifests: pipeline sets written by hand in TOML; docs/manifest.md describes them by example.
 
-What may stand in a manifest, as types. Reading a manifest is decoding it into these, so a misspelt key or a
-value of the wrong type is refused before anything is built.
+A manifest names shaders, layouts, render passes and pipelines. A pipeline may be permuted over specialization constants,
+fixed-function state and what it draws into: the cross product of the dimensions, the last one fastest, each permutation with
+a readable name. Reading is decoding into the tables below, so a misspelt key or a value of the wrong type is refused before
+anything is built. What may stand in free tables (members of Vulkan structures, state) the registry says.
 
-Free tables (members of Vulkan structures, fixed-function state) are mappings here; the registry says what
-may stand in them, and the builder asks it.
-
-Guarantees: every error names the file, the table and the key.
-
-Permutations of a manifest's entries.
-
-The cross product of the dimensions of an entry, each permutation with a readable name.
-
-Guarantees: the order is that of the manifest, the last dimension fastest; the size is checked before
-anything is enumerated, so a product that was not meant costs an error and not the memory.
-
-Packing of manifests.
-
-From a manifest written by hand to the records of a pipeline set, and to an archive.
-
-A manifest names shaders, layouts, render passes and pipelines; a pipeline may be permuted over
-specialization constants, fixed-function state and what it draws into. docs/manifest.md describes it by
-example.
-
-Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed
-twice is the same bytes; nothing is written before everything was understood; errors name the file and the
-entry.
+Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed twice is the same
+bytes. Nothing is written before everything was understood. Errors name the file, the entry and the key. The size of a product
+is checked before it is enumerated.
 """
 
 from __future__ import annotations
@@ -50,6 +32,7 @@ from orchestrator.sets.authoring.builder import (
     PipelineSetBuilder,
     Rendering,
     ShaderStage,
+    Subpass,
     api_version_number,
     feature_tables,
     find_constant,
@@ -270,15 +253,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def decode_manifest(document: dict[str, Any], source: str) -> Manifest:
-    """Check the tables of a manifest.
-
-    Args:
-        document: As tomllib gives it.
-        source: Name of the file, for errors.
-
-    Raises:
-        ManifestError: As `read_manifest`.
-    """
+    """Check the tables of a manifest."""
     tables = dict(document)
     version = tables.pop("manifest", None)
     if version != MANIFEST_VERSION:
@@ -348,16 +323,7 @@ class Permutation:
 
 
 def permutations_of(table: PermutationsTable, where: str, *, kind: str) -> Iterator[Permutation]:
-    """Every permutation of an entry; one without a label where nothing is permuted.
-
-    Args:
-        table: The dimensions.
-        where: The entry, for errors.
-        kind: "compute", "graphics" or "ray_tracing": only graphics pipelines have state to permute.
-
-    Raises:
-        ManifestError: A dimension is empty or of another kind, or the product exceeds `MAX_PERMUTATIONS`.
-    """
+    """Every permutation of an entry; one without a label where nothing is permuted."""
     dimensions: list[tuple[str, str, list[Any]]] = []
     dimensions += [("specialization", name, values) for name, values in table.specialization.items()]
     others = [("state", name, values) for name, values in table.state.items()]
@@ -637,7 +603,7 @@ class _Packer:
             stage=shader.table.stage,
             specialization=specialization,
             required_subgroup_size=table.required_subgroup_size,
-            flags=table.flags if isinstance(table.flags, str | int) else [str(each) for each in table.flags],
+            flags=table.flags,
             p_next=table.p_next,
         )
 
@@ -736,38 +702,31 @@ class _Packer:
         formats = (
             colors is not None or depth is not None or table.stencil_format is not None or table.view_mask
         )
+        rendering: Rendering | Subpass | None = None
+        if pass_name is not None:
+            if formats:
+                raise self._error("give a render pass or rendering formats, not both")
+            rendering = Subpass(self._find("render pass", pass_name, self.render_passes), table.subpass)
+        elif formats:
+            rendering = Rendering(colors or [], depth, table.stencil_format, table.view_mask)
         state = {**table.state, **permutation.state}
+        for name in GraphicsTable.__struct_fields__:
+            if name in state:
+                raise self._error(f"{name!r} is a key of the pipeline, not of its state")
+        if vertex_input != "auto":
+            state["vertex_input"] = self._vertex_input(vertex_input, where)
         return self.builder.graphics_pipeline(
             self._stages(table.stages, values, where),
             self._layout(table.layout),
-            render_pass=None
-            if pass_name is None
-            else self._find("render pass", pass_name, self.render_passes),
-            subpass=table.subpass,
-            rendering=Rendering(colors or [], depth, table.stencil_format, table.view_mask)
-            if formats
-            else None,
-            vertex_input=self._vertex_input(vertex_input, where),
+            rendering=rendering,
+            state=state,
             libraries=libraries,
             library_flags=table.library,
             flags=table.flags,
             p_next=table.p_next,
-            **self._checked_state(state),
         )
 
-    def _checked_state(self, state: Table) -> Table:
-        """State whose names cannot be mistaken for arguments of the builder."""
-        for name in ("stages", "layout", "render_pass", "subpass", "rendering", "vertex_input", "libraries"):
-            if name in state:
-                raise self._error(f"{name!r} is a key of the pipeline, not of its state")
-        for name in ("library_flags", "flags", "p_next"):
-            if name in state:
-                raise self._error(f"{name!r} is no state; write it beside state")
-        return state
-
-    def _vertex_input(self, given: str | Table, where: str) -> Table | Literal["auto"]:
-        if given == "auto":
-            return "auto"
+    def _vertex_input(self, given: str | Table, where: str) -> Table:
         if isinstance(given, str):
             if given not in self.manifest.vertex_inputs:
                 raise unknown(where, "vertex input", given, [*self.manifest.vertex_inputs, "auto"])
@@ -779,6 +738,7 @@ class _Packer:
     ) -> int:
         values = {**table.specialization, **permutation.specialization}
         names = [each if isinstance(each, str) else each.shader for each in table.stages]
+        flags = table.flags if isinstance(table.flags, list) else [table.flags]
         groups: Sequence[Table] | Literal["auto"] = table.groups
         if not isinstance(groups, str):
             groups = [self._group(each, names) for each in groups]
@@ -786,12 +746,13 @@ class _Packer:
             self._stages(table.stages, values, where),
             groups,
             self._layout(table.layout),
-            max_pipeline_ray_recursion_depth=table.max_pipeline_ray_recursion_depth,
+            state={
+                "max_pipeline_ray_recursion_depth": table.max_pipeline_ray_recursion_depth,
+                "dynamic_state": table.dynamic_state or (),
+            },
             libraries=libraries,
-            library=table.library,
             library_interface=table.library_interface,
-            dynamic_state=table.dynamic_state or (),
-            flags=table.flags,
+            flags=[*flags, "library"] if table.library else flags,
             p_next=table.p_next,
         )
 

@@ -1,12 +1,8 @@
-"""Names of members and of enum values, as written by hand.
+"""From the names that people write to the numbers that Vulkan takes, by the registry's tables.
 
-From the names that people write to the numbers that Vulkan takes, by the registry's tables.
-
-Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number;
-a number is taken as it is; what is not known is a ManifestError that names it and its nearest neighbours.
-
-Assumptions: the registry's convention that values begin with their type's name, and that bits end in _BIT,
-both before the author's tag (specification, "Common Object Types" and the style guide).
+Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number; a number is taken
+as it is; what is not known is a ManifestError that names it and its nearest neighbours.
+Assumptions: values begin with their type's name, and bits end in _BIT, both before the author's tag (style guide).
 """
 
 from __future__ import annotations
@@ -32,14 +28,7 @@ def snake_case(name: str) -> str:
 
 
 def unknown(where: str, what: str, name: object, known: Iterable[str]) -> ManifestError:
-    """The error for a name that is not known, with the names that it may have been meant for.
-
-    Args:
-        where: The entry, such as ``graphics.triangle``.
-        what: What was looked for, such as ``member``.
-        name: What was written.
-        known: What could have been written.
-    """
+    """The error for a name that is not known, with the names that it may have been meant for."""
     choices = sorted(known)
     close = difflib.get_close_matches(str(name).lower(), choices, n=3, cutoff=0.6)
     if close:
@@ -52,16 +41,7 @@ def unknown(where: str, what: str, name: object, known: Iterable[str]) -> Manife
 
 
 def enum_number(type_name: str, value: object, where: str) -> int:
-    """Number of one enum value or bit.
-
-    Args:
-        type_name: The type as members name it, such as ``VkFormat`` or ``VkSampleCountFlagBits``.
-        value: A name, full or short, or a number.
-        where: The entry, for the error.
-
-    Raises:
-        ManifestError: The name is not known, or the value is neither a name nor a number.
-    """
+    """Number of one enum value or bit."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ManifestError(f"{where}: a {type_name} is a name or a number, not {value!r}")
     if isinstance(value, int):
@@ -77,9 +57,6 @@ def flags_number(type_name: str, value: object, where: str) -> int:
     """Number of a combination of bits: a name, names joined by ``|``, a list of those, or a number.
 
     A colour component mask may also be written as its letters, such as ``rgba``.
-
-    Raises:
-        ManifestError: A name is not known.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         total = 0

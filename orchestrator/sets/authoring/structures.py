@@ -1,12 +1,10 @@
-"""Encoding of Vulkan structures into the archive's JSON.
+"""A Vulkan structure as the archive's JSON writes it, from members that a person or a program names.
 
-A Vulkan structure as the archive's JSON writes it, from members that a person or a program names. The
-counterpart of documents.py, which reads that JSON; both follow the registry and the same tables of
-exceptions, so what is written here decodes there.
+The counterpart of documents.py, which reads that JSON, by the same registry and tables of exceptions.
 
-Guarantees: an unknown member, a name that is no value of its enum, a value of the wrong type, a number out
-of its C range and a pNext structure that may not stand there are ManifestErrors that name the entry and the
-member. Members that were not given are zero; pointers that were not given are left out.
+Guarantees: an unknown member, a name that is no value of its enum, a value of the wrong type, a number out of its C range and
+a pNext structure that may not stand there are ManifestErrors that name the entry and the member. Members that were not given
+are zero; pointers that were not given are left out.
 """
 
 from __future__ import annotations
@@ -56,11 +54,7 @@ def handle(key: int | None) -> str:
 
 @lru_cache(maxsize=256)
 def member_names(structure: str) -> dict[str, Member]:
-    """The members of a structure by every accepted spelling: snake case and the archive's own.
-
-    Raises:
-        KeyError: The registry does not know the structure.
-    """
+    """The members of a structure by every accepted spelling: snake case and the archive's own."""
     struct = registry().struct(structure)
     members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
     names: dict[str, Member] = {}
@@ -74,18 +68,7 @@ def member_names(structure: str) -> dict[str, Member]:
 
 
 def encode_structure(structure: str, members: Mapping[str, object], where: str) -> dict[str, object]:
-    """A structure as the archive writes it, without sType.
-
-    Args:
-        structure: Its C name, such as ``VkSamplerCreateInfo``.
-        members: Values by member name, in snake case or the archive's spelling. Enums and flags by name or
-            number, structures as mappings, arrays as sequences, handles as the hash of their record.
-            ``p_next`` is a sequence of mappings that name their ``structure``.
-        where: The entry, for errors.
-
-    Raises:
-        ManifestError: A member is unknown, or its value does not fit.
-    """
+    """A structure as the archive writes it, without sType."""
     struct = registry().struct(structure)
     names = member_names(structure)
     given: dict[str, tuple[str, object]] = {}
@@ -120,16 +103,7 @@ def encode_structure(structure: str, members: Mapping[str, object], where: str) 
 
 
 def encode_chain(parent: str, chain: object, where: str) -> list[dict[str, object]]:
-    """A pNext chain as the archive writes it: an array of structures tagged by sType.
-
-    Args:
-        parent: Structure whose chain it is.
-        chain: Mappings, each with its C name under ``structure`` and its members beside it.
-        where: The entry, for errors.
-
-    Raises:
-        ManifestError: An entry names no structure, one that may not stand there, or one twice.
-    """
+    """A pNext chain as the archive writes it: an array of structures tagged by sType."""
     if isinstance(chain, str | Mapping) or not isinstance(chain, Iterable):
         raise ManifestError(f"{where}: a list of structures is expected")
     allowed = {each.name for each in chain_members(registry().struct(parent).name)}
@@ -215,11 +189,7 @@ def _encode_value(member: Member, value: object, where: str) -> object:
 
 
 def encode_scalar(member: Member, value: object, where: str) -> object:
-    """A number, boolean, enum value, combination of bits or handle as the archive writes it.
-
-    Raises:
-        ManifestError: The value does not fit the member.
-    """
+    """A number, boolean, enum value, combination of bits or handle as the archive writes it."""
     match member.category:
         case "bool":
             if not isinstance(value, bool) and value not in (0, 1):

@@ -1,23 +1,14 @@
-"""Lays packed pieces out as a `CreateInfoImage`.
+"""From a set's records to one relocatable image of create infos, for one device.
 
-Collects packed pipelines, objects and modules and lays them out as one CreateInfoImage: create infos
-contiguous by kind, then feedback, then the heap, with all slot tables as arrays.
+The image holds every pipeline that the device can take, with the layouts, render passes and modules that it refers to: create
+infos contiguous by kind, then feedback, then the heap, and tables of all slots.
 
-Guarantees: indices that it hands out before the end (of objects, modules, and pipelines within their kind)
-stay valid; finish() only shifts offsets.
-
-Builds the relocatable image of a set's create infos for one device.
-
-From a set's records to one CreateInfoImage: every pipeline that the device can take, with the layouts,
-render passes and modules that it refers to, and a list of those it cannot take, each with its reason.
-
-Guarantees: what is in the image was decoded, is complete (nothing it refers to is missing) and needs
-nothing that the device lacks. A pipeline whose need is unmet is *unsupported* (skipped later) and names
-what is missing; one whose records are damaged or contradict themselves is *failed* and names that. Every
-pipeline asked for is in exactly one of the three places. Libraries come before what links them.
-
-Assumptions: one builder, one thread. Modules are decoded once for their walk and kept up to a bound in
-bytes, since the device asks for most of them soon after.
+Guarantees: what is in the image was decoded, refers to nothing that is missing, and needs nothing that the device lacks. A
+pipeline whose need is unmet is *unsupported* and names what is missing; one whose records are damaged or contradict
+themselves is *failed* and names that. Every pipeline asked for is in exactly one of the three places. Libraries come before
+what links them.
+Assumptions: one builder, one thread. Modules are decoded once for their walk and kept up to a bound in bytes, since the
+device asks for most of them soon after.
 """
 
 from __future__ import annotations
@@ -80,17 +71,7 @@ class Slot(NamedTuple):
 
 @define(eq=False)
 class PipelineEntry:
-    """One pipeline, packed.
-
-    Attributes:
-        kind: What it is.
-        key: Its hash.
-        piece: Its create info.
-        has_flags_2: Whether its chain holds 64-bit creation flags.
-        objects: Fields that hold handles of objects.
-        modules: Fields that hold shader modules.
-        libraries: Fields that hold library pipelines of the same kind.
-    """
+    """One pipeline, packed."""
 
     kind: PipelineKind
     key: int

@@ -1,20 +1,12 @@
-"""The heap of an image under construction.
+"""From decoded documents to the bytes of Vulkan structures, relocatable, by the registry's layouts.
 
-The memory of an image while it is built: pieces of packed structures, placed one after the other, with the
-fields in them that are pointers or handles.
+One StructPacker a structure is planned once and then packs values: scalars in one struct.pack, nested structures and arrays
+below it. What structures point to goes to a heap, where equal pieces without handles are stored once: thousands of equal
+states take the memory of one.
 
-Guarantees: offsets never change once given; equal pieces without handles are stored once, unless asked
-otherwise, so that the thousands of equal viewport or blend states of a set take the memory of one.
-
-Packs decoded documents into Vulkan structures, relocatable.
-
-From a decoded document to the bytes of a Vulkan structure, driven by the registry's layouts. One
-StructPacker a structure is planned once and then packs values: scalars in one struct.pack, nested
-structures and arrays below it, pointers and handles as slots to be filled later.
-
-Guarantees: what is packed is as long as the structure's sizeof, arrays are as long as their counts say (a
-driver that trusts the count never reads past them), and nothing is an address: a pointer is (slot, target),
-a handle is (slot, type, hash).
+Guarantees: what is packed is as long as the structure's sizeof, and arrays are as long as their counts say (a driver that
+trusts the count never reads past them). Nothing is an address: a pointer is (slot, target), a handle is (slot, type, hash).
+Offsets in the heap never change once given.
 """
 
 from __future__ import annotations
@@ -156,11 +148,7 @@ _Step = Callable[[Any, Piece, Heap], None]
 
 
 class StructPacker:
-    """Packs values of one structure. Stateless after planning; thread-safe.
-
-    Attributes:
-        struct: What it packs.
-    """
+    """Packs values of one structure. Stateless after planning; thread-safe."""
 
     def __init__(self, struct: Struct) -> None:
         self.struct = struct

@@ -1,25 +1,20 @@
-"""Typed decoding of a set's JSON documents, driven by the registry.
+"""Typed decoding of the JSON documents in a set's records, driven by the registry.
 
-Typed decoding of the JSON documents in a set's records. The types are made from the registry: one msgspec
-type a Vulkan structure, so that decoding is also the validation of untrusted input (types, ranges, unknown
-members, unknown pNext structures) and costs one pass in C.
+One msgspec type a Vulkan structure, so that decoding is also the validation of untrusted input and costs one pass in C.
+Attributes have the registry's member names. The archive's names differ from Vulkan's in a few ways, which tables below state:
 
-Guarantees: a decoded document holds only members that the registry knows, each in its C range; nothing is
-guessed: an unknown member or an unknown structure in a pNext chain refuses the document by name.
+- a pointer member `pFooBars` is written `fooBars`; some have a name of their own
+- VkRect2D is written flat; a list of lists stands for VkMutableDescriptorTypeListEXT; a component mapping of a ycbcr
+  conversion and a border colour are plain arrays
+- a handle is the 16-digit hexadecimal hash of the record that it refers to
+- pNext is an array of structures tagged by sType; those entries have no pNext of their own
 
-The archive's names differ from Vulkan's in a few ways, all stated in the tables below: - a pointer member
-`pFooBars` is written `fooBars`; some have a name of their own (_JSON_NAMES) - VkRect2D is written flat; a
-list of lists stands for VkMutableDescriptorTypeListEXT; a component mapping of a ycbcr conversion and a
-border colour are plain arrays - a handle is the 16-digit hexadecimal hash of the record that it refers to -
-pNext is an array of structures tagged by sType; those entries have no pNext of their own Attribute names of
-the decoded values are the registry's member names.
-
-Graphics pipelines of a set share most of their state, so each state structure is decoded once for each
-spelling of it (SharedStates) and the pipelines refer to one value; whoever packs or checks it can remember
-what came of it.
-
-Absent scalars are zero and absent pointers are null, as zero-initialised C structures are: the archive
+Graphics pipelines of a set share most of their state, so each spelling of a state is decoded once (SharedStates), and whoever
+packs or checks it can remember what came of it. Absent scalars are zero and absent pointers are null, as in C: the archive
 leaves out what the driver must ignore.
+
+Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown member or an
+unknown structure in a pNext chain refuses the document by name.
 """
 
 from __future__ import annotations

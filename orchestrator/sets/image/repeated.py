@@ -1,14 +1,11 @@
-"""`repeat_pipelines`: the same pipelines, several times.
+"""`repeat_pipelines`: an image whose pipelines stand in it in another order and more than once.
 
-An image whose pipelines stand in it in another order and more than once: what a benchmark needs to give
-workers duplicates, and to make a run over a small set long enough to be measured.
+Benchmarks give workers duplicates with it, and make a run over a small set long enough to be measured. The new buffer holds
+create infos contiguous by kind, feedback, feedback chain links, and the old buffer, whole. Copies of a pipeline share what
+its create info points to; the create info, its feedback and the link that chains it are their own, because the driver writes
+there.
 
-Layout of the new buffer: create infos contiguous by kind · feedback · feedback chain links · the old
-buffer, whole. What create infos point to is shared by all copies of a pipeline; the create info, its
-feedback and the link that chains it are a copy's own, because the driver writes there.
-
-Guarantees: the given image is not changed. Every copy is a pipeline of its own to whoever creates it: with
-the same key, the same modules, the same libraries.
+Guarantees: the given image is not changed. Every copy has the key, the modules and the libraries of its pipeline.
 """
 
 from __future__ import annotations
@@ -149,13 +146,7 @@ class _Moved:
     def slots(
         self, slots: Offsets, values: npt.NDArray[np.integer], *, skip: int = -1
     ) -> tuple[Offsets, Offsets]:
-        """Slots with their values: those in create infos once for each copy, the others once.
-
-        Args:
-            slots: Offsets of fields in the old buffer.
-            values: What stands in each.
-            skip: Offset in a create info of a field to leave out.
-        """
+        """Slots with their values: those in create infos once for each copy, the others once."""
         image, slots, values = self._image, slots.astype(np.int64), values.astype(np.int64)
         inside = slots < image.feedback_offset
         owner = np.searchsorted(image.offsets, slots[inside], side="right") - 1

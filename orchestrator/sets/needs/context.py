@@ -1,40 +1,12 @@
-"""Requirements that take more than one member to decide.
+"""Requirements that take several members, or a member and its surroundings, to decide.
 
-The requirements that take several members, or a member and its surroundings, to decide: what is ignored
-under dynamic state, limits on sums, formats by the use that is made of them.
+State that dynamic state replaces, limits on sums, formats by the use that is made of them, descriptors of a pipeline layout,
+and what a structure must hold itself, whatever the device: where that is missing, common drivers read outside of an array.
 
-Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or
-None. Absent pointers are None and absent scalars zero, as in a decoded document; nothing else is assumed of
-untrusted values: every index is checked before it is used. Rule of thumb: a requirement is stated only
-where the device then really cannot take the structure. What the specification forbids but no compiler looks
-at (a line width where no lines are drawn) is left alone.
-
-Requirements of descriptor set layouts and render passes.
-
-The requirements of descriptor set layouts and render passes that take several members to decide. Guarantees
-and assumptions: as in requirement_context.py.
-
-How many descriptors a pipeline layout has, and which limits of a device bound them.
-
-Counts are made in two steps, so that a set layout is read once however many pipeline layouts refer to it:
-`count_descriptors` sums the bindings of one set layout by type and stage, and `DescriptorLimits` adds these
-up for the sets of a pipeline layout and compares them with the table of limits. A layout of few
-descriptors, as most are, is answered from their total alone. Counts are exact whatever a document says:
-bindings of 2^32 descriptors add up beyond any limit. The time taken for a pipeline layout does not depend
-on how many bindings its set layouts have.
-
-A binding counts for a stage that its stageFlags name (VK_SHADER_STAGE_ALL names every one), and "across all
-shader stages" if they name any; a binding without descriptors is reserved and counts for none. Most limits
-exist twice: one for the sets whose pool is not updated after bind, and the greater of that and a second one
-for all sets. Sets of VK_DESCRIPTOR_SET_LAYOUT_CREATE_DESCRIPTOR_BUFFER_BIT_EXT may not be marked as updated
-after bind, because they are by their nature (VK_EXT_descriptor_buffer, proposal, section "Next level
-update-after-bind"); they count for the second.
-
-VkPhysicalDeviceMaintenance3Properties::maxPerSetDescriptors is no limit on what may be created: it is the
-number up to which vkGetDescriptorSetLayoutSupport need not be asked. VUID-VkPipelineLayoutCreateInfo-
-pImmutableSamplers-03566 (subsampled samplers) is not decided: it depends on how samplers of the layouts
-were created. Nor is maxPerStageResources (VUID-VkComputePipelineCreateInfo-layout-01687 and its like):
-captured pipelines go beyond it by a few descriptors, and drivers create them.
+Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or None. What a
+document lacks itself is `Malformed`. Nothing is assumed of untrusted values: every index is checked before it is used. A
+requirement is stated only where the device really cannot take the structure: what the specification forbids but no compiler
+looks at (a line width where no lines are drawn) is left alone. Nothing is asked for that a recorder leaves out rightly.
 """
 
 from __future__ import annotations
@@ -707,11 +679,7 @@ def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
 
 
 def count_descriptors(value: Any) -> DescriptorCounts:
-    """Count the descriptors of a set layout.
-
-    Args:
-        value: A decoded VkDescriptorSetLayoutCreateInfo.
-    """
+    """Count the descriptors of a set layout."""
     groups: dict[tuple[int, bool, int], int] = {}
     types: set[int] = set()
     by_binding, total = _counted_by_binding(), 0
@@ -747,11 +715,7 @@ class DescriptorLimits:
     """Compares pipeline layouts with what one device takes. Thread-safe."""
 
     def __init__(self, answers: DeviceAnswers) -> None:
-        """Check against a device.
-
-        Args:
-            answers: The device.
-        """
+        """Check against a device."""
         self._answers = answers
         maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
         rows = [each for each in DESCRIPTOR_LIMITS if each.maintenance_7 in (None, maintenance_7)]
@@ -763,11 +727,7 @@ class DescriptorLimits:
                 self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
 
     def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The first limit that the sets of a pipeline layout exceed, with its number and theirs; or None.
-
-        Args:
-            sets: Its set layouts; one that is there twice counts twice.
-        """
+        """The first limit that the sets of a pipeline layout exceed, with its number and theirs; or None."""
         total = sum([each.total for each in sets])
         least = self._least
         if not total or all(total <= least.get(kind, total) for each in sets for kind in each.types):

@@ -1,28 +1,15 @@
-"""Per-structure plans of what to check.
+"""What a device lacks of what a captured pipeline needs, asked before the driver is to create it.
 
-What there is to check in a structure, worked out once for each structure on each device: the members whose
-values matter, with the answer for every value seen so far, so that a captured pipeline costs a few
-dictionary look-ups a structure instead of an evaluation of the registry's expressions.
+What is needed comes from the registry (what provides each structure, enum value, flag bit, SPIR-V capability and extension),
+from tables of rules with their valid usage statements (`rules`, `shaders`), and from rules over several members (`context`).
+What there is to check in a structure is planned once for each structure on each device, and the answer for every value is
+kept, so that a pipeline costs a few dictionary look-ups a structure.
 
-Guarantees: an answer depends on the device, the structure and the values only. Thread-safe: dictionaries
-are only added to, with values that any thread would compute alike, and they are emptied when they grow too
-large.
-
-What a device lacks of what a captured pipeline needs.
-
-Decide whether a device has what a captured pipeline needs, before the driver is asked to create it. What is
-needed comes from three places: the registry (what provides each structure, enum value, flag bit, SPIR-V
-capability and extension), tables of rules with their valid usage statements (requirement_rules,
-requirement_atomics, requirement_descriptors), and rules over several members (requirement_context,
-requirement_layouts).
-
-Guarantees: - What is returned as missing is something that the device does not have, by its name in the
-registry, or a value that the registry does not know and that no driver may be given. What a document refers
-to and does not have itself (an entry point, an attachment, a subpass) is returned as Malformed. - Nothing
-is skipped for what no compiler looks at: masks of stages in layouts, dependencies of subpasses, state that
-a dynamic state or another member makes the driver ignore. - Pure and thread-safe: answers are remembered,
-and any thread would compute the same. Whether the device could have what is not enabled is not asked here:
-see prepare.py.
+Guarantees: what is returned as missing is something that the device does not have, by its name in the registry, or a value
+that the registry does not know and that no driver may be given. What a document refers to and does not have itself is
+returned as `Malformed`. Nothing is skipped for what no compiler looks at: masks of stages in layouts, dependencies of
+subpasses, state that a dynamic state or another member makes the driver ignore. Thread-safe: any thread would compute the
+same answers. Whether the device could have what is not enabled is not asked here: see prepare.py.
 """
 
 from __future__ import annotations
@@ -204,16 +191,7 @@ def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
 
 
 def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
-    """Work out what to check in structures like this one.
-
-    Args:
-        answers: The device.
-        name: The structure's name.
-        value: One of them, which tells which members such values have.
-
-    Raises:
-        KeyError: The registry does not know the structure.
-    """
+    """Work out what to check in structures like this one."""
     struct = registry().struct(name)
     texts = [answers.missing(struct.requires)]
     texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
@@ -368,11 +346,7 @@ class RequirementChecker:
     """
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
-        """Check against a device.
-
-        Args:
-            capabilities: What the opened device has; it must not change afterwards.
-        """
+        """Check against a device."""
         self._answers = DeviceAnswers(capabilities)
         self._shaders = ShaderRequirements(self._answers)
         self._descriptors = DescriptorLimits(self._answers)
@@ -389,33 +363,17 @@ class RequirementChecker:
         return self._shaders.module(spirv)
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
-        """What a stage lacks together with its module: its entry point, its stage's feature, its limits.
-
-        Args:
-            value: A VkPipelineShaderStageCreateInfo; `structure` checks its flags and its chain.
-            spirv: Its module.
-        """
+        """What a stage lacks together with its module: its entry point, its stage's feature, its limits."""
         for _, text in self._scalars(self._plan(value), value):
             return text
         return self._shaders.stage(value, spirv)
 
     def structure(self, value: Any) -> str | None:
-        """What a structure lacks: itself, its members, its pNext chain, and everything below it.
-
-        Args:
-            value: A decoded structure: its class is named as the structure, its attributes as the members.
-
-        Raises:
-            KeyError: The registry does not know the structure.
-        """
+        """What a structure lacks: itself, its members, its pNext chain, and everything below it."""
         return self._walk(value, _NO_STATES)
 
     def pipeline_layout(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The limit on descriptors that a pipeline layout exceeds, beside what `structure` says of it.
-
-        Args:
-            sets: `count_descriptors` of each of its set layouts that is not VK_NULL_HANDLE.
-        """
+        """The limit on descriptors that a pipeline layout exceeds, beside what `structure` says of it."""
         return self._descriptors.missing(sets)
 
     def render_pass(self, value: Any) -> str | None:
@@ -430,12 +388,7 @@ class RequirementChecker:
         return rendering_formats(self._answers, value)
 
     def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
-        """What a graphics pipeline lacks in its subpass of a render pass, for multiview.
-
-        Args:
-            pipeline: A VkGraphicsPipelineCreateInfo.
-            render_pass: The VkRenderPassCreateInfo or VkRenderPassCreateInfo2 that its renderPass refers to.
-        """
+        """What a graphics pipeline lacks in its subpass of a render pass, for multiview."""
         subpasses = render_pass.pSubpasses or ()
         if pipeline.subpass >= len(subpasses):
             return Malformed(f"subpass {pipeline.subpass} of a render pass that has {len(subpasses)}")

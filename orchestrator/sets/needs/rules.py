@@ -1,25 +1,13 @@
-"""Which captured state needs which feature or limit.
+"""Which captured state needs which feature or limit, and what a device has, both in the registry's terms.
 
-The rules that the registry's data does not hold: which value of which member needs which feature, and which
-member a limit bounds. One line a rule, each with the valid usage statement that it is taken from. What
-provides a structure, an enum value or a flag bit is in the registry and is not repeated here.
+The tables hold what the registry's data does not: which value of which member needs which feature, and which member a limit
+bounds, each row with its valid usage statement. Every name in them is the registry's (a test proves that). `DeviceAnswers`
+says what a device has; the rules about aliases and promotion are written once, there.
 
-Guarantees: pure data; every name in it is the registry's (a test proves that). A rule is about one member
-of one structure; rules that take several are in requirement_context.py.
-
-Assumptions: absent members are zero, as in a decoded document, so that a rule on zero is stated only for
-members that are always recorded.
-
-What a device has, asked in the registry's terms.
-
-Answers about one device in the registry's own terms: is this expression true, is this feature enabled under
-any of the structures that hold it, what is this property. Everything that decides about captured pipelines
-asks here, so the rules about aliases and promotion are written once.
-
-Guarantees: each answer is computed once and remembered; answers never change, as a device's capabilities do
-not. Thread-safe: only dictionaries are written, with values that any thread would compute alike.
-
-Assumptions: DeviceCapabilities is pure.
+Guarantees: answers never change, as a device's capabilities do not. Thread-safe: dictionaries are only added to, with values
+that any thread would compute alike.
+Assumptions: absent members are zero, as in a decoded document, so a rule on zero is stated only for members that are always
+recorded. DeviceCapabilities is pure.
 """
 
 from __future__ import annotations
@@ -363,11 +351,7 @@ class DeviceAnswers:
     """Answers about one device. Thread-safe."""
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
-        """Ask about a device.
-
-        Args:
-            capabilities: What the opened device has; it must not change afterwards.
-        """
+        """Ask about a device."""
         self._capabilities = capabilities
         self._features: dict[tuple[str, str], bool] = {}
         self._properties: dict[tuple[str, str], PropertyValue] = {}
@@ -445,9 +429,6 @@ class DeviceAnswers:
 
         An extension that was promoted to a core version counts as there with that version: expressions say
         what provides a name, and what is optional in the version is a feature and asked for as such.
-
-        Raises:
-            ValueError: The expression is not well formed.
         """
         if not expression:
             return None

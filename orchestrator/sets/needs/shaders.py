@@ -1,27 +1,15 @@
-"""Which feature each atomic operation of a shader needs, by its memory, type and operation.
+"""What a device lacks of what SPIR-V needs: modules, and the stages that use them.
 
-The registry lets a SPIR-V capability be enabled by any of several features, one for each kind of memory; a compiler
-may end the process when it meets an operation in memory whose own feature it lacks. The rules are data: one row an
-operation, memory and type, with the feature in whose description the specification says what it allows
-(VkPhysicalDeviceShaderAtomicFloatFeaturesEXT, -AtomicFloat2FeaturesEXT, -AtomicInt64Features,
--ImageAtomicInt64FeaturesEXT, -AtomicFloat16VectorFeaturesNV). The statements VUID-RuntimeSpirv-None-06278, -06279 and
--06288 say the same of integers. Those of floating-point values (-06284 to -06287 and -06337 to -06339) ask for any of
-the features of one memory or of one width; the rows are narrower, because each feature allows its own operations only.
+A module's version, capabilities, extensions and atomic operations, and a stage's entry point and limits. Capabilities and
+extensions come from the registry's SPIR-V tables, which let a capability be enabled by any of several features, one for each
+kind of memory. A compiler may end the process when it meets an atomic operation in memory whose own feature it lacks, so
+those have a table of their own: one row an operation, memory and type, with the feature in whose description the
+specification allows it. VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of integers; those of floating-point
+values (-06284 to -06287, -06337 to -06339) ask for less, since any feature of one memory or width will do for them. Operations
+that no row describes need nothing here, nor do sparse images: neither a shader nor a pipeline says that an image is sparse.
 
-Operations that no row describes (a 64-bit floating-point image) need nothing here: no feature would allow
-them, and the module's capabilities are asked for anyway. Nor do the features of sparse images
-(sparseImageFloat32Atomics and those beside it): neither a shader nor a pipeline says that an image will be
-sparse.
-
-Requirements of SPIR-V modules and of the stages that use them.
-
-What a device lacks of what SPIR-V needs: the module's version, capabilities, extensions and atomic
-operations, and a stage's entry point and limits. Capabilities and extensions come from the registry's
-SPIR-V tables.
-
-Guarantees: as in requirements.py. A capability or extension is looked up once a device. Source: Vulkan,
-appendix "Vulkan Environment for SPIR-V" (VUIDs VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742 and the
-RuntimeSpirv ones), as data in the registry.
+Guarantees: as in `requirements`; a capability or extension is looked up once a device.
+Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742, RuntimeSpirv).
 """
 
 from __future__ import annotations
@@ -178,11 +166,7 @@ class ShaderRequirements:
     """Finds what one device lacks for modules and stages. Thread-safe."""
 
     def __init__(self, answers: DeviceAnswers) -> None:
-        """Check against a device.
-
-        Args:
-            answers: The device.
-        """
+        """Check against a device."""
         self._answers = answers
         self._capabilities: dict[int, str | None] = {}
         self._extensions: dict[str, str | None] = {}

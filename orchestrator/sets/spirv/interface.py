@@ -120,11 +120,7 @@ class ShaderInterface:
     inputs: tuple[StageInput, ...]
 
     def stage(self, entry: str, where: str) -> int:
-        """VkShaderStageFlagBits of an entry point.
-
-        Raises:
-            ManifestError: There is none of that name, or several of different stages.
-        """
+        """VkShaderStageFlagBits of an entry point."""
         stages = {each.stage for each in self.entry_points if each.name == entry}
         if len(stages) == 1:
             return stages.pop()
@@ -150,15 +146,7 @@ class _Walk:
 
 @lru_cache(maxsize=512)
 def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
-    """Read the interface of a module.
-
-    Args:
-        code: The module, little-endian words.
-        where: Name of the module, for the error.
-
-    Raises:
-        ManifestError: It is not SPIR-V, an instruction runs past its end, or a type refers to what is not there.
-    """
+    """Read the interface of a module."""
     try:
         walk = _walk(code)
         return ShaderInterface(

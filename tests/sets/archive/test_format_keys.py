@@ -15,7 +15,7 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
-from orchestrator.sets.authoring.builder import ObjectBuilder
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.authoring.structures import encode_structure
 from orchestrator.sets.image.documents import BARE_ARRAYS, FLAT_STRUCTS, TABLES, flat_members, json_name
@@ -73,7 +73,7 @@ def encode(structure: str, document: dict[str, Any]) -> dict[str, object]:
 def pack_again(capture: Archive) -> MemoryRecords:
     """Everything in a capture, packed by us from what it describes."""
     packed = MemoryRecords("packed")
-    builder = ObjectBuilder(packed)
+    builder = PipelineSetBuilder(packed)
     for key in capture.keys(RecordTag.SHADER_MODULE):
         module = decode_module(key, capture.payload(RecordTag.SHADER_MODULE, key))
         builder.shader_module(module.code, module.flags)

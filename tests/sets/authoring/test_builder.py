@@ -14,7 +14,7 @@ from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import decode_varint
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.state_hashes import state_hash
-from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
+from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage, Subpass
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
@@ -145,18 +145,20 @@ def test_state_goes_to_its_structure(builder: PipelineSetBuilder) -> None:
     key = builder.graphics_pipeline(
         ui_stages(builder),
         rendering=Rendering(["r8g8b8a8_unorm", "r16g16_sfloat"], "d32_sfloat_s8_uint"),
-        topology="line_list",
-        cull_mode=["front", "back"],
-        depth_compare_op="greater",
-        depth_write_enable=False,
-        front={"pass_op": "replace", "reference": 3},
-        rasterization_samples=4,
-        sample_mask=[0xF],
-        blend=["alpha", {"blend_enable": True, "color_write_mask": "r"}],
-        blend_constants=[0.5, 0, 0, 1],
-        rasterization_p_next=[
-            {"structure": "VkPipelineRasterizationDepthClipStateCreateInfoEXT", "depth_clip_enable": True}
-        ],
+        state={
+            "topology": "line_list",
+            "cull_mode": ["front", "back"],
+            "depth_compare_op": "greater",
+            "depth_write_enable": False,
+            "front": {"pass_op": "replace", "reference": 3},
+            "rasterization_samples": 4,
+            "sample_mask": [0xF],
+            "blend": ["alpha", {"blend_enable": True, "color_write_mask": "r"}],
+            "blend_constants": [0.5, 0, 0, 1],
+            "rasterization_p_next": [
+                {"structure": "VkPipelineRasterizationDepthClipStateCreateInfoEXT", "depth_clip_enable": True}
+            ],
+        },
     )
     decoded = graphics(builder, key)
     assert decoded.pInputAssemblyState.topology == 1
@@ -176,7 +178,9 @@ def test_state_goes_to_its_structure(builder: PipelineSetBuilder) -> None:
 def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     discarding = graphics(
         builder,
-        builder.graphics_pipeline(ui_stages(builder)[:1], rendering=COLOR, rasterizer_discard_enable=True),
+        builder.graphics_pipeline(
+            ui_stages(builder)[:1], rendering=COLOR, state={"rasterizer_discard_enable": True}
+        ),
     )
     assert discarding.pViewportState is None
     assert discarding.pColorBlendState is None
@@ -200,10 +204,10 @@ def test_subpasses_decide_the_attachments(builder: PipelineSetBuilder) -> None:
     assert decoded.pSubpasses[0].pColorAttachments[1].attachment == 0xFFFFFFFF
     assert decoded.pSubpasses[1].pInputAttachments[0].aspectMask == 1
     assert [each.finalLayout for each in decoded.pAttachments] == [2, 2, 3]
-    first = graphics(builder, builder.graphics_pipeline(ui_stages(builder), render_pass=forward))
+    first = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=Subpass(forward)))
     assert len(first.pColorBlendState.pAttachments) == 2
     assert first.pDepthStencilState.depthTestEnable == 1
-    second = graphics(builder, builder.graphics_pipeline(ui_stages(builder), render_pass=forward, subpass=1))
+    second = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=Subpass(forward, 1)))
     assert len(second.pColorBlendState.pAttachments) == 1
     assert second.pDepthStencilState is None
 
@@ -220,12 +224,18 @@ def test_libraries_hold_their_part_and_links_hold_none(builder: PipelineSetBuild
     vertex, fragment = ui_stages(builder)
     layout = builder.automatic_layout([vertex, fragment])
     libraries = [
-        builder.graphics_pipeline(library_flags="vertex_input_interface", vertex_input={}),
+        builder.graphics_pipeline(library_flags="vertex_input_interface", state={"vertex_input": {}}),
         builder.graphics_pipeline(
-            [vertex], layout, library_flags="pre_rasterization_shaders", rendering=COLOR, cull_mode="back"
+            [vertex],
+            layout,
+            library_flags="pre_rasterization_shaders",
+            rendering=COLOR,
+            state={"cull_mode": "back"},
         ),
         builder.graphics_pipeline([fragment], layout, library_flags="fragment_shader", rendering=COLOR),
-        builder.graphics_pipeline(library_flags="fragment_output_interface", rendering=COLOR, blend="alpha"),
+        builder.graphics_pipeline(
+            library_flags="fragment_output_interface", rendering=COLOR, state={"blend": "alpha"}
+        ),
     ]
     link = builder.graphics_pipeline(libraries=libraries)
     parts = [graphics(builder, key) for key in libraries]
@@ -247,7 +257,7 @@ def test_libraries_hold_their_part_and_links_hold_none(builder: PipelineSetBuild
     partial = graphics(
         builder,
         builder.graphics_pipeline(
-            [fragment], layout, libraries=libraries[:2], rendering=COLOR, blend="additive"
+            [fragment], layout, libraries=libraries[:2], rendering=COLOR, state={"blend": "additive"}
         ),
     )
     assert partial.pColorBlendState.pAttachments[0].dstColorBlendFactor == 1
@@ -257,11 +267,11 @@ def test_libraries_hold_their_part_and_links_hold_none(builder: PipelineSetBuild
 def test_state_of_another_part_is_refused(builder: PipelineSetBuilder) -> None:
     with pytest.raises(ManifestError, match=r"cull_mode: belongs to a part"):
         builder.graphics_pipeline(
-            library_flags="fragment_output_interface", rendering=COLOR, cull_mode="back"
+            library_flags="fragment_output_interface", rendering=COLOR, state={"cull_mode": "back"}
         )
     library = builder.graphics_pipeline(ui_stages(builder), library_flags=15, rendering=COLOR)
     with pytest.raises(ManifestError, match="would be ignored"):
-        builder.graphics_pipeline(libraries=[library], blend="alpha")
+        builder.graphics_pipeline(libraries=[library], state={"blend": "alpha"})
 
 
 def ray_stages(builder: PipelineSetBuilder, *names: str) -> list[ShaderStage]:
@@ -277,7 +287,9 @@ def test_ray_tracing_pipeline(builder: PipelineSetBuilder) -> None:
         {"general_shader": 4},
     ]
     key = builder.ray_tracing_pipeline(
-        stages, groups, max_pipeline_ray_recursion_depth=3, dynamic_state="ray_tracing_pipeline_stack_size"
+        stages,
+        groups,
+        state={"max_pipeline_ray_recursion_depth": 3, "dynamic_state": "ray_tracing_pipeline_stack_size"},
     )
     decoded = document(builder, RecordTag.RAY_TRACING_PIPELINE, key)
     assert [each.type for each in decoded.pGroups] == [0, 0, 2, 0]
@@ -292,7 +304,7 @@ def test_ray_tracing_library_and_link(builder: PipelineSetBuilder) -> None:
     stages = ray_stages(builder, "surface.rchit", "path.rgen")
     layout = builder.automatic_layout(stages)
     library = builder.ray_tracing_pipeline(
-        stages[:1], "auto", layout, library=True, library_interface=interface
+        stages[:1], "auto", layout, flags="library", library_interface=interface
     )
     link = builder.ray_tracing_pipeline(stages[1:], "auto", libraries=[library], library_interface=interface)
     decoded = document(builder, RecordTag.RAY_TRACING_PIPELINE, link)
@@ -355,25 +367,24 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "out of the range of int32",
         ),
         (lambda b: b.graphics_pipeline(ui_stages(b)), "give a render pass, or rendering formats"),
-        (lambda b: b.graphics_pipeline(ui_stages(b), render_pass=1, rendering=COLOR), "not both"),
         (
             lambda b: b.graphics_pipeline(ui_stages(b)[1:], rendering=COLOR),
             "a vertex or mesh shader is needed",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, cul_mode=0),
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"cul_mode": 0}),
             "unknown graphics state 'cul_mode'; did you mean cull_mode",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, blend="alfa"),
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"blend": "alfa"}),
             "unknown blend preset 'alfa'; did you mean alpha",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, blend=[]),
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"blend": []}),
             "0 attachments are given, the pipeline has 1",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, dynamic_state=[]),
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"dynamic_state": []}),
             "give viewports and scissors",
         ),
         (
@@ -401,7 +412,7 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "is of another kind",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), library=True),
+            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), flags="library"),
             "needs library_interface",
         ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
@@ -416,7 +427,7 @@ def test_mistakes_are_named(builder: PipelineSetBuilder, call: Any, message: str
 
 def test_a_pipeline_that_fails_leaves_no_record(builder: PipelineSetBuilder) -> None:
     with pytest.raises(ManifestError):
-        builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, cull_mode="sideways")
+        builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state={"cull_mode": "sideways"})
     assert not records_of(builder).keys(RecordTag.GRAPHICS_PIPELINE)
 
 
@@ -433,7 +444,9 @@ def test_keys_are_those_of_the_format(builder: PipelineSetBuilder) -> None:
     render_pass = builder.render_pass(
         {"attachments": ["r8g8b8a8_unorm"], "subpasses": [{"color_attachments": [0]}]}
     )
-    key = builder.graphics_pipeline(ui_stages(builder), render_pass=render_pass, line_width=2.0)
+    key = builder.graphics_pipeline(
+        ui_stages(builder), rendering=Subpass(render_pass), state={"line_width": 2.0}
+    )
     uses = {render_pass: ((True, False),)}
     assert state_hash(graphics(builder, key), uses.__getitem__) == key
 
@@ -442,18 +455,20 @@ def test_what_differs_in_nothing_that_counts_is_one_record(builder: PipelineSetB
     stages = ui_stages(builder)
     dynamic = ["viewport", "scissor", "line_width"]
     thin, thick = (
-        builder.graphics_pipeline(stages, rendering=COLOR, dynamic_state=dynamic, line_width=width)
+        builder.graphics_pipeline(
+            stages, rendering=COLOR, state={"dynamic_state": dynamic, "line_width": width}
+        )
         for width in (1.0, 2.0)
     )
     assert thin == thick
     assert records_of(builder).keys(RecordTag.GRAPHICS_PIPELINE) == (thin,)
     assert graphics(builder, thin).pRasterizationState.lineWidth == 1.0
-    assert builder.graphics_pipeline(stages, rendering=COLOR, line_width=2.0) != thin
+    assert builder.graphics_pipeline(stages, rendering=COLOR, state={"line_width": 2.0}) != thin
 
 
 def test_what_no_reader_would_take_is_refused_when_it_is_added(builder: PipelineSetBuilder) -> None:
     module = builder.shader_module(spirv("path.rgen"))
     builder.where = "test"
     with pytest.raises(ManifestError, match=r"test: not a valid document.*maxPipelineRayRecursionDepth"):
-        builder.ray_tracing_pipeline([ShaderStage(module)], max_pipeline_ray_recursion_depth=-1)
+        builder.ray_tracing_pipeline([ShaderStage(module)], state={"max_pipeline_ray_recursion_depth": -1})
     assert records_of(builder).keys(RecordTag.RAY_TRACING_PIPELINE) == ()

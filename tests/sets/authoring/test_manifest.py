@@ -206,7 +206,11 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
         (("ui.frag.spv", "ui.frag"), r"graphics\.ui: unknown shader 'shaders/ui.frag'"),
         (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: cannot read .*uj\.frag\.spv: No such file"),
         (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
-        (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is no state"),
+        (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is a key of the pipeline"),
+        (
+            ("[graphics.ui]", "[render_passes.p]\nsubpasses = [{}]\n[graphics.ui]\nrender_pass = 'p'"),
+            r"graphics\.ui: give a render pass or rendering formats, not both",
+        ),
         (("[graphics.ui]", "[graphics.ui]\nstate = { subpass = 1 }"), r"'subpass' is a key of the pipeline"),
         (
             ("[graphics.ui]", "[graphics.ui]\nspecialization = { OUTLIN = true }"),
