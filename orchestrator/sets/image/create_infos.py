@@ -145,6 +145,7 @@ _LENGTH_EXPRESSIONS: dict[str, Callable[[Any], int]] = {
 }
 
 _Step = Callable[[Any, Piece, Heap], None]
+_Place = Callable[[Any, Heap], int]
 
 
 class StructPacker:
@@ -157,12 +158,13 @@ class StructPacker:
         members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
         counts = count_members(struct)
         if struct.union:
-            self._plan_union(members)
+            self._steps.append(_union_step(struct, members))
         else:
             for member in members:
-                self._plan(member, counts)
+                if member.name != "sType" and member.name not in counts:
+                    self._plan(member)
             for name in sorted(counts):
-                self._plan_count(name)
+                self._steps.append(_count_step(struct, name))
         self._format, self._attributes = self._compile()
         self._values = operator.attrgetter(*self._attributes) if self._attributes else None
         self._single = len(self._attributes) == 1
@@ -205,66 +207,29 @@ class StructPacker:
         parts.append(f"{self.struct.size - at}x")
         return binary.Struct("".join(parts)), tuple(path for _, _, path in scalars)
 
-    def _plan(self, member: Member, counts: frozenset[str]) -> None:
-        name = member.name
-        words = WORD_ARRAYS.get((self.struct.name, name))
-        if name == "sType" or name in counts:
-            return
-        if name == "pNext" and member.pointer:
+    def _plan(self, member: Member) -> None:
+        words = WORD_ARRAYS.get((self.struct.name, member.name))
+        if member.name == "pNext" and member.pointer:
             self._steps.append(_chain_step(member.offset))
         elif words is not None:
-            self._steps.append(_fixed_step(member.offset, name, f"<{words}I"))
+            self._steps.append(_fixed_step(member, f"<{words}I"))
         elif member.pointer:
-            self._plan_pointer(member)
-        elif member.category in ("struct", "union") and not member.array:
-            self._plan_nested(member)
-        elif member.array:
-            self._plan_fixed(member)
+            self._steps.append(_pointer_step(self.struct, member))
+        elif member.array and member.category != "struct":
+            self._steps.append(_fixed_step(member, f"<{member.array}{_unsigned(member)}"))
+        elif member.category in ("struct", "union"):
+            nested = packer(member.type)
+            if member.array or nested.struct.s_type is not None or nested._steps:
+                self._steps.append(_nested_step(member, nested))
+            else:
+                self._scalars += [
+                    (member.offset + offset, code, f"{member.name}.{path}")
+                    for offset, code, path in nested._scalars
+                ]
         elif member.category == "handle":
             self._steps.append(_handle_step(member))
         else:
-            self._scalars.append((member.offset, _unsigned(member), name))
-
-    def _plan_nested(self, member: Member) -> None:
-        nested = packer(member.type)
-        flattened = nested.struct.s_type is None and not nested._steps
-        if flattened:
-            self._scalars += [
-                (member.offset + offset, code, f"{member.name}.{path}")
-                for offset, code, path in nested._scalars
-            ]
-            return
-        self._steps.append(_nested_step(member, nested))
-
-    def _plan_fixed(self, member: Member) -> None:
-        if member.category == "struct":
-            self._steps.append(_fixed_struct_step(member))
-        else:
-            self._steps.append(_fixed_step(member.offset, member.name, f"<{member.array}{_unsigned(member)}"))
-
-    def _plan_pointer(self, member: Member) -> None:
-        if member.length == "null-terminated":
-            self._steps.append(_string_step(member))
-        elif member.category == "void":
-            self._steps.append(_bytes_step(member))
-        elif member.type in BARE_ARRAYS:
-            self._steps.append(_bare_array_step(member))
-        elif member.name in SHARED_STATES:
-            self._steps.append(_shared_pointer_step(member))
-        elif member.category in ("struct", "union"):
-            self._steps.append(_struct_pointer_step(member))
-        elif member.category == "handle":
-            self._steps.append(_handle_array_step(member))
-        else:
-            self._steps.append(_scalar_pointer_step(self.struct, member))
-
-    def _plan_union(self, members: Sequence[Member]) -> None:
-        self._steps.append(_union_step(self.struct, members))
-
-    def _plan_count(self, name: str) -> None:
-        count = next(each for each in self.struct.members if each.name == name)
-        arrays = [each for each in self.struct.members if each.pointer and each.length == name]
-        self._steps.append(_count_step(self.struct, count, arrays))
+            self._scalars.append((member.offset, _unsigned(member), member.name))
 
 
 @functools.cache
@@ -292,9 +257,14 @@ def _unsigned(member: Member) -> str:
     return member.format
 
 
-def _count_of(value: Any, name: str) -> int | None:
-    explicit = getattr(value, name)
-    return None if explicit is None else int(explicit)
+def _write(piece: Piece, offset: int, data: bytes | bytearray) -> None:
+    piece.data[offset : offset + len(data)] = data  # type: ignore[index]
+
+
+def _adopt(piece: Piece, inner: Piece, offset: int) -> None:
+    """Take over the slots of a piece that was copied into this one at an offset."""
+    piece.pointers += [(offset + slot, target) for slot, target in inner.pointers]
+    piece.handles += [HandleSlot(offset + each.offset, each.type, each.key) for each in inner.handles]
 
 
 def _chain_step(offset: int) -> _Step:
@@ -317,86 +287,76 @@ def _handle_step(member: Member) -> _Step:
     return step
 
 
-def _nested_step(member: Member, nested: StructPacker) -> _Step:
-    read = operator.attrgetter(member.name)
-
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        inner = nested.pack(read(value), heap)
-        assert isinstance(piece.data, bytearray)  # noqa: S101 - pack() made it so
-        piece.data[member.offset : member.offset + len(inner.data)] = inner.data
-        _adopt(piece, inner, member.offset)
-
-    return step
-
-
-def _adopt(piece: Piece, inner: Piece, offset: int) -> None:
-    """Take over the slots of a piece that was copied into this one at an offset."""
-    piece.pointers += [(offset + slot, target) for slot, target in inner.pointers]
-    piece.handles += [HandleSlot(offset + each.offset, each.type, each.key) for each in inner.handles]
-
-
-def _write(piece: Piece, offset: int, data: bytes) -> None:
-    piece.data[offset : offset + len(data)] = data  # type: ignore[index]
-
-
-def _fixed_step(offset: int, name: str, code: str) -> _Step:
-    read, layout = operator.attrgetter(name), binary.Struct(code)
+def _fixed_step(member: Member, code: str) -> _Step:
+    read, layout = operator.attrgetter(member.name), binary.Struct(code)
 
     def step(value: Any, piece: Piece, _heap: Heap) -> None:
         elements = read(value)
         if elements is not None:
-            _write(piece, offset, layout.pack(*elements))
+            _write(piece, member.offset, layout.pack(*elements))
 
     return step
 
 
-def _fixed_struct_step(member: Member) -> _Step:
-    nested = packer(member.type)
+def _nested_step(member: Member, nested: StructPacker) -> _Step:
+    """A structure, or an array of them, within the structure."""
+    read = operator.attrgetter(member.name)
 
     def step(value: Any, piece: Piece, heap: Heap) -> None:
-        elements = getattr(value, member.name)
-        if elements is None:
-            return
-        for index, each in enumerate(elements):
-            at = member.offset + index * nested.struct.size
+        found = read(value)
+        at = member.offset
+        for each in (found or ()) if member.array else (found,):
             inner = nested.pack(each, heap)
-            _write(piece, at, bytes(inner.data))
+            _write(piece, at, inner.data)
             _adopt(piece, inner, at)
+            at += nested.struct.size
 
     return step
 
 
-def _string_step(member: Member) -> _Step:
+def _pointer_step(struct: Struct, member: Member) -> _Step:
+    """What a member points to, put into the heap; nothing where the member is null or an empty array."""
+    read = operator.attrgetter(member.name)
+    place: _Place
+    if member.length == "null-terminated":
+        place = _text
+    elif member.category == "void":
+        place = _bytes
+    elif member.type in BARE_ARRAYS:
+        place = _bare_arrays(member)
+    elif member.category in ("struct", "union"):
+        place = _structures(member)
+    elif member.category == "handle":
+        place = _handles(member)
+    else:
+        return _scalars_step(struct, member)
+    empty_counts = member.length == "null-terminated"  # an empty text is one, an empty array is none
+
     def step(value: Any, piece: Piece, heap: Heap) -> None:
-        text = getattr(value, member.name)
-        if text is None:
-            return
-        if "\0" in text:
-            raise PackError(f"{member.name}: a string holds a NUL character")
-        piece.pointers.append((member.offset, heap.intern(text.encode() + b"\0")))
+        pointed = read(value)
+        if pointed is not None and (pointed or empty_counts):
+            piece.pointers.append((member.offset, place(pointed, heap)))
 
     return step
 
 
-def _bytes_step(member: Member) -> _Step:
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        data = getattr(value, member.name)
-        if data:
-            piece.pointers.append((member.offset, heap.intern(data)))
-
-    return step
+def _text(text: str, heap: Heap) -> int:
+    if "\0" in text:
+        raise PackError(f"{text!r}: a string holds a NUL character")
+    return heap.intern(text.encode() + b"\0")
 
 
-def _bare_array_step(member: Member) -> _Step:
+def _bytes(data: bytes, heap: Heap) -> int:
+    return heap.intern(data)
+
+
+def _bare_arrays(member: Member) -> _Place:
     outer = registry().struct(member.type)
     pointer = next(each for each in outer.members if each.name == BARE_ARRAYS[member.type])
     count = next(each for each in outer.members if each.name == pointer.length)
     code = _unsigned(pointer)
 
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        lists = getattr(value, member.name)
-        if not lists:
-            return
+    def place(lists: Any, heap: Heap) -> int:
         array = Piece(bytearray(outer.size * len(lists)))
         for index, each in enumerate(lists):
             at = index * outer.size
@@ -404,108 +364,84 @@ def _bare_array_step(member: Member) -> _Step:
             if each:
                 target = heap.intern(binary.pack(f"<{len(each)}{code}", *each))
                 array.pointers.append((at + pointer.offset, target))
-        piece.pointers.append((member.offset, heap.place(array)))
+        return heap.place(array)
 
-    return step
+    return place
 
 
-def _struct_pointer_step(member: Member) -> _Step:
-    several = bool(member.length)
-    read = operator.attrgetter(member.name)
+def _structures(member: Member) -> _Place:
     nested = packer(member.type)
-    size = nested.struct.size
 
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        pointed = read(value)
-        if pointed is None or (several and not pointed):
-            return
-        if not several:
-            piece.pointers.append((member.offset, heap.place(nested.pack(pointed, heap))))
-            return
+    def one(pointed: Any, heap: Heap) -> int:
+        return heap.place(nested.pack(pointed, heap))
+
+    def shared(pointed: Any, heap: Heap) -> int:
+        offset = heap.known(pointed)
+        return heap.remember(pointed, one(pointed, heap)) if offset is None else offset
+
+    def several(pointed: Any, heap: Heap) -> int:
         pieces = [nested.pack(each, heap) for each in pointed]
         array = Piece(b"".join([each.data for each in pieces]))
         for index, each in enumerate(pieces):
             if each.pointers or each.handles:
-                _adopt(array, each, index * size)
-        piece.pointers.append((member.offset, heap.place(array)))
+                _adopt(array, each, index * nested.struct.size)
+        return heap.place(array)
 
-    return step
-
-
-def _shared_pointer_step(member: Member) -> _Step:
-    read = operator.attrgetter(member.name)
-    nested = packer(member.type)
-
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        pointed = read(value)
-        if pointed is None:
-            return
-        offset = heap.known(pointed)
-        if offset is None:
-            offset = heap.remember(pointed, heap.place(nested.pack(pointed, heap)))
-        piece.pointers.append((member.offset, offset))
-
-    return step
+    if member.name in SHARED_STATES:
+        return shared
+    return several if member.length else one
 
 
-def _handle_array_step(member: Member) -> _Step:
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        keys = getattr(value, member.name)
-        if not keys:
-            return
+def _handles(member: Member) -> _Place:
+    def place(keys: Any, heap: Heap) -> int:
         array = Piece(bytes(POINTER_SIZE * len(keys)))
         array.handles = [
             HandleSlot(POINTER_SIZE * index, member.type, key) for index, key in enumerate(keys) if key
         ]
-        piece.pointers.append((member.offset, heap.place(array)))
+        return heap.place(array)
 
-    return step
+    return place
 
 
-def _scalar_pointer_step(struct: Struct, member: Member) -> _Step:
+def _scalars_step(struct: Struct, member: Member) -> _Step:
     code = _unsigned(member)
     expected = _LENGTH_EXPRESSIONS.get(member.length)
 
     def step(value: Any, piece: Piece, heap: Heap) -> None:
         pointed = getattr(value, member.name)
-        if pointed is None:
+        elements = pointed if member.length or pointed is None else [pointed]
+        if not elements:
             return
-        elements = pointed if member.length else [pointed]
-        if expected is not None and elements and len(elements) != expected(value):
+        if expected is not None and len(elements) != expected(value):
             raise PackError(
                 f"{struct.name}::{member.name} has {len(elements)} elements, {member.length} says {expected(value)}"
             )
-        if elements:
-            data = binary.pack(f"<{len(elements)}{code}", *elements)
-            piece.pointers.append((member.offset, heap.intern(data)))
+        piece.pointers.append((member.offset, heap.intern(binary.pack(f"<{len(elements)}{code}", *elements))))
 
     return step
 
 
-def _count_step(struct: Struct, count: Member, arrays: Sequence[Member]) -> _Step:
+def _count_step(struct: Struct, name: str) -> _Step:
+    count = next(each for each in struct.members if each.name == name)
     code = "<" + count.format
-    names = [
-        (
-            each.name,
-            json_name(struct.name, each),
-            each.optional or (struct.name, each.name) in _MAY_BE_NULL,
-        )
-        for each in arrays
+    arrays = [
+        (each.name, json_name(struct.name, each), each.optional or (struct.name, each.name) in _MAY_BE_NULL)
+        for each in struct.members
+        if each.pointer and each.length == name
     ]
 
     def step(value: Any, piece: Piece, _heap: Heap) -> None:
-        number = _count_of(value, count.name)
-        for name, written, optional in names:
-            elements = getattr(value, name)
+        number = getattr(value, name)
+        for array, written, optional in arrays:
+            elements = getattr(value, array)
             if elements is None:
                 if number and not optional:
-                    raise PackError(f"{struct.name}::{count.name} is {number}, but {written!r} is missing")
-                continue
-            if number is None:
+                    raise PackError(f"{struct.name}::{name} is {number}, but {written!r} is missing")
+            elif number is None:
                 number = len(elements)
-            elif len(elements) != number and len(elements):
+            elif elements and len(elements) != number:
                 raise PackError(
-                    f"{struct.name}::{count.name} is {number}, but its array {written!r} has {len(elements)} elements"
+                    f"{struct.name}::{name} is {number}, but its array {written!r} has {len(elements)} elements"
                 )
         if number:
             _write(piece, count.offset, binary.pack(code, number))
@@ -523,7 +459,7 @@ def _union_step(struct: Struct, members: Sequence[Member]) -> _Step:
         chosen = getattr(value, member.name)
         if member.category in ("struct", "union"):
             inner = packer(member.type).pack(chosen, heap)
-            _write(piece, member.offset, bytes(inner.data))
+            _write(piece, member.offset, inner.data)
             _adopt(piece, inner, member.offset)
         else:
             _write(piece, member.offset, binary.pack("<" + _unsigned(member), chosen))
