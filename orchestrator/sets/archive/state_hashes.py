@@ -30,6 +30,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import math
+import operator
 import struct as binary
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -47,7 +49,6 @@ from orchestrator.sets.image.documents import (
     flat_members,
 )
 
-_STENCIL: Final = "compareOp depthFailOp failOp passOp"
 _ATTACHMENT: Final = (
     "flags initialLayout finalLayout format loadOp storeOp stencilLoadOp stencilStoreOp samples"
 )
@@ -65,8 +66,11 @@ _PUSH: Final = "pushOffset samplerPushOffset"
 _ADDRESS: Final = "addressOffset samplerAddressOffset"
 
 
-def _stencil_faces() -> str:
-    return " ".join(f"{face}.{name}@STENCIL_OP" for face in ("front", "back") for name in _STENCIL.split())
+_STENCIL_FACES: Final = " ".join(
+    f"{face}.{name}@STENCIL_OP"
+    for face in ("front", "back")
+    for name in ("compareOp", "depthFailOp", "failOp", "passOp")
+)
 
 
 #: What the hash of a record takes, and of the structures in it.
@@ -116,7 +120,7 @@ OBJECTS: Final[dict[str, str]] = {
     "VkPipelineDepthStencilStateCreateInfo": (
         "flags depthBoundsTestEnable@DEPTH_BOUNDS_TEST_ENABLE depthCompareOp@DEPTH_COMPARE_OP "
         "depthTestEnable@DEPTH_TEST_ENABLE depthWriteEnable@DEPTH_WRITE_ENABLE "
-        f"{_stencil_faces()} stencilTestEnable@STENCIL_TEST_ENABLE !depth_bounds !stencil_values pNext"
+        f"{_STENCIL_FACES} stencilTestEnable@STENCIL_TEST_ENABLE !depth_bounds !stencil_values pNext"
     ),
     "VkPipelineInputAssemblyStateCreateInfo": (
         "flags primitiveRestartEnable@PRIMITIVE_RESTART_ENABLE topology pNext"
@@ -255,9 +259,15 @@ _TESSELLATION_STAGES: Final = 0x2 | 0x4
 _MESH_STAGES: Final = 0x40 | 0x80
 _UNUSED_ATTACHMENT: Final = 0xFFFFFFFF
 _SAMPLER_TYPES: Final = (0, 1)  # VK_DESCRIPTOR_TYPE_SAMPLER, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER
-_CONSTANT_FACTORS: Final = (10, 12)  # VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
+_CONSTANT_FACTORS: Final = frozenset(
+    {10, 12}
+)  # VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
 _USER_DEFINED_RANGE: Final = 1  # VK_DEPTH_CLAMP_MODE_USER_DEFINED_RANGE_EXT
 _SHADER_RECORD_INDEX: Final = 8  # VK_DESCRIPTOR_MAPPING_SOURCE_HEAP_WITH_SHADER_RECORD_INDEX_EXT
+
+_factors: Final = operator.attrgetter(
+    "dstAlphaBlendFactor", "srcAlphaBlendFactor", "dstColorBlendFactor", "srcColorBlendFactor"
+)
 
 SubpassUse = tuple[bool, bool]
 """Whether a subpass has colour attachments, and whether it has a depth/stencil attachment."""
@@ -364,12 +374,9 @@ def is_written_in_full(value: Any) -> bool:
     shader record.
     """
     name = type(value).__name__
-    if name == "VkGraphicsPipelineCreateInfo" or name == "VkRayTracingPipelineCreateInfoKHR":
-        stages = value.pStages or ()
-    elif name == "VkComputePipelineCreateInfo":
-        stages = (value.stage,)
-    else:
+    if "PipelineCreateInfo" not in name:
         return True
+    stages = (value.stage,) if name == "VkComputePipelineCreateInfo" else value.pStages or ()
     if any(
         mapping.source == _SHADER_RECORD_INDEX
         for stage in stages
@@ -532,9 +539,10 @@ def _scalar_writer(member: Member) -> _Step:
 
 def _write_float(value: float, words: list[int], _context: _Context) -> None:
     try:
-        words.append(binary.unpack("<I", binary.pack("<f", value))[0])
+        packed = binary.pack("<f", value)
     except OverflowError:
-        words.append(binary.unpack("<I", binary.pack("<f", float("inf") if value > 0 else float("-inf")))[0])
+        packed = binary.pack("<f", math.copysign(math.inf, value))
+    words += binary.unpack("<I", packed)
 
 
 def _write_long(value: int, words: list[int], _context: _Context | None = None) -> None:
@@ -600,25 +608,18 @@ def _flags_2(value: Any, words: list[int], context: _Context) -> None:
     _write_long(value.flags & ~_CLEARED_FLAGS, words, context)
 
 
-def _base(value: Any, words: list[int], context: _Context) -> None:
-    if _has_base(value):
-        _write_long(value.basePipelineHandle, words, context)
-        words.append(value.basePipelineIndex & _MASK)
+def _base(value: Any, words: list[int], context: _Context) -> bool:
+    elsewhere = _chained(value, "VkPipelineCreateFlags2CreateInfo")
+    if not (value.flags & _DERIVATIVE and value.basePipelineHandle) or elsewhere:
+        return False
+    _write_long(value.basePipelineHandle, words, context)
+    words.append(value.basePipelineIndex & _MASK)
+    return True
 
 
 def _base_or_zero(value: Any, words: list[int], context: _Context) -> None:
-    if _has_base(value):
-        _base(value, words, context)
-    else:
+    if not _base(value, words, context):
         words.append(0)
-
-
-def _has_base(value: Any) -> bool:
-    return bool(
-        value.flags & _DERIVATIVE
-        and value.basePipelineHandle
-        and not _chained(value, "VkPipelineCreateFlags2CreateInfo")
-    )
 
 
 def _depth_bounds(value: Any, words: list[int], context: _Context) -> None:
@@ -689,24 +690,11 @@ def _write_equation(attachment: Any, words: list[int], context: _Context) -> Non
     advanced = context.on("COLOR_BLEND_ADVANCED_EXT")
     words.append(0 if advanced and context.era >= Era.PRESENT else attachment.alphaBlendOp & _MASK)
     words.append(0 if advanced else attachment.colorBlendOp & _MASK)
-    words += (
-        attachment.dstAlphaBlendFactor,
-        attachment.srcAlphaBlendFactor,
-        attachment.dstColorBlendFactor,
-        attachment.srcColorBlendFactor,
-    )
+    words += _factors(attachment)
 
 
 def _has_constant_factor(attachment: Any) -> bool:
-    return any(
-        factor in _CONSTANT_FACTORS
-        for factor in (
-            attachment.srcColorBlendFactor,
-            attachment.dstColorBlendFactor,
-            attachment.srcAlphaBlendFactor,
-            attachment.dstAlphaBlendFactor,
-        )
-    )
+    return not _CONSTANT_FACTORS.isdisjoint(_factors(attachment))
 
 
 def _advanced_blend(value: Any, words: list[int], context: _Context) -> None:
@@ -931,32 +919,16 @@ def _graphics(pipeline: Any, words: list[int], outer: _Context) -> None:
     _write_chain(pipeline, words, context)
 
 
+# fmt: off
 _RULES: Final[dict[str, _Step]] = {
-    "advanced_blend": _advanced_blend,
-    "barrier": _barrier,
-    "base_or_zero": _base_or_zero,
-    "blend_attachments": _blend_attachments,
-    "custom_resolve_formats": _custom_resolve_formats,
-    "depth_bias": _depth_bias,
-    "depth_bias_representation": _depth_bias_representation,
-    "depth_bounds": _depth_bounds,
-    "depth_clamp_range": _depth_clamp_range,
-    "depth_stencil_resolve": _depth_stencil_resolve,
-    "embedded_sampler": _embedded_sampler,
-    "flags": _flags,
-    "flags_2": _flags_2,
-    "graphics": _graphics,
-    "immutable_samplers": _immutable_samplers,
-    "logic_op": _logic_op,
-    "mapping_kinds": _mapping_kinds,
-    "mapping_source": _mapping_source,
-    "render_pass_flags": _render_pass_flags,
-    "rendering_formats": _rendering_formats,
-    "sample_locations": _sample_locations,
-    "sample_mask": _sample_mask,
-    "sampler_flags": _sampler_flags,
-    "set_layouts": _set_layouts,
-    "shading_rate_attachment": _shading_rate_attachment,
-    "stencil_values": _stencil_values,
-    "stipple": _stipple,
+    rule.__name__[1:]: rule
+    for rule in (
+        _advanced_blend, _barrier, _base_or_zero, _blend_attachments, _custom_resolve_formats,
+        _depth_bias, _depth_bias_representation, _depth_bounds, _depth_clamp_range,
+        _depth_stencil_resolve, _embedded_sampler, _flags, _flags_2, _graphics, _immutable_samplers,
+        _logic_op, _mapping_kinds, _mapping_source, _render_pass_flags, _rendering_formats,
+        _sample_locations, _sample_mask, _sampler_flags, _set_layouts, _shading_rate_attachment,
+        _stencil_values, _stipple,
+    )
 }
+# fmt: on

@@ -16,9 +16,10 @@ import difflib
 import itertools
 import re
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 from attrs import Factory, define, frozen
@@ -68,20 +69,12 @@ class ApplicationTable(_Strict, frozen=True, kw_only=True):
 
 
 class ShaderTable(_Strict, frozen=True, kw_only=True):
-    """``[shaders]`` NAME = { ... }; a plain path stands for one with that path only.
-
-    Attributes:
-        path: SPIR-V file, relative to the manifest.
-        entry: Entry point.
-        stage: Stage, where several entry points share a name.
-        constants: Names for specialization constants, for modules without debug names.
-        flags: VkShaderModuleCreateFlags.
-    """
+    """``[shaders]`` NAME = { ... }; a plain path, relative to the manifest, stands for one with that path only."""
 
     path: str
     entry: str = "main"
-    stage: str | None = None
-    constants: dict[str, int] = {}
+    stage: str | None = None  # where several entry points share a name
+    constants: dict[str, int] = {}  # names for specialization constants, for modules without debug names
     flags: int = 0
 
 
@@ -113,16 +106,7 @@ class PipelineLayoutTable(_Strict, frozen=True, kw_only=True):
 
 
 class PermutationsTable(_Strict, frozen=True, kw_only=True):
-    """``permutations`` of a pipeline: each key is a dimension with a list of values.
-
-    Attributes:
-        specialization: Values by constant name or id.
-        state: Values by name of fixed-function state.
-        vertex_input: Names of vertex inputs.
-        render_pass: Names of render passes.
-        color_formats: Lists of colour formats.
-        depth_format: Depth formats.
-    """
+    """``permutations`` of a pipeline: each key is a dimension with a list of values."""
 
     specialization: dict[str, list[Value]] = {}
     state: dict[str, list[Any]] = {}
@@ -146,26 +130,7 @@ class ComputeTable(_Strict, frozen=True, kw_only=True):
 
 
 class GraphicsTable(_Strict, frozen=True, kw_only=True):
-    """``[graphics.NAME]``.
-
-    Attributes:
-        stages: Shaders by name or path, or tables.
-        layout: Name of a pipeline layout, or "auto".
-        render_pass: Name of a render pass; otherwise the formats make it dynamic rendering.
-        subpass: Of the render pass.
-        color_formats: For dynamic rendering.
-        depth_format: For dynamic rendering.
-        stencil_format: For dynamic rendering; the depth format's own stencil where not given.
-        view_mask: For dynamic rendering.
-        vertex_input: "auto", a name of ``[vertex_inputs]``, or a table.
-        state: Fixed-function state by name.
-        specialization: Values for every stage that has the constant.
-        library: Parts (VkGraphicsPipelineLibraryFlagsEXT): makes a library.
-        link: Names of graphics entries that are libraries.
-        flags: VkPipelineCreateFlags.
-        p_next: Structures of the pNext chain.
-        permutations: Dimensions.
-    """
+    """``[graphics.NAME]``: a render pass by its name, or formats, which make it dynamic rendering."""
 
     stages: list[str | StageTable] = []
     layout: str = "auto"
@@ -173,13 +138,13 @@ class GraphicsTable(_Strict, frozen=True, kw_only=True):
     subpass: int = 0
     color_formats: list[str] | None = None
     depth_format: str | None = None
-    stencil_format: str | None = None
+    stencil_format: str | None = None  # the depth format's own stencil where not given
     view_mask: int = 0
-    vertex_input: str | Table = "auto"
+    vertex_input: str | Table = "auto"  # or a name of [vertex_inputs]
     state: Table = {}
-    specialization: dict[str, Value] = {}
-    library: Names = 0
-    link: list[str] = []
+    specialization: dict[str, Value] = {}  # for every stage that has the constant
+    library: Names = 0  # parts (VkGraphicsPipelineLibraryFlagsEXT): makes a library
+    link: list[str] = []  # names of graphics entries that are libraries
     flags: Names = 0
     p_next: list[Table] = []
     permutations: PermutationsTable = PermutationsTable()
@@ -217,17 +182,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     ray_tracing: dict[str, RayTracingTable]
 
 
-_NAMED: dict[str, Any] = {
-    "shaders": ShaderTable,
-    "samplers": Table,
-    "descriptor_set_layouts": DescriptorSetLayoutTable,
-    "pipeline_layouts": PipelineLayoutTable,
-    "render_passes": Table,
-    "vertex_inputs": Table,
-    "compute": ComputeTable,
-    "graphics": GraphicsTable,
-    "ray_tracing": RayTracingTable,
-}
+_KINDS: dict[str, Any] = typing.get_type_hints(Manifest)
+_NAMED = {name: typing.get_args(kind)[1] for name, kind in _KINDS.items() if name != "application"}
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _T = TypeVar("_T")
 
@@ -307,33 +263,22 @@ MAX_PIPELINES = 65536
 
 @frozen
 class Permutation:
-    """One point of the product.
+    """One point of the product."""
 
-    Attributes:
-        label: Such as ``[LOCAL_SIZE=64,cull_mode=back]``; "" where there are no dimensions.
-        specialization: Values by constant.
-        state: Values by state name.
-        fields: Values by the name of the entry's field, such as ``vertex_input``.
-    """
-
-    label: str
+    label: str  # such as [LOCAL_SIZE=64,cull_mode=back]; "" where there are no dimensions
     specialization: dict[str, bool | int | float]
     state: dict[str, Any]
-    fields: dict[str, Any]
+    fields: dict[str, Any]  # by the name of the entry's field, such as vertex_input
 
 
 def permutations_of(table: PermutationsTable, where: str, *, kind: str) -> Iterator[Permutation]:
     """Every permutation of an entry; one without a label where nothing is permuted."""
-    dimensions: list[tuple[str, str, list[Any]]] = []
-    dimensions += [("specialization", name, values) for name, values in table.specialization.items()]
-    others = [("state", name, values) for name, values in table.state.items()]
-    for name in ("vertex_input", "render_pass", "color_formats", "depth_format"):
-        values: list[Any] = getattr(table, name)
-        if values:
-            others.append(("fields", name, values))
+    fields = ("vertex_input", "render_pass", "color_formats", "depth_format")
+    others: list[tuple[str, str, list[Any]]] = [("state", *each) for each in table.state.items()]
+    others += [("fields", name, values) for name in fields if (values := getattr(table, name))]
     if others and kind != "graphics":
         raise ManifestError(f"{where}: permutations.{others[0][1]}: only graphics pipelines have that")
-    dimensions += others
+    dimensions = [("specialization", *each) for each in table.specialization.items()] + others
     size = 1
     for group, name, values in dimensions:
         if not values:
@@ -465,8 +410,7 @@ def pack_manifest(path: Path, destination: Path) -> PackReport:
     return packed.report
 
 
-@frozen
-class _Shader:
+class _Shader(NamedTuple):
     """A shader that an entry refers to."""
 
     module: int
@@ -519,12 +463,9 @@ class _Packer:
             if version not in (1, 2):
                 raise self._error(f"version: 1 or 2 is expected, not {version!r}")
             self.render_passes[name] = self.builder.render_pass(members, version=version)
-        for name in manifest.compute:
-            self._entry(f"compute.{name}")
-        for name in manifest.graphics:
-            self._entry(f"graphics.{name}")
-        for name in manifest.ray_tracing:
-            self._entry(f"ray_tracing.{name}")
+        for kind in PipelineKind.COMPUTE, PipelineKind.GRAPHICS, PipelineKind.RAY_TRACING:
+            for name in getattr(manifest, kind.value):
+                self._entry(f"{kind.value}.{name}")
         if not self.pipelines:
             raise ManifestError(f"{self.path}: describes no pipeline")
 
@@ -613,17 +554,14 @@ class _Packer:
         """The stages of an entry; every value must belong to one of them."""
         stages = [self._stage(each, values, where) for each in given]
         names = [each if isinstance(each, str) else each.shader for each in given]
+        shaders = [self._shader(each, where) for each in names]
+        interfaces = [(self.builder.interface(each.module), each.table.constants) for each in shaders]
         for name in values:
-            shaders = [self._shader(each, where) for each in names]
             if not any(
-                find_constant(self.builder.interface(each.module), each.table.constants.get(name, name))
-                for each in shaders
+                find_constant(interface, constants.get(name, name)) for interface, constants in interfaces
             ):
-                known = [
-                    constant.name or str(constant.constant_id)
-                    for each in shaders
-                    for constant in self.builder.interface(each.module).specialization
-                ]
+                there = [each for interface, _ in interfaces for each in interface.specialization]
+                known = [each.name or str(each.constant_id) for each in there]
                 raise unknown(where, "specialization constant", name, known)
         return stages
 

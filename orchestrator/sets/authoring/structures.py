@@ -28,17 +28,11 @@ from orchestrator.sets.image.documents import (
 
 # Structures whose count is written although it could be counted: the array may be absent (dynamic state), or
 # the format's reference reader asks for it.
-_COUNT_WRITTEN = frozenset(
-    {
-        "VkDescriptorSetLayoutBinding",
-        "VkPipelineViewportStateCreateInfo",
-        "VkPipelineVertexInputDivisorStateCreateInfo",
-        "VkPipelineColorWriteCreateInfoEXT",
-        "VkPipelineDiscardRectangleStateCreateInfoEXT",
-        "VkRenderingAttachmentLocationInfo",
-        "VkRenderingInputAttachmentIndexInfo",
-    }
-)
+_COUNT_WRITTEN = frozenset({
+    "VkDescriptorSetLayoutBinding", "VkPipelineViewportStateCreateInfo", "VkPipelineVertexInputDivisorStateCreateInfo",
+    "VkPipelineColorWriteCreateInfoEXT", "VkPipelineDiscardRectangleStateCreateInfoEXT",
+    "VkRenderingAttachmentLocationInfo", "VkRenderingInputAttachmentIndexInfo",
+})  # fmt: skip
 NULL_HANDLE = "0" * 16
 _FLOAT_MAX = 3.4028234663852886e38
 _INTEGER_RANGES = {

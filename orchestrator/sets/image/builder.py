@@ -56,17 +56,11 @@ _PNEXT = 8
 
 
 class Slot(NamedTuple):
-    """A handle field of a pipeline that was packed.
+    """A handle field of a pipeline that was packed."""
 
-    Attributes:
-        in_heap: Whether it stands in the heap, or in the create info itself.
-        offset: Where, relative to that.
-        number: What it refers to: an object, a module, or a library's index within its kind.
-    """
-
-    in_heap: bool
-    offset: int
-    number: int
+    in_heap: bool  # or in the create info itself
+    offset: int  # relative to that
+    number: int  # what it refers to: an object, a module, or a library's index within its kind
 
 
 @define(eq=False)
@@ -80,16 +74,10 @@ class PipelineEntry:
     objects: list[Slot] = field(factory=list)
     modules: list[Slot] = field(factory=list)
     libraries: list[Slot] = field(factory=list)
-
-
-@define(eq=False)
-class _Laid:
-    """What is known of a pipeline whose create info was appended to its kind's array."""
-
-    entry: PipelineEntry
-    feedback_info: int
-    following: int
-    flags_2: int
+    # Offsets in the heap, once it has a place in its kind's array; -1 where there is no such structure.
+    feedback_info: int = field(default=-1, init=False)
+    following: int = field(default=-1, init=False)
+    flags_2: int = field(default=-1, init=False)
 
 
 class ImageLayout:
@@ -100,7 +88,7 @@ class ImageLayout:
         self._objects: list[ImageObject] = []
         self._object_slots: list[tuple[int, int]] = []
         self._modules: list[ImageModule] = []
-        self._laid: dict[PipelineKind, list[_Laid]] = {kind: [] for kind in PipelineKind}
+        self._laid: dict[PipelineKind, list[PipelineEntry]] = {kind: [] for kind in PipelineKind}
         tables = registry()
         self._feedback_size = tables.struct(_FEEDBACK).size
         info = tables.struct(_FEEDBACK_INFO)
@@ -135,15 +123,12 @@ class ImageLayout:
     def add_pipeline(self, entry: PipelineEntry) -> int:
         """Append a pipeline to its kind's array; returns its index within the kind."""
         following = next((target for slot, target in entry.piece.pointers if slot == _PNEXT), -1)
-        pointers = [] if following < 0 else [(_PNEXT, following)]
         header = self._feedback_header.pack(self._feedback_type)
-        laid = _Laid(
-            entry,
-            feedback_info=self._heap.place(Piece(header, pointers), unique=True),
-            following=following,
-            flags_2=self._find_flags_2(following) if entry.has_flags_2 else -1,
-        )
-        self._laid[entry.kind].append(laid)
+        pointers = [] if following < 0 else [(_PNEXT, following)]
+        entry.following = following
+        entry.feedback_info = self._heap.place(Piece(header, pointers), unique=True)
+        entry.flags_2 = self._find_flags_2(following) if entry.has_flags_2 else -1
+        self._laid[entry.kind].append(entry)
         return len(self._laid[entry.kind]) - 1
 
     def finish(self) -> CreateInfoImage:
@@ -161,17 +146,12 @@ class ImageLayout:
             number += counts[kind]
         feedback_offset = at
         heap_offset = at + self._feedback_size * len(laid)
-        buffer = bytearray().join(
-            [
-                *(each.entry.piece.data for each in laid),
-                bytes(self._feedback_size * len(laid)),
-                self._heap.data,
-            ]
-        )
+        feedback = bytes(self._feedback_size * len(laid))
+        buffer = bytearray().join([*(each.piece.data for each in laid), feedback, self._heap.data])
         slots, targets = self._pointers(laid, offsets, feedback_offset, heap_offset)
         objects = [(heap_offset + slot, index) for slot, index in self._object_slots]
         for at, each in zip(offsets, laid, strict=True):
-            objects += [(_place(slot, at, heap_offset), slot.number) for slot in each.entry.objects]
+            objects += [(_place(slot, at, heap_offset), slot.number) for slot in each.objects]
         objects.sort(key=lambda each: each[1])
         module_slots, module_index, module_start = _grouped(laid, "modules", offsets, heap_offset, None)
         library_slots, library_index, library_start = _grouped(laid, "libraries", offsets, heap_offset, first)
@@ -194,7 +174,7 @@ class ImageLayout:
             library_slot_start=library_start,
             object_start=object_start,
             object_index=object_index,
-            keys=np.array([each.entry.key for each in laid], np.uint64),
+            keys=np.array([each.key for each in laid], np.uint64),
             kinds=np.repeat(
                 np.arange(len(PipelineKind), dtype=np.uint8), [counts[kind] for kind in PipelineKind]
             ),
@@ -211,7 +191,7 @@ class ImageLayout:
         )
 
     def _pointers(
-        self, laid: Sequence[_Laid], offsets: Sequence[int], feedback_offset: int, heap_offset: int
+        self, laid: Sequence[PipelineEntry], offsets: Sequence[int], feedback_offset: int, heap_offset: int
     ) -> tuple[Offsets, Offsets]:
         """Pointer slots and targets of the whole image."""
         slots: list[int] = []
@@ -219,7 +199,7 @@ class ImageLayout:
         for number, (at, each) in enumerate(zip(offsets, laid, strict=True)):
             slots += (at + _PNEXT, heap_offset + each.feedback_info + self._feedback_pointer)
             targets += (heap_offset + each.feedback_info, feedback_offset + number * self._feedback_size)
-            for slot, target in each.entry.piece.pointers:
+            for slot, target in each.piece.pointers:
                 if slot != _PNEXT:
                     slots.append(at + slot)
                     targets.append(heap_offset + target)
@@ -254,7 +234,7 @@ def _place(slot: Slot, at: int, heap_offset: int) -> int:
 
 
 def _grouped(
-    laid: Sequence[_Laid],
+    laid: Sequence[PipelineEntry],
     what: str,
     offsets: Sequence[int],
     heap_offset: int,
@@ -265,18 +245,18 @@ def _grouped(
     indices: list[int] = []
     starts = [0]
     for at, each in zip(offsets, laid, strict=True):
-        base = 0 if first is None else first[each.entry.kind]
-        for slot in getattr(each.entry, what):
+        base = 0 if first is None else first[each.kind]
+        for slot in getattr(each, what):
             slots.append(_place(slot, at, heap_offset))
             indices.append(base + slot.number)
         starts.append(len(slots))
     return _int64(slots), np.array(indices, np.int32), _int64(starts)
 
 
-def _direct_objects(laid: Sequence[_Laid]) -> tuple[Offsets, npt.NDArray[np.int32]]:
+def _direct_objects(laid: Sequence[PipelineEntry]) -> tuple[Offsets, npt.NDArray[np.int32]]:
     starts, indices = [0], []
     for each in laid:
-        indices += sorted({slot.number for slot in each.entry.objects})
+        indices += sorted({slot.number for slot in each.objects})
         starts.append(len(indices))
     return _int64(starts), np.array(indices, np.int32)
 
@@ -305,7 +285,6 @@ _OBJECT_KINDS: Final = {
 }
 _YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
-_FLAGS_2_image_builder: Final = "VkPipelineCreateFlags2CreateInfo"
 
 
 @frozen
@@ -343,7 +322,7 @@ class BuiltImage:
 class _UnusableError(Exception):
     """Internal: why the pipeline at hand cannot go into the image."""
 
-    def __init__(self, reason: str, *, unsupported: bool) -> None:
+    def __init__(self, reason: str, *, unsupported: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.unsupported = unsupported
@@ -473,10 +452,10 @@ class _ImageBuilder:
         except UnknownStructureError as error:
             raise _UnusableError(error.reason, unsupported=True) from None
         except RecordError as error:
-            raise _UnusableError(str(error), unsupported=False) from None
+            raise _UnusableError(str(error)) from None
         except KeyError:
             raise _UnusableError(
-                f"refers to {tag.name.lower()} {key:016x}, which is not in the set", unsupported=False
+                f"refers to {tag.name.lower()} {key:016x}, which is not in the set"
             ) from None
 
     def _require(self, missing: str | None) -> None:
@@ -487,12 +466,12 @@ class _ImageBuilder:
         try:
             return packer(type(value).__name__).pack(value, self._heap)
         except PackError as error:
-            raise _UnusableError(str(error), unsupported=False) from None
+            raise _UnusableError(str(error)) from None
 
     def _library(self, kind: PipelineKind, key: int) -> int:
         job = PipelineJob(key=key, kind=kind)
         if self._depth == _LIBRARY_DEPTH and job not in self._pipelines:
-            raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep", unsupported=False)
+            raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep")
         self._depth += 1
         try:
             self.add(job)
@@ -500,7 +479,7 @@ class _ImageBuilder:
             self._depth -= 1
         known = self._pipelines[job]
         if known is None:
-            raise _UnusableError(f"links library {key:016x}, which links it back", unsupported=False)
+            raise _UnusableError(f"links library {key:016x}, which links it back")
         if isinstance(known, _UnusableError):
             raise _UnusableError(f"library {key:016x}: {known.reason}", unsupported=known.unsupported)
         return known
@@ -519,20 +498,16 @@ class _ImageBuilder:
 
     def _load_module(self, key: int) -> tuple[int, SpirvModule]:
         if not key:
-            raise _UnusableError(
-                "a stage has no shader module: only its identifier was recorded", unsupported=False
-            )
+            raise _UnusableError("a stage has no shader module: only its identifier was recorded")
         try:
             module: ShaderModule = self._source.module(key)
             spirv = walk_spirv(module.code)
         except RecordError as error:
-            raise _UnusableError(str(error), unsupported=False) from None
+            raise _UnusableError(str(error)) from None
         except SpirvError as error:
-            raise _UnusableError(f"module {key:016x}: {error}", unsupported=False) from None
+            raise _UnusableError(f"module {key:016x}: {error}") from None
         except KeyError:
-            raise _UnusableError(
-                f"refers to shader module {key:016x}, which is not in the set", unsupported=False
-            ) from None
+            raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
         self._require(self._checker.module(spirv))
         self._code.keep(key, module.code)
         code = self._code
@@ -613,7 +588,7 @@ def _normalize(value: Any) -> bool:
     value.basePipelineIndex = -1
     has_flags_2 = False
     for each in value.pNext or ():
-        if type(each).__name__ == _FLAGS_2_image_builder:
+        if type(each).__name__ == _FLAGS_2:
             each.flags &= ~_CREATION_ONLY_FLAGS
             has_flags_2 = True
     return has_flags_2

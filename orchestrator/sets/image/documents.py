@@ -34,19 +34,10 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag
 
 #: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
-SHARED_STATES: Final = frozenset(
-    {
-        "pVertexInputState",
-        "pInputAssemblyState",
-        "pTessellationState",
-        "pViewportState",
-        "pRasterizationState",
-        "pMultisampleState",
-        "pDepthStencilState",
-        "pColorBlendState",
-        "pDynamicState",
-    }
-)
+SHARED_STATES: Final = frozenset({
+    "pVertexInputState", "pInputAssemblyState", "pTessellationState", "pViewportState", "pRasterizationState",
+    "pMultisampleState", "pDepthStencilState", "pColorBlendState", "pDynamicState",
+})  # fmt: skip
 
 #: Table and structure of each tag whose records hold one Vulkan structure. A render pass may be of either form.
 TABLES: dict[RecordTag, tuple[tuple[str, str], ...]] = {
@@ -71,23 +62,14 @@ _JSON_NAMES = {
 # A set cannot hold what these point to or name: outputs of the driver, binaries, identifiers that would stand
 # in for SPIR-V, device addresses, debugging. A document with one of them is refused like one with an unknown
 # structure.
-_NOT_IN_SETS = frozenset(
-    {
-        "VkComputePipelineIndirectBufferInfoNV",
-        "VkDebugUtilsObjectNameInfoEXT",
-        "VkOpaqueCaptureDescriptorDataCreateInfoEXT",
-        "VkValidationFeaturesEXT",
-        "VkPipelineBinaryInfoKHR",
-        "VkPipelineCreationFeedbackCreateInfo",
-        "VkRenderPassCreationFeedbackCreateInfoEXT",
-        "VkRenderPassSubpassFeedbackCreateInfoEXT",
-        "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
-        "VkShaderModuleCreateInfo",
-        "VkShaderModuleValidationCacheCreateInfoEXT",
-        "VkSamplerYcbcrConversionInfo",
-        "VkGraphicsPipelineShaderGroupsCreateInfoNV",
-    }
-)
+_NOT_IN_SETS = frozenset({
+    "VkComputePipelineIndirectBufferInfoNV", "VkDebugUtilsObjectNameInfoEXT",
+    "VkOpaqueCaptureDescriptorDataCreateInfoEXT", "VkValidationFeaturesEXT", "VkPipelineBinaryInfoKHR",
+    "VkPipelineCreationFeedbackCreateInfo", "VkRenderPassCreationFeedbackCreateInfoEXT",
+    "VkRenderPassSubpassFeedbackCreateInfoEXT", "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
+    "VkShaderModuleCreateInfo", "VkShaderModuleValidationCacheCreateInfoEXT", "VkSamplerYcbcrConversionInfo",
+    "VkGraphicsPipelineShaderGroupsCreateInfoNV",
+})  # fmt: skip
 
 # The archive records the conversion itself in the sampler's chain, where Vulkan has its handle. Sample locations
 # stand in render passes that recorders wrote; drivers pass over them there.
@@ -107,15 +89,10 @@ WORD_ARRAYS = {
 BARE_ARRAYS = {"VkMutableDescriptorTypeListEXT": "pDescriptorTypes"}
 
 _RANGES = {
-    "B": Meta(ge=0, le=0xFF),
-    "b": Meta(ge=-0x80, le=0x7F),
-    "H": Meta(ge=0, le=0xFFFF),
-    "h": Meta(ge=-0x8000, le=0x7FFF),
-    "I": Meta(ge=0, le=0xFFFFFFFF),
-    "i": Meta(ge=-0x80000000, le=0xFFFFFFFF),
-    "Q": Meta(ge=0),
-    "q": Meta(),
-}
+    "B": Meta(ge=0, le=0xFF), "b": Meta(ge=-0x80, le=0x7F), "H": Meta(ge=0, le=0xFFFF),
+    "h": Meta(ge=-0x8000, le=0x7FFF), "I": Meta(ge=0, le=0xFFFFFFFF), "i": Meta(ge=-0x80000000, le=0xFFFFFFFF),
+    "Q": Meta(ge=0), "q": Meta(),
+}  # fmt: skip
 _HANDLE = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 
@@ -343,16 +320,13 @@ def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
 
 
 def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
-    """Decode the structure that a record holds.
+    """The structure that a record holds: a msgspec value whose class has its name and whose attributes are its members.
 
     Args:
         tag: Tag of the record; one of `TABLES`.
         key: Its hash, which names the entry in the document's table.
         payload: Its decompressed payload: JSON, up to the first NUL byte.
         states: Where graphics pipelines share their state, or None to share nothing.
-
-    Returns:
-        A msgspec value whose class has the structure's name and whose attributes are its members.
 
     Raises:
         UnknownStructureError: A pNext chain holds a structure that is not in the registry or not in sets.
@@ -407,12 +381,8 @@ def _chained_types(text: bytes) -> set[int]:
         value = pending.pop()
         if isinstance(value, dict):
             chain = value.get("pNext")
-            if isinstance(chain, list):
-                found.update(
-                    each["sType"]
-                    for each in chain
-                    if isinstance(each, dict) and isinstance(each.get("sType"), int)
-                )
+            entries = [each for each in chain if isinstance(each, dict)] if isinstance(chain, list) else []
+            found |= {each["sType"] for each in entries if isinstance(each.get("sType"), int)}
             pending.extend(value.values())
         elif isinstance(value, list):
             pending.extend(value)

@@ -30,38 +30,17 @@ HEADER_WORDS = 5
 # "Universal Limits", section 2.17: ids stay below this in every valid module. Drivers allocate by the bound.
 ID_BOUND_LIMIT = 0x3F_FFFF
 
-OP_EXTENSION = 10
-OP_ENTRY_POINT = 15
-OP_EXECUTION_MODE = 16
-OP_CAPABILITY = 17
-OP_TYPE_INT = 21
-OP_TYPE_FLOAT = 22
-OP_TYPE_VECTOR = 23
-OP_TYPE_POINTER = 32
-OP_CONSTANT_COMPOSITE = 44
-OP_CONSTANT = 43
-OP_SPEC_CONSTANT = 50
-OP_SPEC_CONSTANT_COMPOSITE = 51
-OP_FUNCTION = 54
-OP_VARIABLE = 59
-OP_DECORATE = 71
-OP_ATOMIC_LOAD = 227
-OP_ATOMIC_STORE = 228
-OP_ATOMIC_EXCHANGE = 229
-OP_EXECUTION_MODE_ID = 331
-OP_TYPE_UNTYPED_POINTER = 4417
-OP_UNTYPED_VARIABLE = 4418
-OP_ATOMIC_FLOAT_MIN = 5614
-OP_ATOMIC_FLOAT_MAX = 5615
-OP_ATOMIC_FLOAT_ADD = 6035
+OP_EXTENSION, OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY = 10, 15, 16, 17
+OP_TYPE_INT, OP_TYPE_FLOAT, OP_TYPE_VECTOR, OP_TYPE_POINTER = 21, 22, 23, 32
+OP_CONSTANT, OP_CONSTANT_COMPOSITE, OP_SPEC_CONSTANT, OP_SPEC_CONSTANT_COMPOSITE = 43, 44, 50, 51
+OP_FUNCTION, OP_VARIABLE, OP_DECORATE = 54, 59, 71
+OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE = 227, 228, 229
+OP_EXECUTION_MODE_ID, OP_TYPE_UNTYPED_POINTER, OP_UNTYPED_VARIABLE = 331, 4417, 4418
+OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD = 5614, 5615, 6035
 
-DECORATION_SPEC_ID = 1
-DECORATION_BUFFER_BLOCK = 3
-DECORATION_BUILT_IN = 11
+DECORATION_SPEC_ID, DECORATION_BUFFER_BLOCK, DECORATION_BUILT_IN = 1, 3, 11
 BUILT_IN_WORKGROUP_SIZE = 25
-
-MODE_LOCAL_SIZE = 17
-MODE_LOCAL_SIZE_ID = 38
+MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID = 17, 38
 
 # VkShaderStageFlagBits of execution models ("Execution Model" in the SPIR-V appendix of the Vulkan specification).
 _STAGES = {
@@ -71,18 +50,10 @@ _STAGES = {
 
 # Words that each instruction has at least, its first included; a shorter one cannot hold its operands.
 _LEAST_WORDS = {
-    OP_EXTENSION: 2,
-    OP_ENTRY_POINT: 4,
-    OP_EXECUTION_MODE: 3,
-    OP_CAPABILITY: 2,
-    OP_CONSTANT: 4,
-    OP_CONSTANT_COMPOSITE: 3,
-    OP_SPEC_CONSTANT: 4,
-    OP_SPEC_CONSTANT_COMPOSITE: 3,
-    OP_DECORATE: 3,
-    OP_EXECUTION_MODE_ID: 3,
+    OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4, OP_DECORATE: 3,
+    OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3, OP_EXECUTION_MODE_ID: 3,
     OP_TYPE_POINTER: 4,
-}
+}  # fmt: skip
 # OpFunction is read too: the walk stops there.
 _READ = frozenset({*_LEAST_WORDS, OP_FUNCTION})
 # Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
@@ -96,12 +67,8 @@ _CONCERNING = {
 
 # Instructions before the first function that tell the types of atomic operations, as in `_LEAST_WORDS`.
 _TYPE_WORDS = {
-    OP_TYPE_INT: 4,
-    OP_TYPE_FLOAT: 3,
-    OP_TYPE_VECTOR: 4,
-    OP_TYPE_POINTER: 4,
-    OP_TYPE_UNTYPED_POINTER: 3,
-}
+    OP_TYPE_INT: 4, OP_TYPE_FLOAT: 3, OP_TYPE_VECTOR: 4, OP_TYPE_POINTER: 4, OP_TYPE_UNTYPED_POINTER: 3
+}  # fmt: skip
 _RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
 
 # Capabilities that say that atomic operations on 64-bit integers, or arithmetic ones on floating-point values, come:
@@ -268,19 +235,9 @@ class SpirvModule:
                     return x, y, z
                 if each.entry_point == entry_point and each.mode == MODE_LOCAL_SIZE_ID:
                     ids = each.operands
-        sizes = [self._constant(each, specialization) for each in ids]
-        if len(sizes) != 3:
-            return None
-        x_size, y_size, z_size = sizes
-        if x_size is None or y_size is None or z_size is None:
-            return None
-        return x_size, y_size, z_size
-
-    def _constant(self, constant: int, specialization: Mapping[int, int]) -> int | None:
-        spec_id = self.spec_ids.get(constant)
-        if spec_id is not None and spec_id in specialization:
-            return specialization[spec_id]
-        return self.constants.get(constant)
+        sizes = [specialization.get(self.spec_ids.get(each, -1), self.constants.get(each)) for each in ids]
+        known = tuple(each for each in sizes if each is not None)
+        return known if len(known) == len(sizes) == 3 else None
 
 
 def spirv_words(code: bytes) -> memoryview[int]:
