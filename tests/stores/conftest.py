@@ -1,5 +1,7 @@
-# Purpose: private permissions for what the tests of the stores create, since the stores refuse what others may write.
-"""Fixtures of the tests of the stores."""
+"""Fixtures of the tests of the stores.
+
+Private permissions for what the tests of the stores create, since the stores refuse what others may write.
+"""
 
 from __future__ import annotations
 

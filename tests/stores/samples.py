@@ -1,5 +1,7 @@
-# Purpose: what the tests of the stores have in common: an identity, driver's data that fits it, fault sweeps.
-"""Samples for the tests of the stores."""
+"""Samples for the tests of the stores.
+
+What the tests of the stores have in common: an identity, driver's data that fits it, fault sweeps.
+"""
 
 from __future__ import annotations
 

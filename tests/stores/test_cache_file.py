@@ -106,7 +106,8 @@ def test_all_fields_that_differ_are_in_the_detail(tmp_path: Path) -> None:
     assert (result.status, result.field) == (LoadStatus.OTHER_DEVICE, "deviceID")
     assert result.detail == (
         "deviceID: expected 0x744c, found 0x73bf; "
-        f"pipelineCacheUUID: expected {NAVI31.pipeline_cache_uuid.hex()}, found {NAVI21.pipeline_cache_uuid.hex()}"
+        f"pipelineCacheUUID: expected {NAVI31.pipeline_cache_uuid.hex()}, "
+        f"found {NAVI21.pipeline_cache_uuid.hex()}"
     )
 
 

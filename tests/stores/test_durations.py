@@ -1,5 +1,7 @@
-# Purpose: compile times kept from run to run: what is saved is read, newer times win, damage is as good as nothing.
-"""Recorded compile times."""
+"""Recorded compile times.
+
+Compile times kept from run to run: what is saved is read, newer times win, damage is as good as nothing.
+"""
 
 from __future__ import annotations
 

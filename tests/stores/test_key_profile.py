@@ -1,4 +1,4 @@
-"""Key profiles: kept beside the cache file under its writers' lock, used for their device only, swept and pruned."""
+"""Key profiles: kept beside the cache file under its writers' lock, and used for their device only."""
 
 from __future__ import annotations
 

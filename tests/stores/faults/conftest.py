@@ -1,8 +1,11 @@
-# Purpose: count what the fault suites went through, and print it at the end of a run: a suite that is exhaustive must
-# show how much that was, or one that silently shrank would look the same.
-#
-# The counts travel as properties of the tests' reports, so that those of tests that ran in another process are here too.
-"""Counts of the fault suites."""
+"""Counts of the fault suites.
+
+Count what the fault suites went through, and print it at the end of a run: a suite that is exhaustive must
+show how much that was, or one that silently shrank would look the same.
+
+The counts travel as properties of the tests' reports, so that those of tests that ran in another process are
+here too.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ def count_cases(record_property: Callable[[str, object], None]) -> CountCases:
 
 @pytest.fixture
 def fast_path() -> Iterator[Path]:
-    """A directory in memory where the system has one: what is killed or fails here is not the storage device."""
+    """A directory in memory where the system has one: no storage device is killed or fails here."""
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     yield directory

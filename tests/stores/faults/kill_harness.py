@@ -1,14 +1,16 @@
-# Purpose: a program that saves in processes which it kills with SIGKILL at random moments, and looks at what is there
-# after each. Run by the tests as a process of its own, since it forks: its children start in a millisecond,
-# with everything imported, which is what makes hundreds of kills affordable.
-#
-#   writers   load, compile new pipelines, save_merged, acknowledge on a pipe; again
-#   opener    loads all the while, and every few loads saves something itself; never killed before the end
-#   harness   kills a writer, then looks: everything that was acknowledged must load
-#
-# Guarantees: the seed decides what is killed when, as far as a scheduler lets it. Ends with a JSON document on stdout.
-# Assumptions: POSIX. One thread, so that forking is safe.
-"""Kill processes that save. Usage: python -m tests.stores.faults.kill_harness OPTIONS-AS-JSON."""
+"""Kill processes that save. Usage: python -m tests.stores.faults.kill_harness OPTIONS-AS-JSON.
+
+A program that saves in processes which it kills with SIGKILL at random moments, and looks at what is there
+after each. Run by the tests as a process of its own, since it forks: its children start in a millisecond,
+with everything imported, which is what makes hundreds of kills affordable.
+
+Writers   load, compile new pipelines, save_merged, acknowledge on a pipe; again opener    loads all the
+while, and every few loads saves something itself; never killed before the end harness   kills a writer, then
+looks: everything that was acknowledged must load
+
+Guarantees: the seed decides what is killed when, as far as a scheduler lets it. Ends with a JSON document on
+stdout. Assumptions: POSIX. One thread, so that forking is safe.
+"""
 
 from __future__ import annotations
 
@@ -221,8 +223,8 @@ def _look(path: Path, acknowledged: mmap.mmap, report: Report, options: Options)
     device.close()
     if missing := expected - found:
         report.wrong.append(
-            f"after kill {report.kills}: {len(missing)} acknowledged pipelines are lost, such as {min(missing)}; "
-            f"{result.status} {result.detail}"
+            f"after kill {report.kills}: {len(missing)} acknowledged pipelines are lost, "
+            f"such as {min(missing)}; {result.status} {result.detail}"
         )
         for key in missing:
             acknowledged[key] = 0

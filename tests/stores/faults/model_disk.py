@@ -1,15 +1,16 @@
-# Purpose: a file system in memory that forgets what was not synced, so that every state a power loss can leave can be
-# built and looked at.
-#
-# What POSIX promises, and no more, is what lasts:
-# - content: what was written before an fsync of the file that returned;
-# - names: what was created, renamed, linked or removed before an fsync of its directory that returned.
-# What was done later may last in any combination: any subset of the changes of names, and of each file's later
-# content nothing, all, a part up to a block boundary, or the right size with zeros from a block boundary on.
-# Journaling file systems keep more order than that; a protocol that holds here holds there.
-#
-# Locks and ids of processes do not outlive a power loss, and are not part of a state.
-"""A file system with crash states."""
+"""A file system with crash states.
+
+A file system in memory that forgets what was not synced, so that every state a power loss can leave can be
+built and looked at.
+
+What POSIX promises, and no more, is what lasts. Content: what was written before an fsync of the file that
+returned. Names: what was created, renamed, linked or removed before an fsync of its directory that
+returned. What was done later may last in any combination: any subset of the changes of names, and of each
+file's later content nothing, all, a part up to a block boundary, or the right size with zeros from a block
+boundary on. Journaling file systems keep more order than that; a protocol that holds here holds there.
+
+Locks and ids of processes do not outlive a power loss, and are not part of a state.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: every operation of the stores in every situation that has a path of its own, as data, so that one suite
-# fails every call of each, and another cancels at every call.
-"""The operations of the stores, each with its situation and what may be there afterwards."""
+"""The operations of the stores, each with its situation and what may be there afterwards.
+
+Every operation of the stores in every situation that has a path of its own, as data, so that one suite fails
+every call of each, and another cancels at every call.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class Situation:
         act: Runs the operation; whether it promises that what it was to achieve is there now.
         before: What a load gives before.
         after: What a load gives once the promise is kept.
-        accuses: A process that dies in it may have died of the driver, so that the file may go to the quarantine.
+        accuses: A process that dies in it may have died of the driver, so that the file may go to the
+        quarantine.
     """
 
     name: str

@@ -1,6 +1,8 @@
-# Purpose: cache data whose content is known: sets of pipelines by key, on the simulated device, so that a test can
-# say which save it is looking at, and whether a merge is the union.
-"""Sets of simulated pipelines, as cache data and back."""
+"""Sets of simulated pipelines, as cache data and back.
+
+Cache data whose content is known: sets of pipelines by key, on the simulated device, so that a test can say
+which save it is looking at, and whether a merge is the union.
+"""
 
 from __future__ import annotations
 

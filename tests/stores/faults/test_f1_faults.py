@@ -1,6 +1,8 @@
-# Purpose: F1. Every persistence call of every operation fails, in six ways; whatever the operation then says, what is
-# there afterwards is what was there before or what was to come, whole, and the next operation works.
-"""F1: every call of every operation, six failures each."""
+"""F1: every call of every operation, six failures each.
+
+Every persistence call of every operation fails, in six ways; whatever the operation then says, what is
+there afterwards is what was there before or what was to come, whole, and the next operation works.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,8 @@ def test_every_call_of_every_operation_in_six_modes(fast_path: Path, count_cases
     assert all(violations.cases[situation.name] for situation in SITUATIONS)
     count_cases(
         "F1 faults",
-        f"{violations.cases.total()} faults: every call of {len(SITUATIONS)} operations in {len(MODES)} modes",
+        f"{violations.cases.total()} faults: "
+        f"every call of {len(SITUATIONS)} operations in {len(MODES)} modes",
     )
 
 

@@ -1,6 +1,8 @@
-# Purpose: F2. The power goes off anywhere in a series of saves; whatever of what was not synced lasts, the next start
-# has the last state that was acknowledged, or the one that was on its way.
-"""F2: every crash state of saves and merges."""
+"""F2: every crash state of saves and merges.
+
+The power goes off anywhere in a series of saves; whatever of what was not synced lasts, the next start
+has the last state that was acknowledged, or the one that was on its way.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: F3. Processes that save are killed with SIGKILL at random moments, while another one opens and saves;
-# everything that was acknowledged is there.
-"""F3: kill -9."""
+"""F3: kill -9.
+
+Processes that save are killed with SIGKILL at random moments, while another one opens and saves;
+everything that was acknowledged is there.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: F4. A file that is damaged in any way is refused, never reaches a driver, and never ends the process; with a
-# previous generation, that one is loaded instead.
-"""F4: damaged files."""
+"""F4: damaged files.
+
+A file that is damaged in any way is refused, never reaches a driver, and never ends the process; with a
+previous generation, that one is loaded instead.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,7 @@ def test_a_length_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("check", ["_check_data", "_check_length"])
 def test_a_check_that_is_left_out_is_found(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Test of the test: without the hash, damage reaches the driver. Without the length, the hash still tells."""
+    """Without the hash, damage reaches the driver. Without the length, the hash still tells."""
     monkeypatch.setattr(f"orchestrator.stores.cache_file.{check}", lambda header, data: None)
     monkeypatch.setattr("tests.stores.faults.test_f4_damage.DAMAGES", (random_flips, truncated))
     if check == "_check_length":

@@ -1,9 +1,11 @@
-# Purpose: F5. Whatever bytes come, from an archive, a document, a module, a cache file or a child process: typed errors only,
-# and memory within a ceiling.
-#
-# How long: a few hundred inputs a target, the same in each run. ORCHESTRATOR_FUZZ_SECONDS=60 goes on for that long a target,
-# with other inputs each time; the seed of a failing round is in its message.
-"""F5: fuzz."""
+"""F5: fuzz.
+
+Whatever bytes come, from an archive, a document, a module, a cache file or a child process: typed errors
+only, and memory within a ceiling.
+
+How long: a few hundred inputs a target, the same in each run. ORCHESTRATOR_FUZZ_SECONDS=60 goes on for that
+long a target, with other inputs each time; the seed of a failing round is in its message.
+"""
 
 from __future__ import annotations
 

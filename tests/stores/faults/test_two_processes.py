@@ -1,6 +1,8 @@
-# Purpose: two processes that compile 1,000 pipelines each, half of them shared, save into one directory and are killed
-# at random and started again; in the end everything is there.
-"""Two processes, one directory, 1,000 pipelines each."""
+"""Two processes, one directory, 1,000 pipelines each.
+
+Two processes that compile 1,000 pipelines each, half of them shared, save into one directory and are killed
+at random and started again; in the end everything is there.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every file operation of the stores goes through one shim: a call beside it would be one that no suite can fail."""
+"""Every file operation of the stores goes through one shim: no suite could fail a call beside it."""
 
 from __future__ import annotations
 
