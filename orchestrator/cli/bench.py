@@ -14,6 +14,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -45,7 +46,6 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-from orchestrator.cli.progress import MeasurementBar
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import CellReport, Comparison, ContentionReport
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.rows import Arm, FailedSample
     from orchestrator.bench.runner import BenchOutcome, BenchProgress
     from orchestrator.bench.statistics import Difference
+    from orchestrator.cli.progress import MeasurementBar
 
 _T = TypeVar("_T")
 
@@ -213,18 +214,19 @@ def bench_verb(
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
     from orchestrator.bench.runner import run_bench
+    from orchestrator.cli.progress import MeasurementBar
 
     matrix = arguments.matrix(sets)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
-    with _terminated_as_interrupted(), BenchView(output) as view:
+    with _terminated_as_interrupted(), MeasurementBar(output) as bar:
         outcome = run_bench(
             matrix,
             arguments.out,
             time_limit_s=limit,
             warm_passes=arguments.warm_passes,
-            on_progress=view.progress,
-            on_stage=view.stage,
+            on_progress=partial(show_progress, bar),
+            on_stage=bar.stage,
         )
     report = report_of(outcome)
     page = None if report is None else _write_extras(arguments.out, report, arguments.trace)
@@ -480,13 +482,10 @@ def _ratio_text(difference: Difference | None) -> str:
     return ratio_text(difference.ratio) + mark
 
 
-class BenchView(MeasurementBar):
-    """Shows what a benchmark is doing."""
-
-    def progress(self, progress: BenchProgress) -> None:
-        """A sample begins."""
-        round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
-        self.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
+def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
+    """A sample begins."""
+    round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
+    bar.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
 
 
 def eta_text(progress: BenchProgress) -> str:

@@ -7,11 +7,11 @@ stands with its interval; what could not be decided is said to be so.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import (
@@ -20,16 +20,17 @@ from orchestrator.cli.options import (
     CacheDirectory,
     DeviceSelector,
     JsonFlag,
+    in_range,
     open_set,
     set_paths,
     time_limit_seconds,
     usable_directory,
 )
 from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, Output, path_text, plural, styled, table
-from orchestrator.cli.progress import MeasurementBar
 
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress
+    from orchestrator.cli.progress import MeasurementBar
     from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 
@@ -50,7 +51,7 @@ def calibrate_verb(
         Parameter(
             name=["--samples", "-n"],
             help="Samples of each contender; from fewer than 5 nothing can be told.",
-            validator=Number(gte=1, lte=1000),
+            validator=in_range(1, 1000),
         ),
     ] = 7,
     workers: Annotated[
@@ -58,7 +59,7 @@ def calibrate_verb(
         Parameter(
             name=["--workers", "-j"],
             help="The most workers to try.",
-            validator=Number(gte=1, lte=MOST_WORKERS),
+            validator=in_range(1, MOST_WORKERS),
             show_default=lambda _: "one a processor",
         ),
     ] = None,
@@ -88,6 +89,7 @@ def calibrate_verb(
         orchestrator calibrate --device lavapipe --json > profile.json
     """
     from orchestrator.bench.calibration import calibrate
+    from orchestrator.cli.progress import MeasurementBar
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)
@@ -96,7 +98,7 @@ def calibrate_verb(
     output = Output(json=json)
     with open_set(names):
         pass  # a set that cannot be opened is refused here, with the words for it
-    with CalibrationView(output) as view:
+    with MeasurementBar(output) as bar:
         found = calibrate(
             list(set_paths(names)),
             device,
@@ -104,7 +106,7 @@ def calibrate_verb(
             workers=workers,
             time_limit_s=limit,
             profiles=directory,
-            on_progress=view.progress,
+            on_progress=partial(show_progress, bar),
         )
     kept = None
     if found.profile.cold is not None or found.profile.warm is not None:
@@ -114,12 +116,9 @@ def calibrate_verb(
     return ExitCode.OK
 
 
-class CalibrationView(MeasurementBar):
-    """Shows what a calibration is doing."""
-
-    def progress(self, progress: CalibrationProgress) -> None:
-        """A process begins."""
-        self.step(progress.now, progress.done, progress.total)
+def show_progress(bar: MeasurementBar, progress: CalibrationProgress) -> None:
+    """A process begins."""
+    bar.step(progress.now, progress.done, progress.total)
 
 
 def calibration_document(found: Calibrated, kept: Path | None) -> dict[str, Any]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
 from orchestrator.cli.errors import UsageError
 
@@ -59,7 +58,20 @@ CacheDirectory = Annotated[
 ]
 
 MOST_WORKERS = 4096
-POSITIVE = Number(gte=1)
+
+
+def in_range(least: int, most: int | None = None) -> Callable[[Any, int | None], None]:
+    """Checks a number of the command line, as `Parameter(validator=...)` takes it."""
+
+    def check(_type: Any, number: int | None) -> None:
+        if number is not None and (number < least or (most is not None and number > most)):
+            bounds = f"{least} or more" if most is None else f"{least} to {most}"
+            raise ValueError(f"A number of {bounds} is expected.")
+
+    return check
+
+
+POSITIVE = in_range(1)
 
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")

@@ -11,8 +11,8 @@ import pytest
 from orchestrator.bench.calibration import CalibrationProgress
 from orchestrator.bench.matrix import Eta
 from orchestrator.bench.runner import BenchProgress
-from orchestrator.cli.bench import BenchView, eta_text
-from orchestrator.cli.calibrate import CalibrationView
+from orchestrator.cli import bench, calibrate
+from orchestrator.cli.bench import eta_text
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import MeasurementBar
 
@@ -48,13 +48,13 @@ def test_a_pipe_gets_a_line_now_and_then(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr("orchestrator.cli.progress.time.monotonic", lambda: now[0])
-    with BenchView(Output(json=False)) as view:
+    with MeasurementBar(Output(json=False)) as view:
         view.stage("opening")
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
-            view.progress(progress(Eta(30.0, 0), number=-1 if not seconds else 1))
-    with CalibrationView(Output(json=False)) as calibration:
-        calibration.progress(CalibrationProgress(1, 5, "a probe"))
+            bench.show_progress(view, progress(Eta(30.0, 0), number=-1 if not seconds else 1))
+    with MeasurementBar(Output(json=False)) as calibration:
+        calibrate.show_progress(calibration, CalibrationProgress(1, 5, "a probe"))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
