@@ -341,7 +341,7 @@ class _Bisection:
         return found + self._try(single)
 
     def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
-        """Of structures that matter, or that could not be tried as a whole, try each member; keep the answer."""
+        """Try each member of structures that matter, or could not be tried as a whole; keep the answer."""
         opened = [
             each
             for each in verdicts

@@ -30,8 +30,8 @@ from orchestrator.key_dependence.messages import Aspect, Surveyed, Variation
 _RADV, _NVIDIA, _ANV, _LAVAPIPE, _TURNIP, _NVK = 3, 4, 6, 13, 18, 24  # VkDriverId
 
 _FLAGS: Final = {
-    "RADV_DEBUG": "nodcc nohiz nofmask nofastclears nongg nonggc splitfma invariantgeom zerovram nodynamicbounds "
-    "nomeshshader noeso nogpl nobinning novrsflatshading noatocdithering nocache psocachestats epilogs llvm",
+    "RADV_DEBUG": "nodcc nohiz nofmask nofastclears nongg nonggc splitfma invariantgeom zerovram "
+    "nodynamicbounds nomeshshader noeso nogpl nobinning novrsflatshading noatocdithering nocache psocachestats epilogs llvm",
     "RADV_PERFTEST": "cswave32 gewave32 pswave32 rtwave32 rtwave64 nggc localbos emulate_rt nircache nosam",
     "ACO_DEBUG": "noopt nosched novn validatera force-waitcnt force-waitdeps",
     "INTEL_DEBUG": "no8 no16 no32 nofc spill_fs soft64 noccs",
@@ -282,7 +282,8 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
 def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
     """What the profiles of a driver in one file go by: attribute and value."""
     try:
-        root = ElementTree.fromstring(path.read_bytes())  # noqa: S314 - the system's own file, read by the driver too
+        # The system's own file; the driver reads it, too.
+        root = ElementTree.fromstring(path.read_bytes())  # noqa: S314
     except (OSError, ElementTree.ParseError):
         return  # not there, or nothing that the driver could read either
     for section in root.iter("device"):

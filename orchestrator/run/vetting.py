@@ -176,8 +176,8 @@ class Vetter:
             )
         notes.append(
             f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: "
-            f"the driver survived {len(trials.survived)}, and not {len(trials.died)} ({trials.processes} processes, "
-            f"{time.perf_counter() - started:.1f} s)"
+            f"the driver survived {len(trials.survived)}, and not {len(trials.died)} "
+            f"({trials.processes} processes, {time.perf_counter() - started:.1f} s)"
         )
         reasons = {}
         for index, job in enumerate(jobs):

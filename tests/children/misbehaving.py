@@ -180,8 +180,8 @@ def too_much(channel: Channel[Do, Said], request: Do) -> None:
 DEEDS = {
     each.__name__: each
     for each in (
-        echo, prints, reads, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up, hangs,
-        burns, swells, begets, environment, imports, descriptors, threads, too_much,
+        echo, prints, reads, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up,
+        hangs, burns, swells, begets, environment, imports, descriptors, threads, too_much,
     )
 }  # fmt: skip
 
