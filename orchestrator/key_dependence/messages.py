@@ -94,14 +94,7 @@ class ProbePipeline(msgspec.Struct, frozen=True):
 
 
 class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that share a baseline device.
-
-    Attributes:
-        name: What it is called.
-        features: What they need.
-        extensions: Likewise.
-        pipelines: The pipelines, with the libraries that they link.
-    """
+    """Pipelines that share a baseline device, which has what they need; with the libraries that they link."""
 
     name: str
     features: frozenset[Feature]
@@ -132,11 +125,11 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
         directory: Where the caches of the baselines are.
         pipeline_cache_uuid: Of the device, hex.
         cache_control: Whether the baseline has pipelineCreationCacheControl, so that compiling can be
-        forbidden.
+            forbidden.
         make: Make the caches, and do nothing else.
         variations: What to try.
         expected: For each group the pipelines that the baseline finds; a miss of one of these is looked at
-        twice.
+            twice.
         controls: Look the baseline up after the variations, and in an empty cache too.
         stop_after_s: Begin no variation after this time; 0 for no limit.
     """
@@ -192,11 +185,7 @@ class Look(enum.IntEnum):
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="began"):
-    """A variation begins: who dies now died of it.
-
-    Attributes:
-        number: Its place in the job.
-    """
+    """A variation begins, by its place in the job: who dies now died of it."""
 
     number: int
 
@@ -222,13 +211,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="lo
 
 
 class Untried(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="untried"):
-    """A variation that cannot be tried with a group.
-
-    Attributes:
-        number: Its place in the job.
-        group: Name of the group.
-        reason: Why.
-    """
+    """A variation, by its place in the job, that cannot be tried with a group, by its name."""
 
     number: int
     group: str
@@ -236,12 +219,7 @@ class Untried(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="u
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
-    """A job that cannot be done.
-
-    Attributes:
-        kind: Name of the error.
-        reason: What is wrong.
-    """
+    """A job that cannot be done: the name of the error, and its text."""
 
     kind: str
     reason: str

@@ -249,7 +249,7 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
     Args:
         driver_id: VkDriverId.
         folders: Where Mesa's profiles are; where not given, where Mesa looks (DRIRC_CONFIGDIR, or its own
-        folders).
+            folders).
     """
     found: dict[str, dict[str, None]] = {
         "application_name_match": dict.fromkeys(_APPLICATIONS),
