@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import trio
 
+from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
+from orchestrator.run.async_child import run_with_children
 from orchestrator.run.options import TrialLimits
 from orchestrator.run.trial import Setup, Trials, try_pipelines
 from orchestrator.sets.records import PipelineJob
+from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from tests.run.small_sets import compute_keys, write_small_set
 
 KEYS = compute_keys()[:6]
@@ -107,3 +110,31 @@ async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:
         scope.cancel()
         await tried(archive)
     assert children() == before
+
+
+async def test_cancelling_ends_the_validation_of_modules(tmp_path: Path) -> None:
+    before = children()
+    started, program = tmp_path / "started", tmp_path / "spirv-val"
+    program.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 3600\n")
+    program.chmod(0o700)
+    limits = ValidationLimits(wall_s=3600.0)
+
+    def validate(group: ChildGroup) -> None:
+        validate_modules([(1, b"")], str(program), limits=limits, children=group)
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run_with_children, validate)
+            while not started.exists():
+                await trio.sleep(0.01)
+            nursery.cancel_scope.cancel()
+    assert nursery.cancel_scope.cancelled_caught
+    assert children() == before
+
+
+async def test_an_error_of_what_has_children_is_raised_alone() -> None:
+    def fail(group: ChildGroup) -> None:
+        raise DeviceError("of the function")
+
+    with pytest.raises(DeviceError, match="of the function"):
+        await run_with_children(fail)
