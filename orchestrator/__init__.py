@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.devices import list_devices as list_devices
     from orchestrator.devices import open_device as open_device
     from orchestrator.devices import own_process as own_process
+    from orchestrator.devices.device import NO_SOURCE as NO_SOURCE
     from orchestrator.devices.device import CacheMode as CacheMode
     from orchestrator.devices.device import CreationBatch as CreationBatch
     from orchestrator.devices.device import Device as Device
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity as DeviceIdentity
     from orchestrator.devices.device import PipelineCache as PipelineCache
     from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
+    from orchestrator.devices.device import PipelineSource as PipelineSource
     from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
     from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
     from orchestrator.devices.image import PipelineKind as PipelineKind
@@ -93,6 +95,7 @@ _HOMES = {
         "own_process",
     ),
     "orchestrator.devices.device": (
+        "NO_SOURCE",
         "CacheMode",
         "CreationBatch",
         "Device",
@@ -100,6 +103,7 @@ _HOMES = {
         "DeviceIdentity",
         "PipelineCache",
         "PipelineCacheData",
+        "PipelineSource",
         "PreparedPipelines",
     ),
     "orchestrator.devices.image": (

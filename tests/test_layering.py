@@ -29,7 +29,7 @@ ROOMS = {
     "orchestrator.devices.device": "seam",
     "orchestrator.devices.image": "seam",
     "orchestrator.devices.request": "seam",
-    "orchestrator.devices.pipeline_cache": "seam",
+    "orchestrator.devices.sources": "seam",
     "orchestrator.devices.simulated": "simulated",
     "orchestrator.devices.vulkan": "vulkan",
     "orchestrator.sets": "sets",

@@ -1,22 +1,20 @@
-# Purpose: the one seam between the scheduler's side of the house and whatever compiles: the Device Protocol
-# and the value types that cross it. VulkanDevice and SimulatedDevice implement it; everything else is
-# written against it and never sees a `vk` name or a handle's meaning.
-#
-# Guarantees:
-# - Every method is synchronous and may be called from any thread, and several at a time, except that a cache
-#   created with externally_synchronized=True is used by one call at a time. Breaking that raises
-#   ExternalSynchronizationError before the driver is entered (PipelineCache.exclusive); it never crashes.
-# - Positive VkResults are values. Negative ones raise DriverError, except per-pipeline results of
-#   create_pipelines, which are reported pipeline by pipeline.
-# - A driver call cannot be cancelled: a method returns when the driver returns.
-#
-# Ownership: the device owns what it hands out (caches, prepared pipelines). close() destroys what is left.
-"""The `Device` Protocol and the values that cross it."""
+"""The seam between the scheduler's side of the house and whatever compiles: the `Device` Protocol, its values.
+
+VulkanDevice and SimulatedDevice implement it. Everything else is written against it, and never sees a `vk` name or what a
+handle means. Every implementation guarantees:
+
+- Methods are synchronous and block for as long as the driver needs; a driver call cannot be cancelled. They may be called
+  from any thread, several at a time, except where `PipelineSource` and a method's own text want external
+  synchronization. Breaking that raises ExternalSynchronizationError before the driver is entered; it never crashes.
+- Positive VkResults are values. Negative ones raise DriverError, except those of single pipelines, which are results of
+  `create_pipelines`.
+- Every method but `close` raises DeviceError once the device is closed.
+- The device owns what it hands out (sources, prepared pipelines). `close` destroys what is left.
+"""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,8 +22,11 @@ import numpy.typing as npt
 from attrs import define, frozen
 
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.pipeline_cache import PipelineCache as PipelineCache
-from orchestrator.devices.pipeline_cache import PipelineCacheData as PipelineCacheData
+from orchestrator.devices.sources import NO_SOURCE as NO_SOURCE
+from orchestrator.devices.sources import PipelineCache as PipelineCache
+from orchestrator.devices.sources import PipelineCacheData as PipelineCacheData
+from orchestrator.devices.sources import PipelineCaches
+from orchestrator.devices.sources import PipelineSource as PipelineSource
 
 SUCCESS = 0
 INCOMPLETE = 5
@@ -198,8 +199,8 @@ class PreparedPipelines(Protocol):
 
 
 @runtime_checkable
-class Device(Protocol):
-    """What compiles. See the top of the module for what every implementation guarantees."""
+class Device(PipelineCaches, Protocol):
+    """What compiles. The top of the module says what every implementation guarantees."""
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -217,64 +218,20 @@ class Device(Protocol):
     def supported(self) -> DeviceCapabilities:
         """What could be enabled of it, by another `DeviceRequest` for the same application."""
 
-    def create_pipeline_cache(
-        self,
-        initial_data: bytes = b"",
-        *,
-        externally_synchronized: bool = False,
-        internally_synchronized_merge: bool = False,
-        name: str = "cache",
-    ) -> PipelineCache:
-        """Create a cache. Empty initial data is passed as a null pointer.
-
-        Args:
-            initial_data: Bytes of an earlier `pipeline_cache_data` of the same identity.
-            externally_synchronized: VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT.
-            internally_synchronized_merge: VK_PIPELINE_CACHE_CREATE_INTERNALLY_SYNCHRONIZED_MERGE_BIT_KHR;
-                excludes the other flag.
-            name: For messages.
-
-        Raises:
-            DriverError: The driver refused.
-            DeviceError: A flag is asked for that the device does not have.
-        """
-
-    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        """Merge sources into the destination, which is not among them (VUID-vkMergePipelineCaches-dstCache-00770).
-
-        Raises:
-            DriverError: The driver refused.
-            DeviceError: The destination is among the sources.
-            ExternalSynchronizationError: One of them is in use.
-        """
-
-    def pipeline_cache_size(self, cache: PipelineCache) -> int:
-        """Bytes that a read would give now."""
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        """Read a cache back, whole, or at most `limit` bytes of it.
-
-        Without a limit the read is repeated while the cache grows between the size query and the read.
-
-        Raises:
-            DriverError: The driver refused.
-        """
-
-    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        """Destroy a cache. Idempotent.
-
-        Raises:
-            ExternalSynchronizationError: It is in use.
-        """
-
     def prepare(self, image: CreateInfoImage) -> PreparedPipelines:
-        """Bind an image: create its objects and modules, fill its pointers and handles."""
+        """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
+
+        What the driver refuses makes the pipelines that need it `unusable`, and is not raised.
+
+        Raises:
+            ArchiveError: The SPIR-V of a module can no longer be read.
+        """
 
     def create_pipelines(
         self,
         prepared: PreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
@@ -282,34 +239,43 @@ class Device(Protocol):
         """Create a batch of pipelines, one driver call a kind.
 
         A pipeline that fails does not take the others with it. A pipeline that links libraries needs them
-        created before, in this device, by an earlier call or earlier in the same batch.
+        created before, in this device, by an earlier call or earlier in the same batch; else its result is
+        VK_ERROR_UNKNOWN.
 
         Args:
             prepared: What `prepare` returned.
             indices: Pipelines to create, shape (n,), none twice, none in use by another thread.
-            cache: The cache to use, or None.
+            source: Where they are looked up, and kept; `NO_SOURCE` for nowhere.
             keep: Return the pipelines; otherwise the device destroys them, at the latest in `prepared.close`
                 (libraries are kept until then).
-            fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT.
+            fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT. The device
+                has `DeviceFeatures.compile_required`.
 
         Raises:
-            ExternalSynchronizationError: The cache is in use.
+            ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed.
+            DeviceError: `prepared` is another device's.
+            OrchestratorError: A module that is made when it is needed could not be read or made.
         """
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
-        """Destroy pipelines that were kept; zeros are skipped."""
+        """Destroy pipelines that were kept and are in use nowhere; zeros are skipped."""
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline, None where the driver gives none, and for one that links libraries.
 
+        Args:
+            prepared: What `prepare` returned.
+            indices: The pipelines, shape (n,), none in use by another thread.
+
         Raises:
-            DeviceError: The device has no pipeline binaries.
+            DeviceError: The device has no pipeline binaries, or `prepared` is another device's.
+            OrchestratorError: A module that is made when it is needed could not be read or made.
         """
 
     def close(self) -> None:
-        """Destroy what is left and the device. Idempotent."""
+        """Destroy what is left, and the device where it is owned. Idempotent; after the last other call."""
 
 
 @runtime_checkable
@@ -325,6 +291,8 @@ class ExecutableInspector(Protocol):
 
         Raises:
             DeviceError: The device has no VK_KHR_pipeline_executable_properties.
+            DriverError: The driver refused a query.
+            OrchestratorError: A library does not exist, or a module could not be made.
         """
 
 

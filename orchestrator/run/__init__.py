@@ -1,6 +1,6 @@
 """Workers, barrier and merge: owns caches while they are in use. The only room that knows trio, the cli apart."""
 
-from orchestrator.run.caches import Fold as Fold
+from orchestrator.run.caches import RollingMerge as RollingMerge
 from orchestrator.run.execution import available_workers as available_workers
 from orchestrator.run.execution import run_pipelines as run_pipelines
 from orchestrator.run.options import BARRIER as BARRIER

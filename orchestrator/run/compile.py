@@ -402,9 +402,7 @@ class CompileJob:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
                 with trio.CancelScope(shield=True):
                     if primary is not None:
-                        await self._timed(
-                            "cache_save_ns", lambda: self._cache.close(device, primary, compiled)
-                        )
+                        await self._timed("cache_save_ns", lambda: self._cache.close(primary, compiled))
             if options.inspect_executables and not self._stopped:
                 self.on_stage("inspecting the code of the pipelines")
                 await self._inspect(device, prepared, report)

@@ -1,48 +1,20 @@
-"""`CacheKeeper`: when and how a run's cache file is saved.
+"""What one compile keeps between runs: its cache file, recorded costs, and the topology that a calibration chose.
 
-Keep one cache file during one run: save on the way when that may be done and is due, save at the end, and
-lose nothing that other processes saved meanwhile.
+`CompileCache` decides what was left open and holds the primary from load to save. `CacheKeeper` saves it:
 
-shared cache      progress() ──> decider ──> serve() saves in a thread, beside the workers rolling merge
-merged()   ──> decider ──> saves in the merger's thread, between two folds barrier           nothing is in
-the primary before the merge, so nothing is saved before it either all               finish()   ──> once
-more, where something is new since the last save
+    shared cache     progress() ─> SaveDecider ─> serve() saves in a thread, beside the workers
+    rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
+    all              finish()   ─> once more, where something is new since the last save
 
-Guarantees: - Every save merges with what is there (`save_merged`). A save that fails costs a line in the
-report; the next one tries again with all that is new since the last that worked. - Never a save when
-nothing is new, nor two of one keeper at a time. - The last save waits for another process's save much
-longer than those on the way: after it there is no other chance.
+- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new, and one keeper makes
+  one save at a time.
+- A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the report, never
+  an error. The next save tries again with all that is new since the last that worked, and the last one waits longest
+  for other processes, for there is no other chance.
+- What the caller chose stays. A calibration made with more processors never asks for more workers than there are.
 
-Assumptions: one keeper a run. `progress`, `serve` and the constructor belong to the trio thread, `merged`
-to one thread at a time while workers run, `finish` to whoever has the primary alone. A run uses either
-`progress` or `merged`.
-
-Recorded costs of pipelines, from run to run.
-
-What earlier runs on this device learned about the cost of pipelines, for the schedule of this one, and what
-this one learned, for the next.
-
-Guarantees: costs are hints: a file that cannot be read or written is a note in the report, never an error.
-
-Following a calibration.
-
-From a device's calibration profile to the mode and the number of workers of a run that leaves them open.
-
-cache file there?  warm : cold  ─> the profile's choice for it ─> mode, workers, and a note that says why no
-profile                      ─> per-worker on all processors, and a note that says how to get one
-
-Guarantees: pure but for `load_profile`, which is the store's. What the caller chose stays; a profile made
-on a machine with more processors never asks for more workers than there are.
-
-`CompileCache`: topology, primary and cache file of a compile.
-
-The cache of one compile: which topology and how many workers, where that was left open, and the primary
-with its file, from load to save.
-
-Guarantees: a cache file that cannot be used, or a driver without caches, is a note in the report and never
-an error. The primary that `open` gave is destroyed by `close`, whatever saving does.
-
-Assumptions: one thread at a time. `open` and `close` block.
+One keeper a run, which uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread, `merged` to one
+thread at a time while workers run, `finish` to whoever has the primary alone.
 """
 
 from __future__ import annotations
@@ -59,10 +31,10 @@ import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache
+from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DriverError
-from orchestrator.run.caches import Fold, MergedHook
+from orchestrator.errors import DeviceError, DriverError
+from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave
@@ -70,6 +42,7 @@ from orchestrator.stores.cache_file import (
     LoadPolicy,
     LoadResult,
     LoadStatus,
+    SaveReport,
     cache_path,
     load_into_cache,
     save_merged,
@@ -86,25 +59,70 @@ LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
 
 
-@define(eq=False)
-class CacheKeeper:
-    """Saves the primary of one run to its cache file.
+@frozen
+class CacheFileStore:
+    """Keeps a primary that is a pipeline cache in a cache file. Blocking.
+
+    A keeper saves through `load` and `save` alone, so another kind of source is kept by another class.
 
     Attributes:
         device: The device of the primary.
         path: The cache file.
-        loaded: What became of the file at the start.
-        policy: When a save is due on the way.
         relax_driver_version: See `LoadPolicy`.
-        last_lock_wait_s: How long the last save waits for another process.
-        saves: What was saved or tried, in order.
     """
 
     device: Device
     path: Path
+    relax_driver_version: bool = False
+
+    def load(self, *, internally_synchronized_merge: bool) -> tuple[PipelineCache, LoadResult]:
+        """Make a primary of what is kept, and say what became of it; see `load_into_cache`.
+
+        Raises:
+            DriverError: The driver refused even an empty one.
+        """
+        return load_into_cache(
+            self.device,
+            self.path,
+            LoadPolicy(relax_driver_version=self.relax_driver_version),
+            internally_synchronized_merge=internally_synchronized_merge,
+            name="primary",
+        )
+
+    def save(self, primary: PipelineSource, lock_wait_s: float) -> SaveReport:
+        """Save a primary together with what other processes saved meanwhile; see `save_merged`.
+
+        Raises:
+            SaveError: It could not be written.
+            DriverError: The driver would not give its data.
+            DeviceError: It is no pipeline cache.
+        """
+        if not isinstance(primary, PipelineCache):
+            raise DeviceError(f"{self.path} keeps pipeline caches, not {primary!r}")
+        return save_merged(
+            self.device,
+            self.path,
+            primary,
+            LoadPolicy(relax_driver_version=self.relax_driver_version),
+            lock_wait_s=lock_wait_s,
+        )
+
+
+@define(eq=False)
+class CacheKeeper:
+    """Saves the primary of one run to where it is kept.
+
+    Attributes:
+        store: Where.
+        loaded: What became of it at the start.
+        policy: When a save is due on the way.
+        last_lock_wait_s: How long the last save waits for another process, seconds.
+        saves: What was saved or tried, in order.
+    """
+
+    store: CacheFileStore
     loaded: LoadResult
     policy: SavePolicy = field(factory=SavePolicy)
-    relax_driver_version: bool = False
     last_lock_wait_s: float = LAST_LOCK_WAIT_S
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
@@ -134,7 +152,7 @@ class CacheKeeper:
             self._ask(due)
 
     @asynccontextmanager
-    async def beside(self, primary: PipelineCache, stop: trio.Event | None = None) -> AsyncIterator[None]:
+    async def beside(self, primary: PipelineSource, stop: trio.Event | None = None) -> AsyncIterator[None]:
         """Serve while a block runs; what the block raises comes out as itself. See `serve`."""
         try:
             async with trio.open_nursery() as nursery:
@@ -146,7 +164,7 @@ class CacheKeeper:
                 raise group.exceptions[0] from None
             raise
 
-    async def serve(self, primary: PipelineCache, stop: trio.Event | None = None) -> None:
+    async def serve(self, primary: PipelineSource, stop: trio.Event | None = None) -> None:
         """Save when that is due, until cancelled; a save that has begun is waited for.
 
         Args:
@@ -176,25 +194,25 @@ class CacheKeeper:
 
     # --- on the way, rolling merge
 
-    def merged(self, primary: PipelineCache, fold: Fold) -> None:
-        """A fold has ended; save if that is due. Blocking. As `MergedHook`.
+    def merged(self, primary: PipelineSource, merge: RollingMerge) -> None:
+        """A rolling merge has ended; save if that is due. Blocking. As `MergedHook`.
 
         Args:
             primary: The primary.
-            fold: What was merged into it.
+            merge: What was merged into it.
         """
         now = time.monotonic_ns()
-        # Asked before the news too: quiet since the fold before counts, though this one ended it.
+        # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
-        self._told += fold.pipelines
-        self._decider.created(now, fold.pipelines, fold.primary_bytes)
+        self._told += merge.pipelines
+        self._decider.created(now, merge.pipelines, merge.primary_bytes)
         due = due or self._decider.due(now)
         if due is not None:
             self._save(primary, due, LOCK_WAIT_S)
 
     # --- at the end
 
-    def finish(self, primary: PipelineCache, reason: SaveReason, compiled: int | None) -> None:
+    def finish(self, primary: PipelineSource, reason: SaveReason, compiled: int | None) -> None:
         """Save what is new, now that nothing uses the primary. Blocking; raises nothing that a file or driver does.
 
         Args:
@@ -267,7 +285,7 @@ class CacheKeeper:
     def _has_saved(self) -> bool:
         return any(one.saved_bytes for one in self.saves)
 
-    def _save(self, primary: PipelineCache, reason: SaveReason, lock_wait_s: float) -> None:
+    def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
         self._decider.started()
         worked = False
         try:
@@ -281,15 +299,9 @@ class CacheKeeper:
             else:
                 self._decider.failed(now)
 
-    def _try(self, primary: PipelineCache, reason: SaveReason, lock_wait_s: float) -> CacheSave:
+    def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         try:
-            report = save_merged(
-                self.device,
-                self.path,
-                primary,
-                LoadPolicy(relax_driver_version=self.relax_driver_version),
-                lock_wait_s=lock_wait_s,
-            )
+            report = self.store.save(primary, lock_wait_s)
         except (SaveError, DriverError) as error:
             return CacheSave(reason, error=str(error))
         found = report.found
@@ -367,8 +379,7 @@ class Decision:
         mode: The cache topology.
         workers: Number of workers.
         note: Why, for the report; "" where the caller chose the mode.
-        batch: Largest batch, where a calibration says and mode and temperature are those it was measured with; None: the
-            usual.
+        batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None: the usual.
     """
 
     mode: CacheMode
@@ -413,11 +424,11 @@ def decide(
         )
     count = workers or min(choice.workers, available)
     day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
-    temperature = "warm" if warm else "cold"
+    arm = "warm" if warm else "cold"
     # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
     batch = loaded.profile.batch if choice is loaded.profile.warm else None
     batches = f", batches of {batch}" if batch else ""
-    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day} for a {temperature} cache"
+    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day} for a {arm} cache"
     if loaded.profile.cores != available:
         note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
     return Decision(CacheMode(choice.mode), count, note, batch)
@@ -441,7 +452,7 @@ def _workers(count: int) -> str:
 
 @define(eq=False)
 class CompileCache:
-    """See the top of the module. The caches it opens are the caller's to use until `close`.
+    """Decides, loads and saves for one compile. The caches that it opens are the caller's to use until `close`.
 
     Attributes:
         options: What was asked for.
@@ -510,7 +521,7 @@ class CompileCache:
         finally:
             self._decided = True
 
-    def keeping(self, primary: PipelineCache | None) -> AbstractAsyncContextManager[None]:
+    def keeping(self, primary: PipelineSource | None) -> AbstractAsyncContextManager[None]:
         """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""
         if self._keeper is None or primary is None or self.mode is not CacheMode.SHARED:
             return nullcontext()
@@ -521,11 +532,10 @@ class CompileCache:
         if self._keeper is not None and self.mode is CacheMode.SHARED:
             self._keeper.progress(compiled)
 
-    def close(self, device: Device, primary: PipelineCache, compiled: int | None) -> None:
+    def close(self, primary: PipelineSource, compiled: int | None) -> None:
         """Save what is new and destroy the primary, now that nothing uses it.
 
         Args:
-            device: The device.
             primary: The primary, merged.
             compiled: Pipelines that the run compiled; None where it was cancelled, or failed.
         """
@@ -537,7 +547,7 @@ class CompileCache:
                 self.file = self._keeper.summarize(self.file)
                 self._say(*self._keeper.notes())
         finally:
-            device.destroy_pipeline_cache(primary)
+            primary.destroy()
 
     def _load(self, device: Device) -> PipelineCache | None:
         options = self.options
@@ -547,17 +557,12 @@ class CompileCache:
         path = cache_path(self.directory, device.identity)
         self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
         in_driver = device.features.internally_synchronized_merge and self.mode is CacheMode.TWO_LEVEL
-        cache, loaded = load_into_cache(
-            device,
-            path,
-            LoadPolicy(relax_driver_version=options.relax_driver_version),
-            internally_synchronized_merge=in_driver,
-            name="primary",
-        )
+        store = CacheFileStore(device, path, options.relax_driver_version)
+        cache, loaded = store.load(internally_synchronized_merge=in_driver)
         self.warm = loaded.status is LoadStatus.LOADED
         if not self.warm:
             self._decide(device, warm=False)
-        self._keeper = CacheKeeper(device, path, loaded, options.save_policy, options.relax_driver_version)
+        self._keeper = CacheKeeper(store, loaded, options.save_policy)
         self.loads.setdefault(path, loaded)
         if self.file.path not in (None, path):
             self._say(

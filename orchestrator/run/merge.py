@@ -1,8 +1,8 @@
-"""Merges the worker caches into the primary after the barrier, and counts what was compiled twice.
+"""Merge of worker sources into the primary, and what it did: bytes in, bytes out, duplicates pruned, work done twice.
 
-Called after all workers have ended, in one thread, so that no cache is in use; the primary is never among the sources
-(VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the sources that were refused: they are
-merged one by one, and a warning says which failed. A size that the driver will not tell is a warning.
+One thread merges sources that nobody uses; the primary is never among them. A refused merge loses no more than the
+sources that were refused: they are merged one by one, and the report says which failed. A size that the driver will not
+tell is a warning.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
+from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.run.records import Duplicates
 
@@ -34,35 +33,32 @@ class Merged:
     started_ns: int = 0
 
 
-def merge_into(
-    device: Device, primary: PipelineCache, sources: Sequence[PipelineCache], *, seed_bytes: int = 0
-) -> Merged:
-    """Merge worker caches into the primary. Blocking; one thread, no cache in use.
+def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, seed_bytes: int = 0) -> Merged:
+    """Merge worker sources into the primary. Blocking; one thread, no source in use.
 
     Args:
-        device: The device of all caches.
         primary: The destination.
-        sources: The worker caches.
-        seed_bytes: Size of the data that each source was created with, which the primary has already.
+        sources: The worker sources.
+        seed_bytes: Size of the data that each source began with, which the primary has already.
 
     Raises:
-        ExternalSynchronizationError: A cache is in use elsewhere: a caller uses the primary during a run.
+        ExternalSynchronizationError: A source is in use elsewhere: a caller uses the primary during a run.
     """
     warnings: list[str] = []
-    source_bytes = tuple(size_of(device, source, warnings) for source in sources)
-    before = size_of(device, primary, warnings)
+    source_bytes = tuple(size_of(source, warnings) for source in sources)
+    before = size_of(primary, warnings)
     started = time.perf_counter_ns()
     if sources:
         try:
-            device.merge_pipeline_caches(primary, sources)
+            primary.merge(sources)
         except DriverError as refused:
             warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
-            warnings.extend(_merge_one_by_one(device, primary, sources))
+            warnings.extend(_merge_one_by_one(primary, sources))
     merge_ns = time.perf_counter_ns() - started
-    after = size_of(device, primary, warnings)
+    after = size_of(primary, warnings)
     largest = max(source_bytes, default=0)
-    # Beyond its seed a warm worker cache gains some bytes of bookkeeping, which the primary need not take.
-    gained = largest - max(seed_bytes, CACHE_HEADER_SIZE)
+    # Beyond its seed a warm worker source gains some bytes of bookkeeping, which the primary need not take.
+    gained = largest - max(seed_bytes, primary.header_bytes)
     if gained > _BOOKKEEPING_BYTES and after < largest and after <= before:
         warnings.append(
             f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
@@ -71,35 +67,36 @@ def merge_into(
     return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started)
 
 
-def size_of(device: Device, cache: PipelineCache, warnings: list[str]) -> int:
-    """Size of a cache, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure."""
+def size_of(source: PipelineSource, warnings: list[str]) -> int:
+    """Size of a source, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure."""
     try:
-        return device.pipeline_cache_size(cache)
+        return source.size()
     except DriverError as refused:
-        warnings.append(f"the size of {cache.name} is not known and counts as 0: {refused}")
+        warnings.append(f"the size of {source.name} is not known and counts as 0: {refused}")
         return 0
 
 
-def _merge_one_by_one(device: Device, primary: PipelineCache, sources: Sequence[PipelineCache]) -> list[str]:
+def _merge_one_by_one(primary: PipelineSource, sources: Sequence[PipelineSource]) -> list[str]:
     warnings = []
     for source in sources:
         try:
-            device.merge_pipeline_caches(primary, [source])
+            primary.merge([source])
         except DriverError as refused:
             warnings.append(f"{source.name} was not merged and what only it holds is lost: {refused}")
     return warnings
 
 
-def pruned_bytes(merged: Merged, folded: Sequence[int] = ()) -> int:
+def pruned_bytes(merged: Merged, on_the_way: Sequence[int], header_bytes: int) -> int:
     """Payload that was there more than once, bytes.
 
     Args:
         merged: The last merge, with the size of the primary before the first one.
-        folded: Sizes of the sources of earlier merges.
+        on_the_way: Sizes of the sources of earlier merges.
+        header_bytes: What each size counts beside pipelines.
     """
-    payload = sum(max(0, size - CACHE_HEADER_SIZE) for size in (*merged.source_bytes, *folded))
+    payload = sum(max(0, size - header_bytes) for size in (*merged.source_bytes, *on_the_way))
     # An empty primary may be shorter than a header on some drivers; its payload is not negative.
-    before, after = (max(0, size - CACHE_HEADER_SIZE) for size in (merged.before, merged.after))
+    before, after = (max(0, size - header_bytes) for size in (merged.before, merged.after))
     return max(0, payload + before - after)
 
 

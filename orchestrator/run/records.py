@@ -37,8 +37,8 @@ from orchestrator.devices.device import (
     PipelineExecutables,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
+from orchestrator.devices.sources import CACHE_HEADER_SIZE
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup

@@ -10,7 +10,7 @@ import numpy as np
 
 from orchestrator.children.child import Channel
 from orchestrator.devices import open_for_child
-from orchestrator.devices.device import Device
+from orchestrator.devices.device import NO_SOURCE, Device
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.trial import Answer, Ready, Request, Setup, Survived, Try, Unready
@@ -46,7 +46,7 @@ def _try(source: PipelineSet, device: Device, job: PipelineJob) -> None:
     except OrchestratorError:
         return
     try:
-        device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), None)
+        device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
     except OrchestratorError:
         return
     finally:

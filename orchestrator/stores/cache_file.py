@@ -61,7 +61,7 @@ import attrs
 from attrs import define, evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE, is_empty_cache
+from orchestrator.devices.sources import CACHE_HEADER_SIZE, is_empty_cache
 from orchestrator.errors import DriverError, OrchestratorError
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,

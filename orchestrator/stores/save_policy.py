@@ -16,7 +16,7 @@ import enum
 
 from attrs import define, field, frozen, validators
 
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE, is_empty_cache
+from orchestrator.devices.sources import CACHE_HEADER_SIZE, is_empty_cache
 
 SECOND_NS = 10**9
 

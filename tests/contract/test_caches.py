@@ -1,6 +1,4 @@
-# Purpose: what every device promises about pipeline caches.
-# Guarantees: deterministic; no case depends on time or on another case.
-"""Pipeline caches, on every device."""
+"""Pipeline caches and other sources, on every device. No case depends on time or on another case."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CreationBatch
-from orchestrator.devices.pipeline_cache import is_empty_cache
+from orchestrator.devices.device import NO_SOURCE, CreationBatch
+from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from tests.contract.subject import PIPELINES, Subject, hits, like_size
 
@@ -41,6 +39,40 @@ def test_a_destroyed_cache_is_not_used(subject: Subject) -> None:
     for use in uses:
         with pytest.raises(ExternalSynchronizationError, match="destroyed"):
             use()
+
+
+def test_a_source_does_what_its_device_does_with_the_cache(subject: Subject) -> None:
+    subject.need(subject.caches, "its caches keep nothing")
+    device, primary = subject.device, subject.device.create_pipeline_cache(name="primary")
+    assert primary.keeps
+    assert primary.header_bytes <= primary.size() <= primary.empty_bytes
+    flagged = device.features.externally_synchronized_caches
+    worker = primary.for_worker(b"", "worker 0", externally_synchronized=flagged)
+    assert (worker.name, worker.externally_synchronized) == ("worker 0", flagged)
+    device.create_pipelines(subject.prepared, subject.all, worker)
+    primary.merge([worker])
+    assert primary.size() == device.pipeline_cache_size(primary) > primary.empty_bytes
+    assert subject.hits_from(primary.data()) == subject.hits_from(worker.data())
+    seeded = primary.for_worker(primary.data(), "worker 1", externally_synchronized=flagged)
+    assert like_size(seeded.size(), primary.size())
+    with pytest.raises(DeviceError, match="pipeline caches only"):
+        primary.merge([worker, NO_SOURCE])
+    for source in (primary, worker, seeded):
+        source.destroy()
+        assert source.destroyed
+
+
+def test_no_source_finds_and_keeps_nothing(subject: Subject) -> None:
+    assert not NO_SOURCE.keeps
+    for _ in range(2):
+        batch = subject.device.create_pipelines(subject.prepared, subject.all, NO_SOURCE)
+        assert batch.results.tolist() == [0] * PIPELINES
+        assert hits(batch) == 0
+    worker = NO_SOURCE.for_worker(b"data", "worker 0", externally_synchronized=True)
+    NO_SOURCE.merge([worker])
+    assert (NO_SOURCE.size(), NO_SOURCE.data()) == (0, b"")
+    worker.destroy()
+    assert not subject.device.create_pipelines(subject.prepared, subject.all, worker).results.any()
 
 
 def test_the_header_says_whose_the_data_is(subject: Subject) -> None:

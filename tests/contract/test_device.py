@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
 from orchestrator.errors import DeviceError
 from tests.contract.subject import Subject
 
@@ -40,4 +40,4 @@ def test_closing_ends_everything_once(subject: Subject) -> None:
     with pytest.raises(DeviceError):
         device.prepare(subject.image)
     with pytest.raises(DeviceError):
-        device.create_pipelines(subject.prepared, subject.all, None)
+        device.create_pipelines(subject.prepared, subject.all, NO_SOURCE)

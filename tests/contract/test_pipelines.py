@@ -6,7 +6,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import ERROR_OUT_OF_DEVICE_MEMORY, FEEDBACK_VALID, PIPELINE_COMPILE_REQUIRED
+from orchestrator.devices.device import (
+    ERROR_OUT_OF_DEVICE_MEMORY,
+    FEEDBACK_VALID,
+    NO_SOURCE,
+    PIPELINE_COMPILE_REQUIRED,
+)
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DeviceError
 from tests.contract.subject import PIPELINES, Subject, hits
@@ -15,7 +20,7 @@ from tests.contract.subject import PIPELINES, Subject, hits
 def test_a_batch_has_one_element_a_pipeline(subject: Subject) -> None:
     for indices in ([], [2], [3, 0, 2]):
         chosen = np.array(indices, np.int32)
-        batch = subject.device.create_pipelines(subject.prepared, chosen, None)
+        batch = subject.device.create_pipelines(subject.prepared, chosen, NO_SOURCE)
         columns = (batch.results, batch.feedback_flags, batch.durations_ns, batch.handles)
         assert [column.shape for column in columns] == [(len(indices),)] * 4
         assert [column.dtype for column in columns] == [np.int32, np.uint32, np.uint64, np.uint64]
@@ -28,7 +33,7 @@ def test_a_batch_has_one_element_a_pipeline(subject: Subject) -> None:
 
 
 def test_kept_pipelines_are_the_callers(subject: Subject) -> None:
-    batch = subject.device.create_pipelines(subject.prepared, subject.all, None, keep=True)
+    batch = subject.device.create_pipelines(subject.prepared, subject.all, NO_SOURCE, keep=True)
     assert np.all(batch.handles != 0)
     assert len(set(batch.handles.tolist())) == PIPELINES
     subject.device.destroy_pipelines(np.append(batch.handles, np.zeros(2, np.uint64)))
@@ -38,7 +43,7 @@ def test_nothing_is_compiled_where_that_must_fail(subject: Subject) -> None:
     device = subject.device
     subject.need(device.features.compile_required, "it cannot fail instead of compiling")
     cache = device.create_pipeline_cache()
-    for where in (cache, None):
+    for where in (cache, NO_SOURCE):
         batch = device.create_pipelines(
             subject.prepared, subject.all, where, keep=True, fail_on_compile_required=True
         )
@@ -83,6 +88,6 @@ def test_a_pipeline_that_fails_does_not_take_others_with_it() -> None:
     bugs = DriverBugs(results={2: ERROR_OUT_OF_DEVICE_MEMORY})
     device = SimulatedDevice(SimulatedOptions(bugs=bugs))
     prepared = device.prepare(simulated_image([1, 2, 3]))
-    batch = device.create_pipelines(prepared, np.arange(3, dtype=np.int32), None, keep=True)
+    batch = device.create_pipelines(prepared, np.arange(3, dtype=np.int32), NO_SOURCE, keep=True)
     assert batch.results.tolist() == [0, ERROR_OUT_OF_DEVICE_MEMORY, 0]
     assert (batch.handles != 0).tolist() == [True, False, True]

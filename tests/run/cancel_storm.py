@@ -18,9 +18,8 @@ import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, PipelineCache
+from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.simulated import (
     LockingStrategy,
     SimulatedDevice,
@@ -30,7 +29,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
-from orchestrator.run.caches import Fold
+from orchestrator.run.caches import RollingMerge
 from orchestrator.schedule import Order, ScheduleOptions
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
@@ -159,10 +158,10 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
     )
     folds = 0
 
-    def on_merged(cache: PipelineCache, _fold: Fold) -> None:
+    def on_merged(primary: PipelineSource, _merge: RollingMerge) -> None:
         nonlocal folds
         folds += 1
-        device.pipeline_cache_data(cache)
+        primary.data()
 
     prepared = device.prepare(image)
     there = chance.randint(0, len(image)) if chance.random() < 0.5 and mode is not CacheMode.NONE else 0
@@ -220,7 +219,7 @@ def _check(
         return len(compiled), 0
     # The primary is nobody's now: reading and destroying it would raise otherwise.
     assert device.live_caches == 1
-    held = len(device.pipeline_cache_data(primary).data) - CACHE_HEADER_SIZE
+    held = len(device.pipeline_cache_data(primary).data) - PipelineCache.header_bytes
     device.destroy_pipeline_cache(primary)
     assert held % ENTRY_BYTES == 0
     return len(compiled), there + len(compiled) - held // ENTRY_BYTES

@@ -23,9 +23,14 @@ import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import (
+    CacheMode,
+    CreationBatch,
+    PipelineCache,
+    PipelineSource,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.pipeline_cache import CACHE_HEADER_SIZE
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, RunOptions, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
@@ -89,7 +94,7 @@ class WatchedDevice(SimulatedDevice):
         self,
         prepared: PreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
@@ -101,7 +106,7 @@ class WatchedDevice(SimulatedDevice):
             assert all(self.inside[each] == 1 for each in mine), "a pipeline is in two calls"
         try:
             batch = super().create_pipelines(
-                prepared, indices, cache, keep=keep, fail_on_compile_required=fail_on_compile_required
+                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
             )
         finally:
             with self._noting:
@@ -354,7 +359,7 @@ def _check(
         return len(compiled), 0
     # The primary is nobody's now: reading and destroying it would raise otherwise.
     assert device.live_caches == 1
-    held = len(device.pipeline_cache_data(primary).data) - CACHE_HEADER_SIZE
+    held = len(device.pipeline_cache_data(primary).data) - PipelineCache.header_bytes
     device.destroy_pipeline_cache(primary)
     assert held % ENTRY_BYTES == 0
     return len(compiled), there + len(compiled) - held // ENTRY_BYTES

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode, CreationBatch, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import CacheMode, CreationBatch, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     SimulatedDevice,
@@ -40,7 +40,7 @@ class RefusingDevice(SimulatedDevice):
         self,
         prepared: PreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
@@ -50,7 +50,7 @@ class RefusingDevice(SimulatedDevice):
             if index in self.refused:
                 raise DriverError("vkCreateGraphicsPipelines", self.refused[index], "VK_ERROR")
         return super().create_pipelines(
-            prepared, indices, cache, keep=keep, fail_on_compile_required=fail_on_compile_required
+            prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
         )
 
 

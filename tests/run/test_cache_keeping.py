@@ -13,8 +13,8 @@ import trio
 from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.run.caches import Fold
-from orchestrator.run.keeping import CacheKeeper
+from orchestrator.run.caches import RollingMerge
+from orchestrator.run.keeping import CacheFileStore, CacheKeeper
 from orchestrator.run.options import MergePolicy
 from orchestrator.run.records import CacheFileRecord, OutcomeStatus
 from orchestrator.stores.cache_file import (
@@ -213,14 +213,16 @@ async def test_a_damaged_generation_is_replaced_though_nothing_is_new(tmp_path: 
 
 def keeper_of(path: Path, policy: SavePolicy = NEVER) -> CacheKeeper:
     device = strict_device()
-    return CacheKeeper(device, path, LoadResult(LoadStatus.MISSING, path), policy, last_lock_wait_s=0.02)
+    return CacheKeeper(
+        CacheFileStore(device, path), LoadResult(LoadStatus.MISSING, path), policy, last_lock_wait_s=0.02
+    )
 
 
 def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper = keeper_of(path)
-    cache = keeper.device.create_pipeline_cache()
-    compile_keys(keeper.device, cache, OURS)
+    cache = keeper.store.device.create_pipeline_cache()
+    compile_keys(keeper.store.device, cache, OURS)
     with writer_lock(path, REAL_FILE_OPERATIONS) as held:
         assert held
         keeper.finish(cache, SaveReason.EXIT, len(OURS))
@@ -253,8 +255,8 @@ async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(
 def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper = keeper_of(path)
-    cache = keeper.device.create_pipeline_cache()
-    compile_keys(keeper.device, cache, OURS)
+    cache = keeper.store.device.create_pipeline_cache()
+    compile_keys(keeper.store.device, cache, OURS)
     lock_path(path).mkdir()
     keeper.finish(cache, SaveReason.EXIT, len(OURS))
     before = CacheFileRecord(path)
@@ -269,15 +271,15 @@ def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) ->
     assert keeper.summarize(replace(before, error="an earlier run")).error == "an earlier run"
 
 
-def test_folds_count_once_and_quiet_between_folds_counts(folder: Path) -> None:
+def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper = keeper_of(path, SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15))
-    cache = keeper.device.create_pipeline_cache()
-    compile_keys(keeper.device, cache, OLD)
-    size = keeper.device.pipeline_cache_size(cache)
-    keeper.merged(cache, Fold(1, len(OLD), (size,), size, 0))
+    cache = keeper.store.device.create_pipeline_cache()
+    compile_keys(keeper.store.device, cache, OLD)
+    size = keeper.store.device.pipeline_cache_size(cache)
+    keeper.merged(cache, RollingMerge(1, len(OLD), (size,), size, 0))
     assert keeper.saves == []
-    keeper.merged(cache, Fold(2, 0, (size,), size, 0))
+    keeper.merged(cache, RollingMerge(2, 0, (size,), size, 0))
     assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
     keeper.finish(cache, SaveReason.EXIT, len(OLD))
     assert len(keeper.saves) == 1
@@ -286,14 +288,14 @@ def test_folds_count_once_and_quiet_between_folds_counts(folder: Path) -> None:
 def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper = keeper_of(path)
-    cache = keeper.device.create_pipeline_cache()
-    compile_keys(keeper.device, cache, OURS)
+    cache = keeper.store.device.create_pipeline_cache()
+    compile_keys(keeper.store.device, cache, OURS)
     keeper.finish(cache, SaveReason.EXIT, 1)
     keeper.finish(cache, SaveReason.EXIT, 2)
     assert not any(each.merged_with_others for each in keeper.saves)
     save_cache_file(path, IDENTITY, data_of(OLD))
     keeper.finish(cache, SaveReason.EXIT, 3)
     assert keeper.saves[-1].merged_with_others
-    loaded, _ = load_into_cache(keeper.device, path)
+    loaded, _ = load_into_cache(keeper.store.device, path)
     assert loaded_keys(path)[0] == UNION
-    keeper.device.destroy_pipeline_cache(loaded)
+    keeper.store.device.destroy_pipeline_cache(loaded)

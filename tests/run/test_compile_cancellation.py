@@ -151,11 +151,11 @@ async def test_a_cache_that_is_not_destroyed_is_found(
     """Test of the test: the save keeps nothing of a cancelled run."""
     save = CompileCache.close
 
-    def forgetful(self: CompileCache, device: Any, primary: Any, compiled: int | None) -> None:
+    def forgetful(self: CompileCache, primary: Any, compiled: int | None) -> None:
         if compiled is None:
-            device.destroy_pipeline_cache(primary)
+            primary.destroy()
         else:
-            save(self, device, primary, compiled)
+            save(self, primary, compiled)
 
     monkeypatch.setattr(CompileCache, "close", forgetful)
     with pytest.raises(AssertionError):

@@ -23,7 +23,7 @@ from tests.run.support import prepared_set
     ],
 )
 def test_pruned_bytes(sources: tuple[int, ...], before: int, after: int, pruned: int) -> None:
-    assert pruned_bytes(Merged(sources, before, after, 0, ())) == pruned
+    assert pruned_bytes(Merged(sources, before, after, 0, ()), (), 32) == pruned
 
 
 def test_duplicates_need_two_workers() -> None:
@@ -78,7 +78,7 @@ def test_bookkeeping_beyond_the_seed_is_not_called_a_merge_that_does_nothing() -
     full = run_to_data(device)
     primary = device.create_pipeline_cache(full)
     sources = [device.create_pipeline_cache(full) for _ in range(2)]
-    merged = merge_into(device, primary, sources, seed_bytes=len(full) - 24)
+    merged = merge_into(primary, sources, seed_bytes=len(full) - 24)
     assert merged.after == merged.before == len(full)
     assert merged.warnings == ()
 
@@ -130,7 +130,7 @@ def test_a_refused_source_does_not_take_the_others_with_it() -> None:
         caches.append(device.create_pipeline_cache(name=name))
         device.create_pipelines(prepared, np.array([index], np.int32), caches[-1])
     primary = device.create_pipeline_cache()
-    merged = merge_into(device, primary, caches)
+    merged = merge_into(primary, caches)
     assert len(merged.warnings) == 2
     assert "bad was not merged" in merged.warnings[1]
     batch = device.create_pipelines(prepared, np.arange(3, dtype=np.int32), primary)

@@ -13,6 +13,7 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_OUT_OF_HOST_MEMORY,
     ERROR_UNKNOWN,
+    NO_SOURCE,
     CacheMode,
 )
 from orchestrator.devices.image import PipelineKind
@@ -137,7 +138,7 @@ async def test_only_per_worker_asks_for_the_flag(mode: CacheMode) -> None:
 
     class Watched(SimulatedDevice):
         def create_pipeline_cache(self, initial_data: bytes = b"", **options: object):  # type: ignore[no-untyped-def]
-            flags.append((options["name"], options["externally_synchronized"]))
+            flags.append((options["name"], options.get("externally_synchronized", False)))
             return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
 
     device = Watched()
@@ -282,7 +283,9 @@ async def test_using_what_the_run_creates_beside_it_is_an_error_of_the_caller() 
 
     device = SimulatedDevice(SimulatedOptions(on_compile=hold))
     prepared = prepared_set(device)
-    user = threading.Thread(target=device.create_pipelines, args=(prepared, np.array([17], np.int32), None))
+    user = threading.Thread(
+        target=device.create_pipelines, args=(prepared, np.array([17], np.int32), NO_SOURCE)
+    )
     user.start()
     assert entered.wait(60)
     try:
@@ -301,16 +304,16 @@ async def test_no_worker_cache_is_ever_used_by_two_threads_at_a_time() -> None:
     lock = threading.Lock()
 
     class Watched(SimulatedDevice):
-        def create_pipelines(self, prepared, indices, cache, **options):  # type: ignore[no-untyped-def]
+        def create_pipelines(self, prepared, indices, source, **options):  # type: ignore[no-untyped-def]
             with lock:
-                seen.add(cache.name)
-                inside[cache.name] = inside.get(cache.name, 0) + 1
-                assert inside[cache.name] == 1
+                seen.add(source.name)
+                inside[source.name] = inside.get(source.name, 0) + 1
+                assert inside[source.name] == 1
             try:
-                return super().create_pipelines(prepared, indices, cache, **options)
+                return super().create_pipelines(prepared, indices, source, **options)
             finally:
                 with lock:
-                    inside[cache.name] -= 1
+                    inside[source.name] -= 1
 
     device = Watched()
     await run_pipelines(device, prepared_set(device, 1000), RunOptions(workers=4))

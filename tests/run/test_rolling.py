@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache
+from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache, PipelineSource
 from orchestrator.devices.simulated import (
     CostModel,
     CpuClock,
@@ -19,7 +19,15 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run import BARRIER, ROLLING, Fold, MergePolicy, OutcomeStatus, RunOptions, run_pipelines
+from orchestrator.run import (
+    BARRIER,
+    ROLLING,
+    MergePolicy,
+    OutcomeStatus,
+    RollingMerge,
+    RunOptions,
+    run_pipelines,
+)
 from orchestrator.run.caches import MergedHook, PrimaryGuard
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import check_sums, hits_of, prepared_set, without
@@ -29,21 +37,21 @@ ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.
 SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
 
 
-class FoldsBetweenBatches:
-    """Holds each compile of a list until the primary was merged into again, so that folds are certain to happen."""
+class MergesBetweenBatches:
+    """Holds each compile of a list until the primary was merged into again, so that merges are certain to happen."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.keys = frozenset(keys)
-        self.folded = threading.Semaphore(0)
+        self.merges = threading.Semaphore(0)
 
     def __call__(self, key: int) -> None:
         """Be called by the driver before it compiles."""
         if key in self.keys:
-            assert self.folded.acquire(timeout=60)
+            assert self.merges.acquire(timeout=60)
 
-    def merged(self, _primary: PipelineCache, _fold: Fold) -> None:
-        """Be called after a fold."""
-        self.folded.release()
+    def merged(self, _primary: PipelineSource, _merge: RollingMerge) -> None:
+        """Be called after a merge."""
+        self.merges.release()
 
 
 @pytest.mark.parametrize("mode", ROLLING_MODES)
@@ -84,14 +92,14 @@ async def test_a_rolling_merge_leaves_the_keys_that_the_barrier_leaves(mode: Cac
 
 @pytest.mark.parametrize("mode", ROLLING_MODES)
 async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) -> None:
-    held = FoldsBetweenBatches([20, 60, 100])
+    held = MergesBetweenBatches([20, 60, 100])
     device = SimulatedDevice(SimulatedOptions(on_compile=held))
     prepared = prepared_set(device, 200)
-    saved: list[tuple[Fold, bytes, int]] = []
+    saved: list[tuple[RollingMerge, bytes, int]] = []
 
-    def on_merged(primary: PipelineCache, fold: Fold) -> None:
-        saved.append((fold, device.pipeline_cache_data(primary).data, len(device.compile_counts)))
-        held.merged(primary, fold)
+    def on_merged(primary: PipelineSource, merge: RollingMerge) -> None:
+        saved.append((merge, primary.data(), len(device.compile_counts)))
+        held.merged(primary, merge)
 
     report = await run_pipelines(
         device,
@@ -105,17 +113,17 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     assert rolling is not None
     assert len(saved) >= 3
     assert rolling.folds - len(saved) in (0, 1), (
-        "what was retired and not folded when workers ended is no news to the hook"
+        "what was rotated out and not merged when workers ended is no news to the hook"
     )
-    assert [fold.number for fold, _, _ in saved] == list(range(1, len(saved) + 1))
+    assert [merge.number for merge, _, _ in saved] == list(range(1, len(saved) + 1))
     compiled_so_far = 0
-    for fold, data, compiled in saved:
-        compiled_so_far += fold.pipelines
-        assert len(data) == fold.primary_bytes
+    for merge, data, compiled in saved:
+        compiled_so_far += merge.pipelines
+        assert len(data) == merge.primary_bytes
         assert await hits_of(data, 200) == compiled_so_far <= compiled
     assert saved[0][2] < 200, "the first save was before the end"
     assert compiled_so_far <= rolling.pipelines <= 200
-    assert rolling.source_bytes >= sum(sum(fold.source_bytes) for fold, _, _ in saved)
+    assert rolling.source_bytes >= sum(sum(merge.source_bytes) for merge, _, _ in saved)
     assert rolling.caches >= rolling.folds
     assert rolling.longest_pause_ns > 0
     assert rolling.synchronized_by == ("driver" if mode is CacheMode.TWO_LEVEL else "nothing")
@@ -132,8 +140,8 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
         evolve(EACH_BATCH, batches=3),
     ],
 )
-async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
-    held = FoldsBetweenBatches([50, 100])
+async def test_each_threshold_brings_about_merges(policy: MergePolicy) -> None:
+    held = MergesBetweenBatches([50, 100])
     device = SimulatedDevice(SimulatedOptions(on_compile=held))
     report = await run_pipelines(
         device,
@@ -146,7 +154,7 @@ async def test_each_threshold_brings_about_folds(policy: MergePolicy) -> None:
     assert rolling is not None
     assert rolling.folds >= 2
     if policy.gained_bytes is not None:
-        # 1,556 bytes a pipeline: batches of four are enough, once that is known from the first fold.
+        # 1,556 bytes a pipeline: batches of four are enough, once that is known from the first merge.
         assert rolling.source_bytes / rolling.caches >= 6000
 
 
@@ -199,7 +207,7 @@ async def test_two_level_hits_need_no_cache_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("merge_in_driver", [True, False])
-async def test_two_level_keeps_folds_and_look_ups_apart(merge_in_driver: bool) -> None:
+async def test_two_level_keeps_merges_and_look_ups_apart(merge_in_driver: bool) -> None:
     # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize. Merges take
     # long here, so that look-ups come meanwhile.
     slow_merges = CostModel(compile_ns=lambda _key: 1, hit_ns=1, merge_entry_ns=100_000)
@@ -295,7 +303,7 @@ async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> Non
 
 
 async def test_a_driver_that_does_not_merge_is_named_once() -> None:
-    held = FoldsBetweenBatches([20, 40, 60, 80, 100, 120])
+    held = MergesBetweenBatches([20, 40, 60, 80, 100, 120])
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(merge_does_nothing=True), on_compile=held))
     report = await run_pipelines(
         device,
@@ -309,17 +317,17 @@ async def test_a_driver_that_does_not_merge_is_named_once() -> None:
 
 
 async def test_what_the_hook_raises_ends_the_run_and_leaves_nothing() -> None:
-    def full(_primary: PipelineCache, _fold: Fold) -> None:
+    def full(_primary: PipelineSource, _merge: RollingMerge) -> None:
         raise OSError("the disk is full")
 
     device = SimulatedDevice()
     with pytest.raises(OSError, match="the disk is full"):
-        await _run_until_a_fold(device, full)
+        await _run_until_a_merge(device, full)
     assert device.live_caches == 0
 
 
-async def _run_until_a_fold(device: SimulatedDevice, hook: MergedHook) -> None:
-    """Run again and again: a run may end before the merger gets to its first fold."""
+async def _run_until_a_merge(device: SimulatedDevice, hook: MergedHook) -> None:
+    """Run again and again: a run may end before the merger gets to its first merge."""
     for _ in range(1000):
         prepared = prepared_set(device)
         await run_pipelines(
@@ -399,31 +407,31 @@ def test_a_threshold_is_positive_or_absent() -> None:
         MergePolicy(age_ns=-1)
 
 
-def test_a_fold_waits_for_look_ups_and_goes_before_later_ones() -> None:
+def test_a_merge_waits_for_look_ups_and_goes_before_later_ones() -> None:
     guard = PrimaryGuard(needed=True)
     order: list[str] = []
-    folding = threading.Event()
+    merging = threading.Event()
 
-    def fold() -> None:
-        folding.set()
-        with guard.fold():
-            order.append("fold")
+    def merge() -> None:
+        merging.set()
+        with guard.merge():
+            order.append("merge")
 
     def look_up() -> None:
         with guard.look_up():
             order.append("look up")
 
     with guard.look_up():
-        folder = threading.Thread(target=fold)
-        folder.start()
-        assert folding.wait(60)
+        merger = threading.Thread(target=merge)
+        merger.start()
+        assert merging.wait(60)
         with guard._changed:
-            # It holds the condition from saying that it folds to waiting, so this is seen when it waits.
-            while not guard._folding:
+            # It holds the condition from saying that it merges to waiting, so this is seen when it waits.
+            while not guard._merging:
                 guard._changed.wait(0.001)
         later = threading.Thread(target=look_up)
         later.start()
         assert order == []
-    folder.join(60)
+    merger.join(60)
     later.join(60)
-    assert order == ["fold", "look up"]
+    assert order == ["merge", "look up"]

@@ -11,7 +11,7 @@ import trio
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import BARRIER, Fold, MergePolicy, RunOptions, RunReport, run_pipelines
+from orchestrator.run import BARRIER, MergePolicy, RollingMerge, RunOptions, RunReport, run_pipelines
 from orchestrator.schedule import Order, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -36,7 +36,7 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
                 prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
                 read: list[int] = []
 
-                def on_merged(primary: Any, _fold: Fold) -> None:
+                def on_merged(primary: Any, _merge: RollingMerge) -> None:
                     read.append(len(device.pipeline_cache_data(primary).data))
 
                 report: RunReport = await run_pipelines(

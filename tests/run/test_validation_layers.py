@@ -446,6 +446,7 @@ import threading
 import numpy as np
 from orchestrator.devices.vulkan import context as module
 from orchestrator.devices import open_device
+from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan.context import HostMemory
 from orchestrator.sets.sample import sample_path
@@ -497,7 +498,7 @@ assert thread.ident is not None and not thread.is_alive()
 
 def test_the_layer_would_find_what_is_not_destroyed(runs: LayeredRuns, tmp_path: Path) -> None:
     run = with_a_device(
-        runs, tmp_path, "device.create_pipelines(prepared, np.array([0], np.int32), None, keep=True)"
+        runs, tmp_path, "device.create_pipelines(prepared, np.array([0], np.int32), NO_SOURCE, keep=True)"
     )
     (found,) = Verdict.of(run, runs.layer.version).unexpected
     # One rule under two numbers: of the older layer and of the newer one.

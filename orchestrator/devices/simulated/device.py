@@ -39,6 +39,7 @@ from orchestrator.devices.device import (
     DeviceIdentity,
     PipelineCache,
     PipelineCacheData,
+    PipelineSource,
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage
@@ -271,10 +272,7 @@ class SimulatedDevice:
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
             cache = PipelineCache(
-                next(_next_handle),
-                externally_synchronized=externally_synchronized,
-                internally_synchronized_merge=internally_synchronized_merge,
-                name=name,
+                next(_next_handle), externally_synchronized, internally_synchronized_merge, name, self
             )
             with self._mutex:
                 self._caches[cache.handle] = cache, CacheUse(made, name, internally_synchronized_merge)
@@ -348,7 +346,7 @@ class SimulatedDevice:
         self,
         prepared: PreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
@@ -374,6 +372,7 @@ class SimulatedDevice:
             handles=np.zeros(count, np.uint64),
         )
         waits = np.zeros(count, np.int64)
+        cache = source if isinstance(source, PipelineCache) else None
         name = cache.name if cache is not None else ""
         with self._recorded(what, name, waits) as wait, ExitStack() as held:
             ours = self._ours(prepared, what)

@@ -1,14 +1,13 @@
-# Purpose: creating a batch of pipelines on a Vulkan device.
-#
-# The create infos of the batch lie in one contiguous array: where they are, if the pipelines follow one another, or else
-# copied (their nested pointers are absolute, so a copy is as good as the original). They are handed over in one call a
-# kind, and the result of each pipeline is read from its handle and
-# its creation feedback. The specification gives one VkResult for the whole call (section "Multiple Pipeline
-# Creation"), so pipelines that were not created are asked for once more, one by one, to learn each one's own result.
-#
-# Guarantees: a pipeline that fails, or whose library is not there, does not take the others with it. Libraries are kept
-# with what was prepared, since what links them needs them alive. No lock is held while the driver runs.
-"""Creation of pipelines in batches."""
+"""Creation of pipelines in batches, one driver call a kind.
+
+The create infos of a batch lie in one contiguous array: in place, if the pipelines follow one another, or else copied
+(their nested pointers are absolute, so a copy is as good as the original). The specification gives one VkResult for the
+whole call ("Multiple Pipeline Creation"), so pipelines that were not created are asked for once more, one by one, to
+learn each one's own result.
+
+A pipeline that fails, or whose library is not there, does not take the others with it. Libraries stay with what was
+prepared, since what links them needs them alive.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineCache
+from orchestrator.devices.device import ERROR_UNKNOWN, SUCCESS, CreationBatch, PipelineSource
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -58,7 +57,7 @@ class PipelineCreation:
         self,
         bound: VulkanPreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
         """Create a batch; the caller owns all handles but those of libraries, which stay with what was prepared.
@@ -67,7 +66,7 @@ class PipelineCreation:
         VK_ERROR_UNKNOWN.
         """
         if not bound.has_libraries:
-            return self._wave(bound, indices, cache, fail_on_compile_required)
+            return self._wave(bound, indices, source, fail_on_compile_required)
         batch = _empty(len(indices))
         waiting = np.arange(len(indices))
         while waiting.size:
@@ -78,7 +77,7 @@ class PipelineCreation:
                 batch.results[waiting] = ERROR_UNKNOWN
                 break
             chosen, waiting = waiting[there], waiting[~there]
-            part = self._wave(bound, indices[chosen], cache, fail_on_compile_required)
+            part = self._wave(bound, indices[chosen], source, fail_on_compile_required)
             bound.keep_libraries(indices[chosen], part.handles)
             _put(batch, chosen, part)
         return batch
@@ -88,7 +87,7 @@ class PipelineCreation:
         kind: PipelineKind,
         infos: npt.NDArray[np.uint8],
         handles: npt.NDArray[np.uint64],
-        cache: PipelineCache | None,
+        source: PipelineSource,
     ) -> int:
         """One call into the driver: contiguous create infos in, handles out; the VkResult."""
         command, ctype = _COMMANDS[kind]
@@ -96,19 +95,17 @@ class PipelineCreation:
         create = getattr(context.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
         count, first, out = len(handles), pointer_to(infos, ctype), pointer_to(handles, _HANDLES)
-        if cache is None:
-            return int(create(context.handle, *deferred, 0, count, first, context.allocator, out))
-        cache.begin_use(command)
+        source.begin_use(command)
         try:
-            return int(create(context.handle, *deferred, cache.handle, count, first, context.allocator, out))
+            return int(create(context.handle, *deferred, source.handle, count, first, context.allocator, out))
         finally:
-            cache.end_use()
+            source.end_use()
 
     def _wave(
         self,
         bound: VulkanPreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
         """Create pipelines whose libraries all exist, one call a kind."""
@@ -118,15 +115,17 @@ class PipelineCreation:
         of_each = bound.image.kinds
         if span is not None and of_each[span.start] == of_each[span.stop - 1]:  # an image is ordered by kind
             kind = _KINDS[of_each[span.start]]
-            return self._kind(bound, kind, indices, cache, fail_on_compile_required, span)
+            return self._kind(bound, kind, indices, source, fail_on_compile_required, span)
         kinds = of_each[indices]
         if (kinds == kinds[0]).all():  # what schedulers hand out
-            return self._kind(bound, _KINDS[kinds[0]], indices, cache, fail_on_compile_required)
+            return self._kind(bound, _KINDS[kinds[0]], indices, source, fail_on_compile_required)
         batch = _empty(len(indices))
         for number, kind in enumerate(_KINDS):
             chosen = np.flatnonzero(kinds == number)
             if chosen.size:
-                _put(batch, chosen, self._kind(bound, kind, indices[chosen], cache, fail_on_compile_required))
+                _put(
+                    batch, chosen, self._kind(bound, kind, indices[chosen], source, fail_on_compile_required)
+                )
         return batch
 
     def _kind(
@@ -134,7 +133,7 @@ class PipelineCreation:
         bound: VulkanPreparedPipelines,
         kind: PipelineKind,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         fail_on_compile_required: bool,
         span: slice | None = None,
     ) -> CreationBatch:
@@ -143,7 +142,7 @@ class PipelineCreation:
             kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
         )
         handles = self._scratch(len(indices)) if span is not None else np.zeros(len(indices), np.uint64)
-        result = self.call(kind, infos, handles, cache)
+        result = self.call(kind, infos, handles, source)
         if result == SUCCESS and len(indices) <= len(_SUCCESSES):
             results = _SUCCESSES[: len(indices)]
         else:
@@ -153,7 +152,7 @@ class PipelineCreation:
             results[missing] = result
             if len(indices) > 1:
                 for each in missing.tolist():
-                    results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], cache)
+                    results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], source)
         flags, durations, all_hits = bound.take_feedback(indices, span)
         if span is not None and not (all_hits and result == SUCCESS):
             handles = handles.copy()

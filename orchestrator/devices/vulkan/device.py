@@ -1,19 +1,21 @@
-# Purpose: the Vulkan implementation of the Device seam.
-#
-# Guarantees: those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers run
-# in parallel; nothing here holds a lock while the driver runs.
-"""`VulkanDevice`: the Device seam over a real driver."""
+"""`VulkanDevice`: the Device seam over an open VkDevice.
+
+Guarantees those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers run in
+parallel; no lock is held while the driver runs. It creates no device and destroys none but through its context.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.device import (
+    INCOMPLETE,
     SUCCESS,
     CreationBatch,
     DeviceFeatures,
@@ -21,15 +23,16 @@ from orchestrator.devices.device import (
     PipelineCache,
     PipelineCacheData,
     PipelineExecutables,
+    PipelineSource,
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.caches import VulkanCaches
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.executables import inspect_executables
+from orchestrator.devices.vulkan.instance import check
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines, pointer_to
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
@@ -38,6 +41,11 @@ from orchestrator.registry import registry
 #: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in every cache, and none where each
 #: was destroyed before the next was created. Pipelines that their owner keeps live all the same.
 SHARES_LIVING_STAGES: Final = frozenset({4})
+_EXTERNALLY_SYNCHRONIZED: Final = 0x1
+_INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
+# A cache that others fill grows between the size query and the read; each round asks for the size again.
+_READ_ROUNDS: Final = 8
+_GROWTH_ROOM: Final = 64 * 1024
 _RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
 
 
@@ -56,7 +64,7 @@ class VulkanDevice:
         self._prepared: set[VulkanPreparedPipelines] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self._caches = VulkanCaches(context)
+        self._caches: set[PipelineCache] = set()
         self._creation = PipelineCreation(context)
 
     @property
@@ -99,28 +107,88 @@ class VulkanDevice:
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
         self._require_open()
-        return self._caches.create(
-            initial_data,
-            externally_synchronized=externally_synchronized,
-            internally_synchronized_merge=internally_synchronized_merge,
-            name=name,
+        context = self._context
+        if externally_synchronized and internally_synchronized_merge:
+            raise DeviceError(
+                "a cache is externally synchronized or internally synchronized in merges, not both"
+            )
+        if externally_synchronized and not context.features.externally_synchronized_caches:
+            raise DeviceError("the device lacks the feature pipelineCreationCacheControl")
+        if internally_synchronized_merge and not context.features.internally_synchronized_merge:
+            raise DeviceError("the device lacks the feature maintenance8")
+        info = ffi.new("VkPipelineCacheCreateInfo *")
+        info.sType = registry().struct("VkPipelineCacheCreateInfo").s_type
+        info.flags = (_EXTERNALLY_SYNCHRONIZED if externally_synchronized else 0) | (
+            _INTERNALLY_SYNCHRONIZED_MERGE if internally_synchronized_merge else 0
         )
+        # Some drivers fail on size 0 with a pointer that is not null.
+        data = ffi.from_buffer("uint8_t[]", initial_data) if initial_data else ffi.NULL
+        info.initialDataSize = len(initial_data)
+        info.pInitialData = data
+        handle = ffi.new("uint64_t *")
+        result = context.commands.vkCreatePipelineCache(context.handle, info, context.allocator, handle)
+        check("vkCreatePipelineCache", result)
+        cache = PipelineCache(
+            int(handle[0]), externally_synchronized, internally_synchronized_merge, name, self
+        )
+        with self._lock:
+            self._caches.add(cache)
+        return cache
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
         """See `Device.merge_pipeline_caches`."""
-        self._caches.merge(destination, sources)
+        if destination in sources:
+            raise DeviceError(f"pipeline cache {destination.name!r} cannot be merged into itself")
+        if not sources:
+            return
+        what = "vkMergePipelineCaches"
+        context = self._context
+        with ExitStack() as held:
+            for each in (destination, *sources):
+                held.enter_context(each.exclusive(what))
+            handles = ffi.new("uint64_t[]", [each.handle for each in sources])
+            merge = context.commands.vkMergePipelineCaches
+            check(what, merge(context.handle, destination.handle, len(sources), handles))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
-        return self._caches.size(cache)
+        size = ffi.new("size_t *")
+        with cache.exclusive("vkGetPipelineCacheData"):
+            self._get(cache, size, ffi.NULL)
+        return int(size[0])
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
-        return self._caches.data(cache, limit)
+        size = ffi.new("size_t *")
+        with cache.exclusive("vkGetPipelineCacheData"):
+            room = 0
+            for _ in range(_READ_ROUNDS):
+                self._get(cache, size, ffi.NULL)
+                wanted = int(size[0]) + room
+                size[0] = wanted if limit is None else min(limit, wanted)
+                buffer = ffi.new("uint8_t[]", max(int(size[0]), 1))
+                result = self._get(cache, size, buffer)
+                written = bytes(ffi.buffer(buffer, int(size[0])))
+                if result != INCOMPLETE or limit is not None:
+                    break
+                room = room * 2 or _GROWTH_ROOM  # it grew meanwhile: ask again, with room
+        return PipelineCacheData(written, complete=result != INCOMPLETE)
+
+    def _get(self, cache: PipelineCache, size: object, data: object) -> int:
+        context = self._context
+        result = context.commands.vkGetPipelineCacheData(context.handle, cache.handle, size, data)
+        return check("vkGetPipelineCacheData", result)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """See `Device.destroy_pipeline_cache`."""
-        self._caches.destroy(cache)
+        if cache.destroyed:
+            return
+        context = self._context
+        with cache.exclusive("vkDestroyPipelineCache"):
+            cache.destroyed = True
+            context.commands.vkDestroyPipelineCache(context.handle, cache.handle, context.allocator)
+        with self._lock:
+            self._caches.discard(cache)
 
     def prepare(self, image: CreateInfoImage) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
@@ -138,7 +206,7 @@ class VulkanDevice:
         self,
         prepared: PreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
@@ -152,8 +220,8 @@ class VulkanDevice:
             and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
         )
         if alone and len(indices) > 1:
-            return self._one_by_one(bound, indices, cache, fail_on_compile_required)
-        batch = self._create(bound, indices, cache, fail_on_compile_required, keep=keep)
+            return self._one_by_one(bound, indices, source, fail_on_compile_required)
+        batch = self._create(bound, indices, source, fail_on_compile_required, keep=keep)
         if alone:
             bound.destroy_discarded()
         return batch
@@ -162,7 +230,7 @@ class VulkanDevice:
         self,
         bound: VulkanPreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
         """Create each pipeline in a call of its own, so that none of them lives while the next is created."""
@@ -172,7 +240,7 @@ class VulkanDevice:
             one = self.create_pipelines(
                 bound,
                 indices[place : place + 1],
-                cache,
+                source,
                 fail_on_compile_required=fail_on_compile_required,
             )
             results[place] = one.results[0]
@@ -183,14 +251,14 @@ class VulkanDevice:
         self,
         bound: VulkanPreparedPipelines,
         indices: npt.NDArray[np.int32],
-        cache: PipelineCache | None,
+        source: PipelineSource,
         fail_on_compile_required: bool,
         *,
         keep: bool,
     ) -> CreationBatch:
         acquired = bound.acquire_modules(indices)
         try:
-            batch = self._creation.create(bound, indices, cache, fail_on_compile_required)
+            batch = self._creation.create(bound, indices, source, fail_on_compile_required)
         finally:
             bound.release_modules(acquired)
         if not keep:
@@ -270,7 +338,8 @@ class VulkanDevice:
             return
         for prepared in list(self._prepared):
             prepared.close()
-        self._caches.destroy_all()
+        for cache in list(self._caches):
+            self.destroy_pipeline_cache(cache)
         self._closed = True
         self._context.close()
 

@@ -1,11 +1,10 @@
-# Purpose: what a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties): its executables, and
-# their statistics, such as registers and code size.
-#
-# How: the pipeline is created once more, without a cache and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
-# vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may
-# key its cache by that flag, so the pipelines of a run are left as they are. The create info is a copy with a
-# creation feedback structure of its own, which also asks for the time of each stage.
-"""Executables and statistics of pipelines."""
+"""What a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties): executables and statistics.
+
+The pipeline is created once more, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
+vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may
+key its cache by that flag, so the pipelines of a run are left as they are. The create info is a copy with a creation
+feedback structure of its own, which also asks for the time of each stage.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import (
     FEEDBACK_VALID,
+    NO_SOURCE,
     SUCCESS,
     PipelineExecutable,
     PipelineExecutables,
@@ -74,7 +74,7 @@ def inspect_executables(
     info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
     handles = np.zeros(1, np.uint64)
-    result = creation.call(kind, infos, handles, None)
+    result = creation.call(kind, infos, handles, NO_SOURCE)
     wall_ns = time.perf_counter_ns() - started
     handle = int(handles[0])
     if not handle:

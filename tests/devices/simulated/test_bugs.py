@@ -16,6 +16,7 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_OUT_OF_DEVICE_MEMORY,
     ERROR_OUT_OF_HOST_MEMORY,
+    NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     CreationBatch,
 )
@@ -172,12 +173,13 @@ def test_out_of_memory_in_cache_commands(operation: CacheOperation) -> None:
 def test_a_crash_ends_the_process() -> None:
     code = (
         "import numpy as np\n"
+        "from orchestrator.devices.device import NO_SOURCE\n"
         "from orchestrator.devices.simulated import *\n"
         "device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(crash={2})))\n"
         "prepared = device.prepare(simulated_image([1, 2]))\n"
-        "device.create_pipelines(prepared, np.array([0], np.int32), None)\n"
+        "device.create_pipelines(prepared, np.array([0], np.int32), NO_SOURCE)\n"
         "print('alive', flush=True)\n"
-        "device.create_pipelines(prepared, np.array([1], np.int32), None)\n"
+        "device.create_pipelines(prepared, np.array([1], np.int32), NO_SOURCE)\n"
         "print('never', flush=True)\n"
     )
     done = subprocess.run(
@@ -191,7 +193,7 @@ def test_a_hang_lasts_until_it_is_released() -> None:
     device = device_with(DriverBugs(hang=frozenset({12})))
     prepared = device.prepare(simulated_image(KEYS))
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, ALL, None)
+        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
         assert device.wait_until_hung()
         assert not call.done()
         assert device.compile_counts == {11: 1}
@@ -203,7 +205,7 @@ def test_closing_ends_a_hang() -> None:
     device = device_with(DriverBugs(hang=frozenset({12})))
     prepared = device.prepare(simulated_image(KEYS))
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, ALL, None)
+        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
         assert device.wait_until_hung()
         device.close()
         batch: CreationBatch = call.result(30.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.device import ERROR_UNKNOWN, CreationBatch, Device, PreparedPipelines
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch, Device, PreparedPipelines
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     CostModel,
@@ -58,7 +58,7 @@ def test_the_same_calls_give_the_same_bytes_and_durations() -> None:
 
 def test_results_stand_in_the_order_asked_for() -> None:
     device = SimulatedDevice(SimulatedOptions(cost=CostModel.mapped({1: 10, 2: 20, 3: 30})))
-    batch = device.create_pipelines(device.prepare(simulated_image([1, 2, 3])), at(2, 0, 1), None)
+    batch = device.create_pipelines(device.prepare(simulated_image([1, 2, 3])), at(2, 0, 1), NO_SOURCE)
     assert batch.durations_ns.tolist() == [30, 10, 20]
 
 
@@ -126,7 +126,7 @@ def test_what_is_alive_is_counted() -> None:
 
 def test_destroying_a_pipeline_twice_is_refused() -> None:
     device = SimulatedDevice()
-    kept = device.create_pipelines(device.prepare(simulated_image([1, 2])), at(0, 1), None, keep=True)
+    kept = device.create_pipelines(device.prepare(simulated_image([1, 2])), at(0, 1), NO_SOURCE, keep=True)
     device.destroy_pipelines(kept.handles[:1])
     with pytest.raises(DeviceError):
         device.destroy_pipelines(kept.handles)
@@ -161,7 +161,7 @@ def test_nothing_works_after_close() -> None:
         lambda: device.pipeline_cache_size(cache),
         lambda: device.pipeline_cache_data(cache),
         lambda: device.prepare(simulated_image([1])),
-        lambda: device.create_pipelines(prepared, at(0), None),
+        lambda: device.create_pipelines(prepared, at(0), NO_SOURCE),
         lambda: device.pipeline_keys(prepared, at(0)),
         lambda: device.destroy_pipelines(handles),
     ]
@@ -205,18 +205,18 @@ def test_one_pipeline_is_created_by_one_thread_at_a_time() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(hang={1})))
     prepared = device.prepare(simulated_image([1, 2]))
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, at(0), None)
+        call = pool.submit(device.create_pipelines, prepared, at(0), NO_SOURCE)
         try:
             assert device.wait_until_hung()
             with pytest.raises(ExternalSynchronizationError):
-                device.create_pipelines(prepared, at(1, 0), None)
+                device.create_pipelines(prepared, at(1, 0), NO_SOURCE)
             with pytest.raises(ExternalSynchronizationError):
                 prepared.close()
-            assert device.create_pipelines(prepared, at(1), None).results.tolist() == [0]
+            assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
         finally:
             device.release_hangs()
         call.result(30.0)
-    assert device.create_pipelines(prepared, at(1, 0), None).results.tolist() == [0, 0]
+    assert device.create_pipelines(prepared, at(1, 0), NO_SOURCE).results.tolist() == [0, 0]
 
 
 def test_a_cache_of_another_device_is_refused() -> None:
@@ -225,7 +225,7 @@ def test_a_cache_of_another_device_is_refused() -> None:
     with pytest.raises(DeviceError, match="another device"):
         device.create_pipelines(prepared, at(0), other.create_pipeline_cache())
     with pytest.raises(DeviceError, match="another device"):
-        other.create_pipelines(prepared, at(0), None)
+        other.create_pipelines(prepared, at(0), NO_SOURCE)
 
 
 def test_two_merges_in_opposite_directions_do_not_lock_each_other_out() -> None:
@@ -251,12 +251,12 @@ def test_two_merges_in_opposite_directions_do_not_lock_each_other_out() -> None:
 def test_a_library_lives_until_its_image_is_closed() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image([1, 2, 3], libraries={3: [1, 2]}))
-    assert device.create_pipelines(prepared, at(2), None).results.tolist() == [ERROR_UNKNOWN]
-    device.create_pipelines(prepared, at(0, 1), None)
+    assert device.create_pipelines(prepared, at(2), NO_SOURCE).results.tolist() == [ERROR_UNKNOWN]
+    device.create_pipelines(prepared, at(0, 1), NO_SOURCE)
     assert device.live_pipelines == 2
-    assert device.create_pipelines(prepared, at(2), None).results.tolist() == [0]
+    assert device.create_pipelines(prepared, at(2), NO_SOURCE).results.tolist() == [0]
     # Made again, it is a pipeline like others.
-    device.create_pipelines(prepared, at(0), None)
+    device.create_pipelines(prepared, at(0), NO_SOURCE)
     assert device.live_pipelines == 2
     prepared.close()
     prepared.close()
@@ -266,17 +266,17 @@ def test_a_library_lives_until_its_image_is_closed() -> None:
 def test_libraries_of_the_same_batch_come_first() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image([1, 2], libraries={2: [1]}))
-    assert device.create_pipelines(prepared, at(1, 0), None).results.tolist() == [0, 0]
+    assert device.create_pipelines(prepared, at(1, 0), NO_SOURCE).results.tolist() == [0, 0]
 
 
 def test_the_first_of_a_library_is_not_the_callers() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image([1, 2], libraries={2: [1]}))
-    assert device.create_pipelines(prepared, at(0), None, keep=True).handles.tolist() == [0]
-    second = device.create_pipelines(prepared, at(0, 1), None, keep=True)
+    assert device.create_pipelines(prepared, at(0), NO_SOURCE, keep=True).handles.tolist() == [0]
+    second = device.create_pipelines(prepared, at(0, 1), NO_SOURCE, keep=True)
     assert all(second.handles)
     device.destroy_pipelines(second.handles)
-    assert device.create_pipelines(prepared, at(1), None).results.tolist() == [0]
+    assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
     prepared.close()
     assert device.live_pipelines == 0
 
@@ -288,7 +288,7 @@ def test_an_unusable_pipeline_does_not_reach_the_driver() -> None:
     device = SimulatedDevice(SimulatedOptions(unusable={2: "a module is damaged"}))
     prepared = device.prepare(simulated_image([1, 2]))
     assert prepared.unusable == {1: "a module is damaged"}
-    assert device.create_pipelines(prepared, at(0, 1), None).results.tolist() == [0, ERROR_UNKNOWN]
+    assert device.create_pipelines(prepared, at(0, 1), NO_SOURCE).results.tolist() == [0, ERROR_UNKNOWN]
     assert device.compile_counts == {1: 1}
     assert device.pipeline_keys(prepared, at(1)) == [None]
 
@@ -309,7 +309,7 @@ def test_flags_that_the_device_lacks_are_refused() -> None:
     with pytest.raises(DeviceError, match="pipeline binaries"):
         device.pipeline_keys(prepared, at(0))
     with pytest.raises(DeviceError, match="COMPILE_REQUIRED"):
-        device.create_pipelines(prepared, at(0), None, fail_on_compile_required=True)
+        device.create_pipelines(prepared, at(0), NO_SOURCE, fail_on_compile_required=True)
     assert device.live_caches == 0
 
 
@@ -334,7 +334,7 @@ def test_indices_that_name_no_pipeline_or_one_twice_are_refused(
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image([1, 2]))
     with pytest.raises(DeviceError, match="index"):
-        device.create_pipelines(prepared, indices, None)
+        device.create_pipelines(prepared, indices, NO_SOURCE)
     with pytest.raises(DeviceError, match="index"):
         device.pipeline_keys(prepared, indices)
 
@@ -396,7 +396,7 @@ def test_an_image_has_what_it_was_given() -> None:
 
 def test_an_empty_image_is_an_image() -> None:
     device = SimulatedDevice()
-    assert len(device.create_pipelines(device.prepare(simulated_image([])), at(), None).results) == 0
+    assert len(device.create_pipelines(device.prepare(simulated_image([])), at(), NO_SOURCE).results) == 0
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from orchestrator.devices.device import (
     ERROR_OUT_OF_HOST_MEMORY,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
+    NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
@@ -151,11 +152,11 @@ def test_a_batch_of_mixed_kinds_creates_each_pipeline_once(
     mixed = as_indices([index for row in zip(*by_kind.values(), strict=False) for index in row][::-1])
     prepared = device.prepare(image)
     # Lavapipe gives feedback for two of the three kinds.
-    alone = [device.create_pipelines(prepared, mixed[at : at + 1], None) for at in range(len(mixed))]
+    alone = [device.create_pipelines(prepared, mixed[at : at + 1], NO_SOURCE) for at in range(len(mixed))]
     given = [int(each.feedback_flags[0]) & FEEDBACK_VALID for each in alone]
     assert any(given)
     calls = watch(device).calls
-    batch = device.create_pipelines(prepared, mixed, None, keep=True)
+    batch = device.create_pipelines(prepared, mixed, NO_SOURCE, keep=True)
     assert not batch.results.any()
     assert len(set(batch.handles.tolist()) - {0}) == len(mixed)
     assert (batch.feedback_flags & FEEDBACK_VALID).tolist() == given
@@ -168,7 +169,7 @@ def test_a_batch_of_mixed_kinds_creates_each_pipeline_once(
     # Nothing is asked of the driver for a kind that is not in a batch: it must not be called for no pipelines.
     calls.clear()
     two_kinds = as_indices([by_kind[PipelineKind.COMPUTE][0], by_kind[PipelineKind.GRAPHICS][0]])
-    assert not device.create_pipelines(prepared, two_kinds, None).results.any()
+    assert not device.create_pipelines(prepared, two_kinds, NO_SOURCE).results.any()
     assert sorted(name for name, _ in calls) == ["vkCreateComputePipelines", "vkCreateGraphicsPipelines"]
 
 
@@ -206,7 +207,7 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
 
     def handed(indices: Indices, **options: bool) -> list[int]:
         calls.clear()
-        device.create_pipelines(prepared, indices, None, **options)
+        device.create_pipelines(prepared, indices, NO_SOURCE, **options)
         return calls[0][1]
 
     for indices in (in_a_row, picked):
@@ -233,13 +234,13 @@ def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
     prepared = device.prepare(image)
     compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
     for indices in (compute[:4], compute[[6, 1, 4]]):
-        made = device.create_pipelines(prepared, indices, None, keep=True)
+        made = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True)
         handles = made.handles.copy()
         assert handles.all()
         # The whole call, and then each of its pipelines when it is asked for by itself.
         watched = watch(device)
         watched.refusals.extend([ERROR_OUT_OF_HOST_MEMORY] * (1 + len(indices)))
-        refused = device.create_pipelines(prepared, indices, None, keep=True)
+        refused = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True)
         assert not watched.refusals
         assert refused.results.tolist() == [ERROR_OUT_OF_HOST_MEMORY] * len(indices)
         assert not refused.handles.any()
@@ -282,7 +283,7 @@ def test_without_feedback_the_rest_of_each_chain_stays(
     libraries = sorted({each for index in range(len(image)) for each in image.libraries_of(index)})
     linkers = [index for index in range(len(image)) if image.libraries_of(index)]
     for indices in (chosen, as_indices(libraries), as_indices(linkers)):
-        batch = without.create_pipelines(unlinked, indices, None)
+        batch = without.create_pipelines(unlinked, indices, NO_SOURCE)
         assert not batch.results.any()
         assert not batch.feedback_flags.any()
         assert not batch.durations_ns.any()
@@ -321,7 +322,7 @@ def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
     plain = rays[~image.is_library[rays]][:4]
     assert len(plain) == 4
     prepared = device.prepare(image)
-    device.create_pipelines(prepared, rays[image.is_library[rays]], None)
+    device.create_pipelines(prepared, rays[image.is_library[rays]], NO_SOURCE)
     order = watch(device).order
     together = device.create_pipelines(prepared, plain, device.create_pipeline_cache())
     assert order == [4]

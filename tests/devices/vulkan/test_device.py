@@ -8,9 +8,10 @@ import threading
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import ERROR_UNKNOWN, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -190,7 +191,7 @@ def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
             image = build_image(source, source.pipelines, device.capabilities, module_bytes=limit).image
             with_libraries = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))
             prepared = device.prepare(image)
-            batch = device.create_pipelines(prepared, with_libraries[:24].astype(np.int32), None)
+            batch = device.create_pipelines(prepared, with_libraries[:24].astype(np.int32), NO_SOURCE)
         device.close()
         return batch
 
@@ -208,14 +209,14 @@ def test_a_pipeline_before_its_libraries_fails_alone() -> None:
         assert linking, "the sample set links libraries"
         alone = next(index for index in range(len(image)) if not image.libraries_of(index))
         prepared = device.prepare(image)
-        batch = device.create_pipelines(prepared, np.array([linking[0], alone], np.int32), None)
+        batch = device.create_pipelines(prepared, np.array([linking[0], alone], np.int32), NO_SOURCE)
         assert batch.results.tolist() == [ERROR_UNKNOWN, 0]
         assert device.pipeline_keys(prepared, np.array(linking[:1], np.int32)) == [None]
         libraries = image.libraries_of(linking[0])
         # In one batch, in the wrong order: what links is created after what it links.
-        batch = device.create_pipelines(prepared, np.array([linking[0], *libraries], np.int32), None)
+        batch = device.create_pipelines(prepared, np.array([linking[0], *libraries], np.int32), NO_SOURCE)
         assert not batch.results.any()
-        assert not device.create_pipelines(prepared, np.array(linking[:1], np.int32), None).results.any()
+        assert not device.create_pipelines(prepared, np.array(linking[:1], np.int32), NO_SOURCE).results.any()
         prepared.close()
         prepared.close()
     device.close()
@@ -259,6 +260,26 @@ def test_a_device_without_an_extension_says_so() -> None:
         with pytest.raises(DeviceError, match="VK_KHR_pipeline_binary"):
             device.pipeline_keys(prepared, np.zeros(1, np.int32))
     device.close()
+
+
+@each_driver
+def test_a_context_that_is_not_owned_outlives_the_devices_on_it(driver: str) -> None:
+    owner = DeviceContext.open()
+    theirs = evolve(owner, owned=False)
+    with PipelineSet.open(sample_path()) as source:
+        image = build_image(source, source.pipelines[:4], owner.capabilities).image
+        for _ in range(2):
+            device = VulkanDevice(theirs)
+            cache = device.create_pipeline_cache()
+            prepared = device.prepare(image)
+            batch = device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
+            assert not batch.results.any()
+            device.close()
+            assert cache.destroyed
+            with pytest.raises(DeviceError, match="closed"):
+                device.prepare(image)
+    assert driver.partition(":")[2].upper() in owner.identity.device_name
+    owner.close()
 
 
 @pytest.mark.driver(NAVI21)

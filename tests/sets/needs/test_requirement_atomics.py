@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from orchestrator.devices.device import NO_SOURCE
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
@@ -261,6 +262,6 @@ def test_a_driver_is_not_given_what_ends_its_compiler(open_driver_device: OpenDr
     ]
     assert set(built.image.keys.tolist()) == set(keys.values())
     prepared = device.prepare(built.image)
-    batch = device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), None)
+    batch = device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
     prepared.close()
     assert batch.results.tolist() == [0, 0, 0]
