@@ -1,14 +1,16 @@
-"""The seam between the scheduler's side of the house and whatever compiles: the `Device` Protocol, its values.
+"""The seam between the scheduler's side of the house and whatever compiles: the `Device` Protocol.
 
-VulkanDevice and SimulatedDevice implement it. Everything else is written against it, and never sees a `vk` name or what a
-handle means. Every implementation guarantees:
+VulkanDevice and SimulatedDevice implement it. Everything else is written against it, and never sees a `vk`
+name or what a handle means. Every implementation guarantees:
 
-- Methods are synchronous and block for as long as the driver needs; a driver call cannot be cancelled. They may be called
-  from any thread, several at a time, except where `PipelineSource` and a method's own text want external
-  synchronization. Breaking that raises ExternalSynchronizationError before the driver is entered; it never crashes.
-- Positive VkResults are values. Negative ones raise DriverError, except those of single pipelines, which are results of
-  `create_pipelines`.
-- Every method but `close` raises DeviceError once the device is closed.
+- Methods are synchronous and block for as long as the driver needs; a driver call cannot be cancelled. They
+  may be called from any thread, several at a time, except where `PipelineSource` and a method's own text want
+  external synchronization. Breaking that raises ExternalSynchronizationError before the driver is entered; it
+  never crashes.
+- Positive VkResults are values. Negative ones raise DriverError, except those of single pipelines, which are
+  results of `create_pipelines`.
+- Once the device is closed, every method but `close` raises DeviceError, or ExternalSynchronizationError
+  where it is given a source, all of which were destroyed.
 - The device owns what it hands out (sources, prepared pipelines). `close` destroys what is left.
 """
 
@@ -84,7 +86,8 @@ class DeviceFeatures:
         compile_required: FAIL_ON_PIPELINE_COMPILE_REQUIRED may be asked for.
         driver_caches: How the driver's own caches were turned off: "disabled: <how>", or "enabled".
         layers: The layers between the program and the driver, each with the version of Vulkan that it knows.
-        keys_withheld: Why a driver that has pipeline keys is asked for none; "" where nothing speaks against it.
+        keys_withheld: Why a driver that has pipeline keys is asked for none; "" where nothing speaks against
+            it.
     """
 
     externally_synchronized_caches: bool
@@ -122,8 +125,9 @@ class DeviceCapabilities(Protocol):
 class CreationBatch:
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
-    Arrays may be read-only. Of a batch of hits they may be views of the device's own memory, so that a warm run needs no new
-    memory for each call: feedback holds until the pipelines are created once more, handles until the thread's next call.
+    Arrays may be read-only. Of a batch of hits they may be views of the device's own memory, so that a warm
+    run needs no new memory for each call: feedback holds until the pipelines are created once more, handles
+    until the thread's next call.
 
     Attributes:
         results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed.
@@ -133,7 +137,8 @@ class CreationBatch:
             keep and ends them with `Device.destroy_pipelines`.
         all_created: The device knows that every result is 0, so that nobody has to look through them.
         all_hits: The device knows that the feedback of every one is valid and says that the cache had it.
-        span: The pipelines as a slice of the image, where the device knows that they follow one another in it.
+        span: The pipelines as a slice of the image, where the device knows that they follow one another in
+            it.
     """
 
     results: npt.NDArray[np.int32]
@@ -221,10 +226,11 @@ class Device(PipelineCaches, Protocol):
     def prepare(self, image: CreateInfoImage) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
-        What the driver refuses makes the pipelines that need it `unusable`, and is not raised.
+        Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V that
+        cannot be read, make the pipelines that need them `unusable`, and are not raised.
 
         Raises:
-            ArchiveError: The SPIR-V of a module can no longer be read.
+            DeviceError: The device was closed.
         """
 
     def create_pipelines(
@@ -263,7 +269,7 @@ class Device(PipelineCaches, Protocol):
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """vkGetPipelineKeyKHR of each pipeline, None where the driver gives none, and for one that links libraries.
+        """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
         Args:
             prepared: What `prepare` returned.
@@ -302,8 +308,8 @@ class CacheMode(enum.StrEnum):
     SHARED: all workers use one internally synchronized cache.
     PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
     PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
-    TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it does not
-        hold in an externally synchronized cache of their own, which migrates into the primary.
+    TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it
+        does not hold in an externally synchronized cache of their own, which migrates into the primary.
     NONE: no cache.
     """
 

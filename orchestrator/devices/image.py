@@ -1,23 +1,21 @@
-# Purpose: the value that the sets hand to a device: all Vk*CreateInfo structures of a pipeline set in one
-# relocatable buffer, with tables that say where its pointers and handles go.
-#
-# Guarantees: a CreateInfoImage holds no address of any process and no handle of any driver, so it can be
-# saved, loaded elsewhere and bound to several devices. It refers to other things by index only.
-#
-# Layout of the buffer (64-bit little-endian ABI, the structure layouts of the Vulkan C headers):
-#   [graphics create infos, contiguous][compute ...][ray tracing ...]     one stride a kind
-#   [VkPipelineCreationFeedback per pipeline, contiguous]
-#   [everything that those point to; the create infos of samplers, layouts and render passes]
-#
-# A *pointer slot* is the offset of an 8-byte pointer field; its target is an offset in the same buffer.
-# A *handle slot* is the offset of an 8-byte non-dispatchable handle field. There are three kinds of handle,
-# because they come to exist at different times: objects (samplers, layouts, render passes: before any
-# pipeline), shader modules (on demand, bounded in memory) and library pipelines (when they were created).
-# Module and library slots are grouped by the pipeline that holds them (CSR: start[i]..start[i+1]), so that
-# they can be filled just before a batch goes to the driver.
-#
-# Assumptions: pointers have 64 bits. A 32-bit process is refused when a device is opened.
-"""`CreateInfoImage`: a pipeline set's create infos in one relocatable buffer."""
+"""`CreateInfoImage`: all Vk*PipelineCreateInfo structures of a set in one relocatable buffer.
+
+Tables say where its pointers and handles go. It holds no address of any process and no handle of any driver,
+and refers to other things by index only, so it can be saved, loaded elsewhere and bound to several devices.
+
+Layout of the buffer (64-bit little-endian ABI, the structure layouts of the Vulkan C headers):
+
+    [graphics create infos, contiguous][compute ...][ray tracing ...]     one stride a kind
+    [VkPipelineCreationFeedback per pipeline, contiguous]
+    [everything that those point to; the create infos of samplers, layouts and render passes]
+
+A pointer slot is the offset of an 8-byte pointer field; its target is an offset in the same buffer. A handle
+slot is the offset of an 8-byte non-dispatchable handle field. There are three kinds of handle, because they
+come to exist at different times: objects (samplers, layouts, render passes: before any pipeline), shader
+modules (on demand, bounded in memory) and libraries (when they were created). Module and library slots are
+grouped by the pipeline that holds them (CSR: start[i]..start[i+1]), so that they can be filled just before a
+batch goes to the driver.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Opens devices by what a user calls them, and gives the environment that a driver reads its target from.
 
-A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's null
-hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore one target.
-Opening a device changes nothing in the environment. A program that owns its process calls `own_process` first; any
-other is told by NoDeviceError what to set.
+A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
+null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
+one target. Opening a device changes nothing in the environment. A program that owns its process calls
+`own_process` first; any other is told by NoDeviceError what to set.
 
 Nothing else above devices/vulkan imports the binding, and it is imported when a Vulkan device is asked for.
 """
@@ -66,7 +66,7 @@ class Selector:
 
     @classmethod
     def parse(cls, text: str) -> Selector:
-        """Parse what a user wrote. Anything is valid; a name that nothing answers to fails when it is opened."""
+        """Parse what a user wrote. Anything is valid; what nothing answers to fails when it is opened."""
         driver, _, family = text.partition(":")
         if driver.lower() in _LIBRARIES and (not family or driver.lower() == "radv"):
             return cls(text, driver=driver.lower(), family=family.lower())
@@ -108,8 +108,8 @@ def environment_of(
 def own_process(selector: str, *, driver_caches: bool = False) -> None:
     """Set the environment of this process for a device; for programs that own their process.
 
-    Call it in the main thread, before the first device is opened: drivers read their target once. A library, or a
-    program that shows pictures with Vulkan itself, leaves its environment alone and does not call this.
+    Call it in the main thread, before the first device is opened: drivers read their target once. A library,
+    or a program that shows pictures with Vulkan itself, leaves its environment alone and does not call this.
 
     Args:
         selector: As `open_device` takes it.
@@ -143,11 +143,13 @@ def open_device(
     Args:
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
             index that `list_devices` shows, a part of a device's or driver's name, ``simulated``, or "" for
-            the first device. A selector that names a driver needs the environment that `environment_of` gives.
+            the first device. A selector that names a driver needs the environment that `environment_of`
+            gives.
         request: The application whose instance and device it is opened as. A set's groups have theirs
             (`PipelineSet.groups`). None: no application's; what captures record is off, the rest on.
-        driver_caches: Leave the driver's own caches on. Otherwise they are off where the device can turn them off
-            (VkDevicePipelineBinaryInternalCacheControlKHR) or the environment does; `DeviceFeatures` says which.
+        driver_caches: Leave the driver's own caches on. Otherwise they are off where the device can turn them
+            off (VkDevicePipelineBinaryInternalCacheControlKHR) or the environment does; `DeviceFeatures` says
+            which.
         count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
             costs a call into Python per allocation.
 
@@ -185,7 +187,8 @@ def open_for_child(
     """Open a device in a child process that works for another one and owns its environment.
 
     Args:
-        opener: "package.module:function" to open the device with, called with the request; "" for `open_device`.
+        opener: "package.module:function" to open the device with, called with the request; "" for
+            `open_device`.
         selector: As `open_device` takes it.
         request: What it is opened as.
         driver_caches: Leave the driver's own caches on.
@@ -222,7 +225,8 @@ def list_devices(selector: str = "") -> list[DeviceIdentity]:
     """Identities of the Vulkan devices that the loader finds, in its order; their index is the selector.
 
     Args:
-        selector: A target that decides which drivers are asked (``radv:navi21``, ``lavapipe``), or "" for all.
+        selector: A target that decides which drivers are asked (``radv:navi21``, ``lavapipe``), or "" for
+            all.
 
     Raises:
         NoDeviceError: There is no Vulkan loader, or this process's environment is another target's.
@@ -241,8 +245,8 @@ def _in_this_process(selector: str) -> Selector:
     if lacking:
         shown = " ".join(f"{name}={value}" for name, value in lacking.items() if name != "VK_ICD_FILENAMES")
         raise NoDeviceError(
-            f"the environment of this process is not that of {selector!r}, and opening a device does not change it: "
-            f"start the process with {shown}, or, in a program that owns its process, call "
+            f"the environment of this process is not that of {selector!r}, and opening a device does not "
+            f"change it: start the process with {shown}, or, in a program that owns its process, call "
             f"orchestrator.own_process({selector!r}) before the first device is opened"
         )
     return Selector.parse(selector)

@@ -2,18 +2,11 @@
 
 A driver may put anything that it was told about instance and device into the keys of its cache. What is
 compiled is found again only by a device that is, to the driver, the same: same VkApplicationInfo, same
-features. So a device is opened as its application's, no feature more and no feature less, and
+features. So a device is opened as its application's, no feature more and no feature less, and a
 `DeviceRequest` says what is known of that.
 
-Guarantees: values, without a handle or a clock. Thread-safe.
-
-What a `DeviceRequest` enables of all that a device could have: the same rule for any device, without
-opening one.
-
-What may not be enabled together is not looked at here; a driver's binding knows that when it opens a
-device.
-
-Guarantees: pure; thread-safe.
+`EnabledCapabilities` says what a request enables of what a device has, without opening one. It does not know
+what may not be enabled together; a driver's binding does. Pure values, thread-safe.
 """
 
 from __future__ import annotations
@@ -32,8 +25,9 @@ Feature = tuple[str, str]
 
 BASE_FEATURES: Final = "VkPhysicalDeviceFeatures"
 
-#: Feature structures that the recorders of archives write down, because drivers are known to make other code, or other
-#: keys, where they are enabled (format of Fossilize, version 6). What a capture does not record of these was off.
+#: Feature structures that the recorders of archives write down, because drivers are known to make other code,
+#: or other keys, where they are enabled (format of Fossilize, version 6). What a capture does not record of
+#: these was off.
 RECORDED_STRUCTURES: Final = frozenset(
     {
         "VkPhysicalDeviceRobustness2FeaturesKHR",
@@ -51,8 +45,8 @@ RECORDED_STRUCTURES: Final = frozenset(
     }
 )
 
-#: Features that the orchestrator uses itself, whatever is compiled: externally synchronized caches and failing where a
-#: compile would be required, pipeline keys, statistics, identifiers.
+#: Features that the orchestrator uses itself, whatever is compiled: externally synchronized caches and
+#: failing where a compile would be required, pipeline keys, statistics, identifiers.
 ORCHESTRATOR_FEATURES: Final = frozenset(
     {
         ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"),
@@ -92,8 +86,8 @@ class OtherFeatures(enum.Enum):
     """What becomes of the features that a request does not name.
 
     NONE: off.
-    UNRECORDED: on where the device has them, if captures cannot record them, since the application may have had them; off
-        if they can.
+    UNRECORDED: on where the device has them, if captures cannot record them, since the application may have
+        had them; off if they can.
     ALL: on where the device has them, for finding out what it could take.
     """
 
@@ -109,10 +103,11 @@ class DeviceRequest:
     Attributes:
         application: What the instance is told.
         features: Features to enable, where the device has them.
-        extensions: Device extensions to enable beside those that the features belong to, where the device has them.
+        extensions: Device extensions to enable beside those that the features belong to, where the device has
+            them.
         others: What becomes of all other features.
-        orchestrator_features: Whether `ORCHESTRATOR_FEATURES` are added. None: where the driver is known to leave its
-            keys alone then.
+        orchestrator_features: Whether `ORCHESTRATOR_FEATURES` are added. None: where the driver is known to
+            leave its keys alone then.
     """
 
     application: ApplicationInfo = ApplicationInfo()
@@ -123,7 +118,7 @@ class DeviceRequest:
 
     @property
     def text(self) -> str:
-        """It in words, for reports: the version, the features that captures record, and what becomes of the others."""
+        """It in words, for reports: the version, recorded features, and what becomes of the others."""
         version = self.application.api_version
         parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
         exact = self.others is OtherFeatures.NONE

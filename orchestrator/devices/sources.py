@@ -1,12 +1,12 @@
 """Sources: where a device looks pipelines up before it compiles them, and where it keeps what it compiled.
 
-A closed family with one class a kind: `PipelineCache`, and `NoSource` (nothing is found, nothing is kept). What a run
-does with a source, it does through `PipelineSource`: it asks for the size and the data, makes sources for workers,
-merges those, and destroys them. It never asks for the kind.
+A closed family with one class a kind: `PipelineCache`, and `NoSource` (nothing is found, nothing is kept).
+What a run does with a source, it does through `PipelineSource`: it asks for the size and the data, makes
+sources for workers, merges those, and destroys them. It never asks for the kind.
 
 Every use by a device is between `begin_use` and `end_use`, so that the rule for caches that are externally
-synchronized (vkCreatePipelineCache, VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT) is checked before the driver
-is entered: a second use raises, and never crashes.
+synchronized (vkCreatePipelineCache, VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT) is checked before
+the driver is entered: a second use raises, and never crashes.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class PipelineCacheData:
 class PipelineSource(ABC):
     """What `Device.create_pipelines` takes pipelines from and adds them to. Belongs to one device.
 
-    Operations block for as long as the driver needs. They are thread-safe where `externally_synchronized` is False,
-    except that the driver wants the destination of a merge alone unless `internally_synchronized_merge` is True, and
-    `destroy` always wants its source alone.
+    Operations block for as long as the driver needs. They are thread-safe where `externally_synchronized` is
+    False, except that the driver wants the destination of a merge alone unless
+    `internally_synchronized_merge` is True, and `destroy` always wants its source alone.
 
     Attributes:
         name: For messages and reports, such as "worker 3".
@@ -94,8 +94,8 @@ class PipelineSource(ABC):
             what: The operation, for the error text.
 
         Raises:
-            ExternalSynchronizationError: It is externally synchronized and in use by another call, or was destroyed;
-                then there is no use to end.
+            ExternalSynchronizationError: It is externally synchronized and in use by another call, or was
+                destroyed; then there is no use to end.
         """
 
     @abstractmethod
@@ -186,7 +186,9 @@ class PipelineCaches(Protocol):
         """
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        """Merge sources into the destination, which is not among them (VUID-vkMergePipelineCaches-dstCache-00770).
+        """Merge sources into the destination, which is not among them.
+
+        See VUID-vkMergePipelineCaches-dstCache-00770.
 
         Raises:
             DriverError: The driver refused.
@@ -278,7 +280,7 @@ class PipelineCache(PipelineSource):
 
 
 class NoSource(PipelineSource):
-    """No source: VK_NULL_HANDLE. Everything is compiled, nothing is kept. Any thread and device may use it."""
+    """No source: VK_NULL_HANDLE. Everything is compiled, nothing is kept. For any thread and device."""
 
     keeps = False
     header_bytes = empty_bytes = 0

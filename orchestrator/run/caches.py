@@ -1,4 +1,4 @@
-"""The sources of a run: made before the workers by its topology, handed to them, merged, read back, destroyed.
+"""The sources of a run: made before the workers by its topology, handed to them, merged, destroyed.
 
     RunCaches.open ─> creator_of each worker ─> (Rotation.serve) ─> merge ─> read_back ─> destroy
 
@@ -7,17 +7,19 @@ A `Creator` turns a worker's batches into pipelines. A `Rotation` merges while w
     worker   current ──(enough, and a standby is there)──> rotated out ─┐      standby <── made by the merger
     merger   merge <────────────────────────────────────────────────────┘  ──> primary ──> on_merged
 
-- What a device lacks is replaced by what comes nearest to it, and a note says so. `destroy` leaves nothing that was made
-  here; the caller's primary is never destroyed.
-- A source is at one place: current of one worker, rotated out, or standby. It moves between two batches and under a
-  lock, so two threads never use it, and a merge takes what was rotated out only.
-- A worker waits for nothing here. Where no standby is ready it goes on with what it has. Its pause is a look at the
-  thresholds, and one lock where it rotates. It makes no driver call, after which it would have to wait for the GIL.
+- What a device lacks is replaced by what comes nearest to it, and a note says so. `destroy` leaves nothing
+  that was made here; the caller's primary is never destroyed.
+- A source is at one place: current of one worker, rotated out, or standby. It moves between two batches and
+  under a lock, so two threads never use it, and a merge takes what was rotated out only.
+- A worker waits for nothing here. Where no standby is ready it goes on with what it has. Its pause is a look
+  at the thresholds, and one lock where it rotates. It makes no driver call, after which it would have to wait
+  for the GIL.
 - Nothing is lost: what was rotated out and not merged when the run ends is merged then.
-- Standbys begin with the data that worker sources begin with, not with what the primary has gained: that is read once,
-  and a scheduler sends no pipeline twice, so what others compiled is not asked for again.
+- Standbys begin with the data that worker sources begin with, not with what the primary has gained: that is
+  read once, and a scheduler sends no pipeline twice, so what others compiled is not asked for again.
 
-Nobody but the run merges into the primary. One method of `RunCaches` that blocks at a time, and none while workers run.
+Nobody but the run merges into the primary. One method of `RunCaches` that blocks at a time, and none while
+workers run.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ class RollingMerge:
 
 
 MergedHook = Callable[[PipelineSource, RollingMerge], None]
-"""Called after a rolling merge with the primary, in a thread of the merger. It may read the primary, and block.
+"""Called after a rolling merge with the primary, in a thread of the merger. It may read it, and block.
 
 It must not merge or destroy it. What it raises ends the run.
 """
@@ -185,8 +187,8 @@ class _Rotated:
 class Rotation:
     """The worker sources of a run that merges on the way; see the top of the module.
 
-    `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the run when no
-    worker is there yet or left.
+    `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the
+    run when no worker is there yet or left.
 
     Args:
         workers: Makes fresh sources; called here and in the merger's thread.
@@ -306,11 +308,13 @@ class Rotation:
         """Merge and make standbys until cancelled, between two merges.
 
         Raises:
-            ExternalSynchronizationError: The caller merges into the primary, or uses it in a way that excludes merging.
+            ExternalSynchronizationError: The caller merges into the primary, or uses it in a way that
+                excludes merging.
         """
         limiter = trio.CapacityLimiter(1)
         while True:
-            # From these looks to the parking there is no checkpoint, and a worker's news unparks from the trio thread.
+            # From these looks to the parking there is no checkpoint, and a worker's news unparks from the
+            # trio thread.
             while not (self._rotated or (self._wanted and self._lacks_standbys())):
                 await self._lot.park()
             await trio.to_thread.run_sync(self._serve_once, limiter=limiter)
@@ -409,7 +413,7 @@ class Rotation:
         return tuple(size for each in self._merges for size in each.source_bytes)
 
     def few_warnings(self) -> tuple[str, ...]:
-        """The warnings, each once; of many the first ones, for a driver that refuses does so at every merge."""
+        """The warnings, each once; of many the first, for a driver that refuses does so at every merge."""
         different = list(dict.fromkeys(self.warnings))
         if len(different) > _MOST_WARNINGS:
             more = len(different) - _MOST_WARNINGS
@@ -420,8 +424,8 @@ class Rotation:
 class Creator(Protocol):
     """Creates a worker's batches. Belongs to that worker's thread.
 
-    A batch that comes out has one result a pipeline, whatever number of calls it took, and a pipeline is compiled at
-    most once for it. Nothing that was kept is lost where a second call fails.
+    A batch that comes out has one result a pipeline, whatever number of calls it took, and a pipeline is
+    compiled at most once for it. Nothing that was kept is lost where a second call fails.
     """
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
@@ -646,15 +650,15 @@ class RunCaches:
         features = self.device.features
         if self.mode is CacheMode.TWO_LEVEL and not features.compile_required:
             self.notes.append(
-                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be looked up "
-                "in the primary: worker caches start with what it holds, as in mode per-worker"
+                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be "
+                "looked up in the primary: worker caches start with what it holds, as in mode per-worker"
             )
         flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
         if flagged and not features.externally_synchronized_caches:
             flagged = False
             self.notes.append(
-                "the device has no externally synchronized caches (pipelineCreationCacheControl): worker caches "
-                "are internally synchronized, as in mode per-worker-internal"
+                "the device has no externally synchronized caches (pipelineCreationCacheControl): worker "
+                "caches are internally synchronized, as in mode per-worker-internal"
             )
         seeded = self.seed and not self.looks_up and self._primary_bytes > primary.empty_bytes
         workers = WorkerSources(primary, self._read(primary) or b"" if seeded else b"", flagged, self.notes)
@@ -759,13 +763,14 @@ class RunCaches:
         if self.rotation is not None:
             rolling = self.rotation.report()
             warnings += self.rotation.few_warnings()
-            # Between its first and its last merge the primary was one thing; the figures below are those of all.
+            # Between its first and its last merge the primary was one thing; the figures below are those of
+            # all.
             on_the_way = self.rotation.merged_bytes()
             merged = evolve(merged, before=self._primary_bytes)
         if compiled and max((merged.after, *merged.source_bytes, *on_the_way)) <= primary.empty_bytes:
             warnings.append(
-                f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold only "
-                "their header; saving it will not make the next run faster"
+                f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold "
+                "only their header; saving it will not make the next run faster"
             )
         return MergeReport(
             source_bytes=merged.source_bytes,

@@ -1,4 +1,4 @@
-"""What one compile keeps between runs: its cache file, recorded costs, and the topology that a calibration chose.
+"""What one compile keeps between runs: its cache file, recorded costs, the topology of a calibration.
 
 `CompileCache` decides what was left open and holds the primary from load to save. `CacheKeeper` saves it:
 
@@ -6,15 +6,16 @@
     rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
     all              finish()   ─> once more, where something is new since the last save
 
-- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new, and one keeper makes
-  one save at a time.
-- A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the report, never
-  an error. The next save tries again with all that is new since the last that worked, and the last one waits longest
-  for other processes, for there is no other chance.
-- What the caller chose stays. A calibration made with more processors never asks for more workers than there are.
+- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new, and one
+  keeper makes one save at a time.
+- A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
+  report, never an error. The next save tries again with all that is new since the last that worked, and the
+  last one waits longest for other processes, for there is no other chance.
+- What the caller chose stays. A calibration made with more processors never asks for more workers than there
+  are.
 
-One keeper a run, which uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread, `merged` to one
-thread at a time while workers run, `finish` to whoever has the primary alone.
+One keeper a run, which uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread,
+`merged` to one thread at a time while workers run, `finish` to whoever has the primary alone.
 """
 
 from __future__ import annotations
@@ -169,8 +170,8 @@ class CacheKeeper:
 
         Args:
             primary: The cache that all workers use; internally synchronized.
-            stop: When set, what is new is saved at once: the calls in flight may take longer than the patience of
-                whoever asked this process to end.
+            stop: When set, what is new is saved at once: the calls in flight may take longer than the
+                patience of whoever asked this process to end.
         """
         async with trio.open_nursery() as nursery:
             if stop is not None:
@@ -213,12 +214,13 @@ class CacheKeeper:
     # --- at the end
 
     def finish(self, primary: PipelineSource, reason: SaveReason, compiled: int | None) -> None:
-        """Save what is new, now that nothing uses the primary. Blocking; raises nothing that a file or driver does.
+        """Save what is new, now that nothing uses the primary. Blocking; raises no error of a file or driver.
 
         Args:
             primary: The primary, merged.
             reason: CANCELLED, SIGNAL or EXIT.
-            compiled: Pipelines that the run compiled; None where that is not known: it was cancelled, or failed.
+            compiled: Pipelines that the run compiled; None where that is not known: it was cancelled, or
+                failed.
         """
         now = time.monotonic_ns()
         if compiled is None:
@@ -379,7 +381,8 @@ class Decision:
         mode: The cache topology.
         workers: Number of workers.
         note: Why, for the report; "" where the caller chose the mode.
-        batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None: the usual.
+        batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None:
+            the usual.
     """
 
     mode: CacheMode
@@ -419,8 +422,8 @@ def decide(
         return Decision(
             CacheMode.PER_WORKER,
             count,
-            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}` would measure what "
-            "is best on this device",
+            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}` would measure "
+            "what is best on this device",
         )
     count = workers or min(choice.workers, available)
     day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
@@ -452,7 +455,7 @@ def _workers(count: int) -> str:
 
 @define(eq=False)
 class CompileCache:
-    """Decides, loads and saves for one compile. The caches that it opens are the caller's to use until `close`.
+    """Decides, loads and saves for one compile. What it opens is the caller's to use until `close`.
 
     Attributes:
         options: What was asked for.
@@ -463,8 +466,8 @@ class CompileCache:
         batch: Largest batch, where a calibration says; None: the usual.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
-        loads: What became of each cache file when it was first opened. There may be several: a driver may have another
-            pipelineCacheUUID for another application.
+        loads: What became of each cache file when it was first opened. There may be several: a driver may
+            have another pipelineCacheUUID for another application.
     """
 
     options: CompileOptions
@@ -493,7 +496,7 @@ class CompileCache:
 
     @property
     def merge(self) -> MergePolicy | None:
-        """When to merge; what the caller asked for means nothing where the mode that was chosen has no worker caches."""
+        """When to merge; what the caller asked for means nothing where the mode has no worker caches."""
         return None if self.mode in NO_WORKER_CACHES else self.options.merge
 
     @property
@@ -522,7 +525,7 @@ class CompileCache:
             self._decided = True
 
     def keeping(self, primary: PipelineSource | None) -> AbstractAsyncContextManager[None]:
-        """Saves while workers run, where they all fill the primary; with worker caches there is nothing in it yet."""
+        """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
         if self._keeper is None or primary is None or self.mode is not CacheMode.SHARED:
             return nullcontext()
         return self._keeper.beside(primary, self.stop)
@@ -566,7 +569,8 @@ class CompileCache:
         self.loads.setdefault(path, loaded)
         if self.file.path not in (None, path):
             self._say(
-                f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
+                "this driver has another pipelineCacheUUID for another application: pipelines are in "
+                f"{path} too"
             )
         if self.file.path is None:  # of several groups the first one's load is the report's
             self.file = CacheFileRecord.of(path, loaded)
@@ -575,12 +579,13 @@ class CompileCache:
             elif loaded.instead_of is not None:
                 current = loaded.instead_of
                 self._say(
-                    f"the cache file is {current.status.value} ({current.detail}); its previous generation was loaded"
+                    f"the cache file is {current.status.value} ({current.detail}); its previous generation "
+                    "was loaded"
                 )
         return cache
 
     def _decide(self, device: Device, *, warm: bool) -> None:
-        """Choose the mode and the workers that the caller left open; for all groups what holds for the first."""
+        """Choose the mode and the workers that the caller left open; all groups have the first one's."""
         options = self.options
         if self._decided or (options.mode is not None and options.workers is not None):
             return

@@ -1,8 +1,8 @@
-"""Merge of worker sources into the primary, and what it did: bytes in, bytes out, duplicates pruned, work done twice.
+"""Merges worker sources into the primary, and counts what was pruned and what was compiled twice.
 
-One thread merges sources that nobody uses; the primary is never among them. A refused merge loses no more than the
-sources that were refused: they are merged one by one, and the report says which failed. A size that the driver will not
-tell is a warning.
+One thread merges sources that nobody uses; the primary is never among them. A refused merge loses no more
+than the sources that were refused: they are merged one by one, and the report says which failed. A size that
+the driver will not tell is a warning.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
     gained = largest - max(seed_bytes, primary.header_bytes)
     if gained > _BOOKKEEPING_BYTES and after < largest and after <= before:
         warnings.append(
-            f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it and had "
-            f"{before} before; this driver does not merge, so use mode shared"
+            f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it "
+            f"and had {before} before; this driver does not merge, so use mode shared"
         )
     return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started)
 
@@ -135,10 +135,10 @@ def duplicate_pipeline_keys(
     workers: npt.NDArray[np.int32],
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
-    """As `duplicates`, by the driver's own pipeline keys. Asks the driver for the key of every pipeline without libraries.
+    """As `duplicates`, by the driver's own pipeline keys, for which it is asked.
 
-    RADV (seen with Mesa 25.0.7) dies of SIGSEGV in vkGetPipelineKeyKHR where a graphics pipeline links libraries; linking
-    compiles little, so such pipelines count as like no other.
+    RADV (seen with Mesa 25.0.7) dies of SIGSEGV in vkGetPipelineKeyKHR where a graphics pipeline links
+    libraries; linking compiles little, so such pipelines count as like no other.
 
     Args:
         device: A device with pipeline binaries.

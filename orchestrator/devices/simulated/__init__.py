@@ -1,4 +1,3 @@
-# Purpose: the public names of the simulated device.
 """A device that needs no Vulkan: deterministic, with known costs, known waits and bugs on request."""
 
 from __future__ import annotations

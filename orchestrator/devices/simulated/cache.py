@@ -1,16 +1,18 @@
-# Purpose: the pipeline cache inside the simulated driver: its entries, how threads reach them, and its data as bytes.
-#
-# Layout of the data, little-endian:
-#   header   u32 length = 32 · u32 version = 1 · u32 vendorID · u32 deviceID · 16 bytes pipelineCacheUUID
-#   entry    32 bytes binary key · u64 build · u32 payload size · u32 CRC-32 of the payload · payload     repeated
-# The header is VkPipelineCacheHeaderVersionOne of the specification, section "Pipeline Cache Header"; what follows is
-# the driver's own business. `build` names the compiler that made an entry, so that the simulated driver can tell
-# when it was led to use code of another one.
-#
-# Guarantees: data that is cut at an entry's end is valid data, so a partial read can be used. Entries stand in the
-# order of their insertion, so equal histories give equal bytes (a real driver promises less).
-# A cache is thread-safe as far as its strategy says; one without lock is used by one thread at a time.
-"""The cache of the simulated driver."""
+"""The pipeline cache inside the simulated driver: its entries, how threads reach them, and its data as bytes.
+
+Layout of the data, little-endian:
+
+    header   u32 length = 32 · u32 version = 1 · u32 vendorID · u32 deviceID · 16 bytes pipelineCacheUUID
+    entry    32 bytes binary key · u64 build · u32 size · u32 CRC-32 of the payload · payload     (repeated)
+
+The header is VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"); what follows is the
+driver's own business. `build` names the compiler that made an entry, so that the driver can tell when it used
+code of another one.
+
+Data that is cut at an entry's end is valid data, so a partial read can be used. Entries stand in the order of
+their insertion, so equal histories give equal bytes (a real driver promises less). A cache is thread-safe as
+far as its strategy says; one without a lock is used by one thread at a time.
+"""
 
 from __future__ import annotations
 
@@ -144,8 +146,9 @@ class SimulatedCache:
         self._stub = stub
         self._shared: dict[bytes, CacheEntry] = {}
         self._recent: dict[bytes, CacheEntry] = {}
-        # Guards the levels where no lock of the strategy does, for the length of a dictionary operation: without
-        # it a caller that breaks the rules would break the interpreter's iteration instead of being reported.
+        # Guards the levels where no lock of the strategy does, for the length of a dictionary operation:
+        # without it a caller that breaks the rules would break the interpreter's iteration instead of being
+        # reported.
         self._mutex = threading.Lock()
         for entry in entries:
             self._insert(self._shared, entry)

@@ -1,21 +1,13 @@
-"""Prepared pipelines of the simulated device.
+"""`SimulatedDevice`: the Device that needs no Vulkan.
 
-An image bound to the simulated device: which of its pipelines are in use, and which libraries exist.
+For users' tests, for machines without a driver, and as the device whose truth is known when a measurement is
+to be checked. It implements the Device Protocol fully, with the same errors as a real device, and is
+deterministic: the same calls in the same order give the same bytes, results and (on a VirtualClock)
+    durations. Misuse that the
+specification calls invalid and that can be seen from here raises before the driver is entered. What was not
+given back can be counted until it is closed.
 
-Guarantees: a pipeline is created by one call at a time; a real device fills its create info in place just
-before, so two would be a race there. A closed image gives back the libraries that it owns, once.
-
-`SimulatedDevice`.
-
-The Device that needs no Vulkan: for users' tests, for machines without a driver, and as the device whose
-truth is known when a measurement is to be checked.
-
-Guarantees: implements the Device Protocol fully, with the same errors as a real device. Deterministic: the
-same calls in the same order give the same bytes, results and (on a VirtualClock) durations. Every misuse
-that the specification calls invalid and that can be seen from here raises before the driver is entered.
-Nothing is left when it is closed, and what was not given back can be counted before that.
-
-Assumptions: it is given images of any set; of them it uses keys, kinds, modules and library links only.
+Of an image it uses keys, kinds, modules and library links only.
 """
 
 from __future__ import annotations
@@ -102,7 +94,7 @@ class SimulatedPipelines:
         return self._keys[index]
 
     def is_usable(self, index: int) -> bool:
-        """Whether a pipeline can be handed to the driver now: nothing is wrong with it and what it links exists."""
+        """Whether a pipeline can be handed to the driver: nothing is wrong and what it links exists."""
         if index in self._unusable:
             return False
         if not self._links:
@@ -172,15 +164,16 @@ class SimulatedPipelines:
 # Across all devices of the process, so that a handle is never taken for another device's.
 _next_handle = itertools.count(0x51D0_0001)
 _NO_PIPELINES = np.zeros(0, np.int64)
-# A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the driver.
+# A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the
+# driver.
 _NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
 
 
 class SimulatedDevice:
     """A `Device` that simulates its driver. Thread-safe as the Protocol says.
 
-    Beside the Protocol it tells the truth about what happened: `true_lock_wait_ns`, `calls`, `compile_counts`,
-    `live_caches`, `live_pipelines`.
+    Beside the Protocol it tells the truth about what happened: `true_lock_wait_ns`, `calls`,
+    `compile_counts`, `live_caches`, `live_pipelines`.
     """
 
     def __init__(self, options: SimulatedOptions | None = None) -> None:
@@ -191,8 +184,8 @@ class SimulatedDevice:
         """
         self._options = options if options is not None else SimulatedOptions()
         chosen = self._options
-        bugs = chosen.bugs
-        self._identity = without_bumped_uuid(chosen.identity) if bugs.uuid_not_bumped else chosen.identity
+        bumps = not chosen.bugs.uuid_not_bumped
+        self._identity = chosen.identity if bumps else without_bumped_uuid(chosen.identity)
         self._capabilities: DeviceCapabilities = (
             chosen.capabilities
             if chosen.request is None
@@ -203,17 +196,8 @@ class SimulatedDevice:
             if chosen.request is None or chosen.request.orchestrator_features is not False
             else _without_own(chosen.features, self._capabilities)
         )
-        self._driver = SimulatedDriver(
-            self._identity,
-            locking=chosen.locking,
-            migrate_every=chosen.migrate_every,
-            cost=chosen.cost,
-            clock=chosen.clock,
-            bugs=bugs,
-            same_binary=chosen.same_binary,
-            on_compile=chosen.on_compile,
-            key_salt=key_salt(chosen.keys_depend_on, chosen.request, self.capabilities),
-        )
+        salt = key_salt(chosen.keys_depend_on, chosen.request, self.capabilities)
+        self._driver = SimulatedDriver(self._identity, chosen, salt)
         self._calls = Calls(chosen.calls_kept)
         self._mutex = threading.Lock()
         self._caches: dict[int, tuple[PipelineCache, CacheUse]] = {}
@@ -353,12 +337,13 @@ class SimulatedDevice:
     ) -> CreationBatch:
         """Create a batch of pipelines; see `Device.create_pipelines`.
 
-        The first pipeline of a library is the prepared image's until that is closed, and its handle is 0 here.
+        The first pipeline of a library is the prepared image's until that is closed, and its handle is 0
+        here.
 
         Raises:
             ExternalSynchronizationError: The cache, or one of the pipelines, is in use by another thread.
-            DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice, or
-                the device cannot fail instead of compiling.
+            DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice,
+                or the device cannot fail instead of compiling.
         """
         what = "create_pipelines"
         if fail_on_compile_required and not self._features.compile_required:
@@ -413,7 +398,7 @@ class SimulatedDevice:
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """Key of each pipeline, 32 bytes that follow from its key in the set; None for an unusable one, or a link.
+        """Key of each pipeline, 32 bytes that follow from its key in the set; None for unusable ones, links.
 
         Raises:
             DeviceError: The device has no pipeline binaries.
@@ -479,7 +464,7 @@ class SimulatedDevice:
         return sum(waits.values()) if thread_id is None else waits.get(thread_id, 0)
 
     def calls(self) -> tuple[CallRecord, ...]:
-        """The last calls that used a cache or created pipelines, oldest first; see `SimulatedOptions.calls_kept`."""
+        """The last calls that used a cache or created pipelines, oldest first; `calls_kept` says how many."""
         return self._calls.records()
 
     def last_call(self) -> CallRecord | None:
@@ -529,7 +514,7 @@ class SimulatedDevice:
         return prepared
 
     def _settle(self, prepared: SimulatedPipelines, index: int, *, keep: bool) -> int:
-        """Give a new pipeline to its prepared image, to the caller, or to nobody; the caller's handle, or 0."""
+        """Give a new pipeline to its prepared image, the caller, or nobody; the caller's handle, or 0."""
         handle = next(_next_handle)
         mine = prepared.take_library(index, handle)
         if mine or keep:

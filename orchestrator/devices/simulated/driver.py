@@ -1,22 +1,13 @@
-"""The commands of the simulated driver.
+"""The simulated driver: commands that take what a driver takes and return a VkResult, bugs included.
 
-The simulated driver itself: commands that take what a driver takes and return a VkResult, bugs included.
-The device above it does what every device of this package does: ownership, checks, errors.
+The device above it does what every device here does: ownership, checks, errors. Deterministic for one thread,
+and for several as far as the locking strategy fixes the order. Thread-safe as a driver is. What it compiled,
+for whom and how often is on record, so that tests can compare with the truth.
 
-Guarantees: deterministic for one thread, and for several as far as the locking strategy fixes the order.
-Thread-safe as a driver is. What it compiled, for whom and how often is on record, so that tests can compare
-with the truth.
-
-Assumptions: none about its caller: wrong calls get what a driver with the switched-on bugs would give.
-
-Bookkeeping of the calls and users of the simulated driver.
-
-Who is inside the simulated driver, and with what: calls in flight, users of a cache, waits per thread.
-
-Guarantees: a use that the specification's host synchronization forbids is an error before the driver is
-entered: merging into a cache (without the internally synchronized merge flag) or destroying one while
-another call uses it, whether or not the cache is externally synchronized. Closing waits for the calls in
-flight.
+`CacheUse` makes an error, before the driver is entered, of what the specification's host synchronization
+forbids: merging into a cache (without the internally synchronized merge flag) or destroying one while another
+    call uses it.
+`Calls` knows the calls in flight; closing waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +16,7 @@ import hashlib
 import os
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,7 +36,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait
-from orchestrator.devices.simulated.options import CacheOperation, CostModel, DriverBugs, build_of
+from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions, build_of
 from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
 from orchestrator.registry.tables import registry
 
@@ -113,38 +104,23 @@ class Hangs:
 class SimulatedDriver:
     """Driver commands on simulated caches and pipelines."""
 
-    def __init__(
-        self,
-        identity: DeviceIdentity,
-        *,
-        locking: LockingStrategy,
-        migrate_every: int,
-        cost: CostModel,
-        clock: Clock,
-        bugs: DriverBugs,
-        same_binary: Mapping[int, int],
-        on_compile: Callable[[int], None] | None,
-        key_salt: bytes = b"",
-    ) -> None:
+    def __init__(self, identity: DeviceIdentity, options: SimulatedOptions, key_salt: bytes = b"") -> None:
         """Make a driver.
 
-        The arguments are those of `SimulatedOptions`, but for `key_salt`: what its keys depend on beside the pipeline, at
-        most 64 bytes.
+        Args:
+            identity: What it says it is.
+            options: How it behaves, but for the identity there.
+            key_salt: What its keys depend on beside the pipeline, at most 64 bytes.
         """
         self.hangs = Hangs()
         self._identity = identity
         self._header = encode_header(identity)
         self._build = build_of(identity)
-        self._locking = locking
-        self._migrate_every = migrate_every
-        self._cost = cost
-        self._clock = clock
-        self._bugs = bugs
-        self._same_binary = same_binary
-        self._on_compile = on_compile
+        self._options = options
+        self._cost, self._clock, self._bugs = options.cost, options.clock, options.bugs
         self._key_salt = key_salt
         self._mutex = threading.Lock()
-        self._growths_left = bugs.data_grows_between_calls
+        self._growths_left = options.bugs.data_grows_between_calls
         self._compiled: Counter[int] = Counter()
         self._foreign_hits = 0
 
@@ -161,7 +137,7 @@ class SimulatedDriver:
 
     def binary_key(self, key: int) -> bytes:
         """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
-        shared = self._same_binary.get(key, key)
+        shared = self._options.same_binary.get(key, key)
         return hashlib.blake2b(
             shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary", key=self._key_salt
         ).digest()
@@ -194,9 +170,9 @@ class SimulatedDriver:
         cache = SimulatedCache(
             self._header,
             entries,
-            strategy=self._locking if synchronized else LockingStrategy.NONE,
+            strategy=self._options.locking if synchronized else LockingStrategy.NONE,
             clock=self._clock,
-            migrate_every=self._migrate_every,
+            migrate_every=self._options.migrate_every,
             stub=self._bugs.cache_is_stub,
         )
         return SUCCESS, cache
@@ -273,8 +249,8 @@ class SimulatedDriver:
         return Creation(result, flags, work.duration_ns(wait.asleep_ns), wait.ns, wait.asleep_ns)
 
     def _compile(self, key: int) -> int:
-        if self._on_compile is not None:
-            self._on_compile(key)
+        if self._options.on_compile is not None:
+            self._options.on_compile(key)
         if key in self._bugs.crash:
             os.abort()
         if key in self._bugs.hang and (result := self.hangs.hang()) != SUCCESS:
@@ -334,7 +310,8 @@ class CacheUse:
         with self._mutex:
             if self._alone:
                 raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.name!r} is being merged into or destroyed by another thread"
+                    f"{what}: pipeline cache {self.name!r} is being merged into or destroyed by "
+                    "another thread"
                 )
             self._users += 1
         try:
@@ -353,8 +330,8 @@ class CacheUse:
         with self._mutex:
             if self._alone or self._users:
                 raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.name!r} is in use by another thread; the specification asks "
-                    "for external synchronization here whatever the cache's flags are"
+                    f"{what}: pipeline cache {self.name!r} is in use by another thread; the specification "
+                    "asks for external synchronization here whatever the cache's flags are"
                 )
             self._alone = True
         try:
@@ -374,8 +351,8 @@ class CallRecord:
         thread_id: `threading.get_ident()` of the caller.
         duration_ns: Time inside the driver on the device's clock.
         lock_wait_ns: Time of it that was spent waiting for the lock of a cache.
-        lock_asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same time: what can
-            be seen from outside.
+        lock_asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same
+            time: what can be seen from outside.
         pipeline_lock_wait_ns: The waits by pipeline, in the order asked for, shape (n,); empty where the call
             creates none.
     """

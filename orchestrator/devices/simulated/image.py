@@ -1,8 +1,8 @@
-# Purpose: images for the simulated device, made without a captured set: it looks at keys, kinds, modules and library
-# links only, so that is all there is.
-# Guarantees: the tables are consistent (every offset lies in the buffer), but there are no create infos in the buffer:
-# a real driver must never be given such an image.
-"""`simulated_image`: an image with keys, kinds, modules and links, and nothing else."""
+"""Images for the simulated device, made without a captured set.
+
+The tables are consistent (every offset lies in the buffer), but the buffer holds no create infos: a real
+driver must never be given such an image.
+"""
 
 from __future__ import annotations
 

@@ -1,60 +1,30 @@
-"""What threads wait for.
+"""Time in the simulated driver: what its threads wait for, their clocks, and the locks of its caches.
 
-How long a thread of the simulated driver waited, and for what: a lock, a processor, or the interpreter.
+A wait for a lock ends when the lock is handed over; what follows is the machine's:
 
-lock is taken          handed over       runs                goes on │ runnable │ asleep      │ runnable
-│ asleep              │ │    processor and lock  │  processor  │  the interpreter    │ └──── wait_ns
-───────────┘
+    lock is taken          handed over             runs         goes on
+    │ runnable │ asleep      │ runnable │ asleep     │
+    │          │             │    processor and lock │ processor │ the GIL
+    └──────── wait_ns ───────┘
 
-A wait for a lock ends when the lock is handed over; what follows is the machine's. A thread whose processor
-is taken between finding the lock taken and going to sleep waits for both at a time, runnable: nobody
-outside can tell that from a busy machine, so `asleep_ns` leaves it out. The thread that hands over sees
-which it is: it reads the waiter's run delay so far, and whether the waiter sleeps.
+A thread whose processor is taken between finding the lock taken and going to sleep waits for both at a time,
+runnable. Nobody outside can tell that from a busy machine, so `asleep_ns` leaves it out: the thread that
+hands the lock over reads the waiter's run delay, and whether it sleeps.
 
-A driver in C does not wait for the interpreter; this one does, in many places, and long where a thread
-loses its processor while it has the interpreter. Its work never sleeps but at a lock, so what a call slept
-beside that was for the interpreter: the duration that the driver tells is without it. That this is what a
-driver in C would tell is an assumption (wall = CPU + run delay + asleep), and not proven here;
-tests/bench/test_attribution_native.py does that, with one.
+A driver in C does not wait for the GIL; this one does. Its work sleeps at locks only, so what a call slept
+beside that was for the GIL, and the duration that the driver tells is without it (wall = CPU + run delay +
+asleep; tested with a driver in C in tests/bench/test_attribution_native.py). Reading the statistics never
+releases the GIL, so it does not cause what it measures. Where the system keeps none, waits count as asleep
+and nothing as the GIL's.
 
-Guarantees: reading never gives the interpreter's lock away, so a reading does not cause what it measures.
-Where the system keeps no such statistics, waits count as asleep and nothing as the interpreter's.
+`CpuClock` burns processor time without the GIL, so that threads overlap; `VirtualClock` lets no time pass, so
+that tests are quick and exact. The lock is handed over on release, to the writer that waited longest or to
+all readers where none waits: nobody is woken in vain, and the sum of waits is the true cost of contention.
+Writers go before readers that come later, so look-ups cannot starve an insertion.
 
-Assumptions: Linux; /proc/thread-self, opened by a thread, goes on naming that thread for whoever reads the
-descriptor.
-
-Clocks: burn processor time, or let none pass.
-
-How the simulated driver spends time. CpuClock burns processor time as a compiler does, without the
-interpreter's lock, so that threads overlap; VirtualClock lets no real time pass, so that a test is quick
-and its figures are exact.
-
-Guarantees: both are thread-safe. CpuClock.spend returns once the calling thread has used the time asked for
-on its own CPU clock, never before. VirtualClock.spend moves the calling thread's time only: threads overlap
-there too.
-
-What CpuClock tells of a call's length is without its waits for the interpreter, as in a driver in C
-(waits.py). Otherwise many threads on few cores would look like contention that no driver has.
-
-Assumptions: hashlib.pbkdf2_hmac releases the interpreter's lock for its whole run (CPython with OpenSSL
-does) and its work is proportional to its iterations. It works in registers and the first cache level, so
-threads that burn at a time do not slow each other through memory. zlib.crc32 releases the lock for what is
-longer than 5 KiB.
-
-Locking strategies of the simulated driver, and a lock that knows its waits.
-
-How a driver keeps the threads apart that use one pipeline cache: the strategies, and the lock under them
-that knows how long each of its users waited.
-
-Guarantees: a wait is counted from the moment a thread finds the lock taken until the lock is handed to it;
-a lock that was free counts nothing. What comes after that is the machine's: the thread may go on, and waits
-for a processor. So the sum of waits is the true cost of contention, against which a measurement that only
-sees the driver from outside can be checked. Letting go hands the lock over: to the writer that waited
-longest, or to all readers where none waits. Nobody is woken in vain and nobody slips in between, so a
-thread that waits is asleep for exactly as long as it waits.
-
-Assumptions: sections are short or burn without the interpreter's lock. Writers go before readers that come
-later, so a stream of look-ups cannot starve an insertion.
+Assumes Linux, where /proc/thread-self names the thread that opened it for whoever reads the descriptor; that
+hashlib.pbkdf2_hmac releases the GIL for its whole run and works in proportion to its iterations; and that
+zlib.crc32 releases it for what is longer than 5 KiB.
 """
 
 from __future__ import annotations
@@ -75,7 +45,7 @@ from typing import Final, Protocol
 from attrs import frozen
 
 _READ_BYTES: Final = 256
-# Through PyDLL a call keeps the interpreter, which os.pread gives away; these reads never wait for anything.
+# Through PyDLL a call keeps the GIL, which os.pread releases; these reads never wait for anything.
 _pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
 if _pread is not None:
     _pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
@@ -153,7 +123,7 @@ class ThreadWork:
         self._wall = time.perf_counter_ns()
 
     def duration_ns(self, asleep_ns: int) -> int:
-        """See `Work`; what was slept and not at a lock was for the interpreter, and is left out."""
+        """See `Work`; what was slept and not at a lock was for the GIL, and is left out."""
         wall, cpu = time.perf_counter_ns() - self._wall, time.thread_time_ns() - self._cpu
         delay = self._statistics.delay_ns()
         if delay is None or self._delay is None:
@@ -209,12 +179,12 @@ class Clock(Protocol):
         """The driver's work on a pipeline begins in the calling thread; `Work.duration_ns` ends it."""
 
 
-# Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy neighbour may
-# have slowed the core since the calibration; what it took tells the speed for the others.
+# Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy
+# neighbour may have slowed the core since the calibration; what it took tells the speed for the others.
 _FIRST_SHARE = 0.5
 _NEXT_SHARE = 0.92
-# Fits into the second cache level. A checksum of it takes some 10 us and costs little to start, so it serves for
-# what is shorter than starting a key derivation.
+# Fits into the second cache level. A checksum of it takes some 10 us and costs little to start, so it serves
+# for what is shorter than starting a key derivation.
 _BUFFER = bytes(64 * 1024)
 
 
@@ -257,7 +227,7 @@ def _rates() -> _Rates:
 
 
 class CpuClock:
-    """Burns processor time of the calling thread, without the interpreter's lock."""
+    """Burns processor time of the calling thread, without the GIL."""
 
     def __init__(self) -> None:
         """Calibrate; some 20 ms the first time in a process."""
@@ -279,7 +249,7 @@ class CpuClock:
         now = time.thread_time_ns()
         end = now + duration_ns
         share, slowness = _FIRST_SHARE, 1.0
-        # Few long calls instead of many short ones: each return waits for the interpreter's lock.
+        # Few long calls instead of many short ones: each return waits for the GIL.
         while rest > 2 * rates.start_ns:
             expected = max(rest * share / slowness - rates.start_ns, 0.0)
             _derive(max(1, int(expected * rates.iterations_per_ns)))
@@ -309,8 +279,8 @@ class CpuClock:
 class VirtualClock:
     """A clock on which only modelled time passes.
 
-    Each thread has a time of its own that `spend` moves, and all share one that `advance` moves. A wait for a lock is
-    therefore zero, unless a test advances the clock while a thread waits: then it is exactly that.
+    Each thread has a time of its own that `spend` moves, and all share one that `advance` moves. A wait for a
+    lock is therefore zero, unless a test advances the clock while a thread waits: then it is exactly that.
     """
 
     def __init__(self) -> None:
@@ -379,7 +349,7 @@ class _VirtualWork:
         self._start = clock.now_ns()
 
     def duration_ns(self, asleep_ns: int) -> int:
-        del asleep_ns  # nothing has to be told from the interpreter here
+        del asleep_ns  # nothing has to be told from the GIL here
         return self._clock.now_ns() - self._start
 
 
@@ -387,9 +357,9 @@ class LockingStrategy(enum.StrEnum):
     """How an internally synchronized cache is locked. Externally synchronized ones take no lock.
 
     SINGLE_LEVEL: read lock to look up, write lock to insert. Two threads may compile the same pipeline.
-    TWO_LEVEL: a read-only level is looked up under the read lock; then, under the write lock, a read-write level is
-        looked up, the pipeline compiled and inserted. Nothing is compiled twice, and compiles never overlap. Entries
-        migrate to the read-only level now and then, under the write lock.
+    TWO_LEVEL: a read-only level is looked up under the read lock; then, under the write lock, a read-write
+        level is looked up, the pipeline compiled and inserted. Nothing is compiled twice, and compiles never
+        overlap. Entries migrate to the read-only level now and then, under the write lock.
     WHOLE_COMPILE: one lock from the look-up to the insertion.
     NONE: no lock at all.
     """

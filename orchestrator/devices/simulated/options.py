@@ -1,31 +1,8 @@
-"""Switchable bugs of the simulated driver.
+"""Everything about the simulated device that its user can choose: identity, features, costs, bugs.
 
-What drivers in the field get wrong, to be switched on one by one, so that everything above the seam can be
-shown to survive it.
-
-Guarantees: no bug is on unless asked for; a bug acts on the keys and operations that it names and on
-nothing else.
-
-The cost model of the simulated driver.
-
-What a pipeline costs in the simulated driver: time to compile, time of a hit, bytes in the cache.
-
-Guarantees: a cost depends on the pipeline's key (and a seed) alone, never on order, thread or process.
-
-Identity and features of the simulated device.
-
-What the simulated device says of itself: identity and features.
-
-Guarantees: the same arguments give the same identity in every process, so caches can be kept between runs.
-
-Options of the simulated device.
-
-Everything about the simulated device that its user can choose.
-
-Guarantees: frozen; the defaults give a device that has every feature, no bug, and a clock on which no time
-passes.
-
-What a simulated driver's keys depend on beside the pipeline, as planted by a test.
+The defaults give a device with every feature, no bug, and a clock on which no time passes. A bug acts on the
+keys and operations that it names, and on nothing else. Costs follow from a pipeline's key (and a seed) alone,
+and identities from their arguments, in every process alike, so caches can be kept between runs.
 """
 
 from __future__ import annotations
@@ -255,14 +232,15 @@ class SimulatedOptions:
         features: What it offers to an orchestrator.
         capabilities: What it could offer to captured pipelines.
         request: What it is opened as, which says what of `capabilities` is enabled; None: all of it.
-        keys_depend_on: What its keys depend on beside the pipeline: features as "structure::member", and members of
-            `ApplicationInfo` such as "api_version".
+        keys_depend_on: What its keys depend on beside the pipeline: features as "structure::member", and
+            members of `ApplicationInfo` such as "api_version".
         locking: How its internally synchronized caches are locked.
         migrate_every: Insertions after which the two-level strategy migrates entries.
         cost: What pipelines cost.
         clock: How that is spent: `CpuClock` burns processor time, `VirtualClock` lets none pass.
         bugs: What it gets wrong.
-        same_binary: Pipeline keys whose binary is that of another, by key: duplicates that only the driver sees.
+        same_binary: Pipeline keys whose binary is that of another, by key: duplicates that only the driver
+            sees.
         unusable: Pipelines that cannot be handed to the driver, by key, with the cause.
         on_compile: Called in the compiling thread with the pipeline's key before it compiles, under the locks
             that the strategy holds there; lets a test line threads up.

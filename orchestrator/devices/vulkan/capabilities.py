@@ -1,23 +1,16 @@
-"""Chains of registry-described structures.
-
-Chains of feature and property structures that the registry lists, laid out in one buffer by its offsets.
-One piece of code queries, reads, edits and hands them back, whatever structures a driver knows.
-
-Guarantees: the buffer never moves while the chain lives, so pointers inside it stay valid.
-
-What a device is opened with, and what it answers for: extensions, features, properties, formats.
+"""What a device is opened with, and what it answers for: extensions, features, properties, formats.
 
 Driven by the registry: every feature and property structure that it lists is asked for if its extension or
-version is there. What is enabled follows a `DeviceRequest`. The version is the smaller of the application's
-and the device's, as for the application itself.
+version is there, in one buffer laid out by the registry's offsets (`StructChain`). What is enabled follows a
+`DeviceRequest`. The version is the smaller of the application's and the device's, as for the application
+itself.
 
-What is enabled is valid together: features that exclude each other, or that stand on another one, come from
-the valid usage of VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), extensions from the registry's
-dependencies. An extension all of whose features stay off is left out, and so is a structure, since drivers
-are known to take the name alone for a difference.
+What is enabled is valid together. Features that exclude each other, or that need another one, come from the
+valid usage of VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), extensions from the registry's dependencies. An
+extension all of whose features stay off is left out, and so is such a structure, since drivers are known to
+take the name alone for a difference.
 
-Guarantees: `Capabilities` answers for what is *enabled*, by any of the names that a feature has. Immutable
-after opening; thread-safe.
+`Capabilities` answers for what is enabled, by any of the names that a feature has. Immutable; thread-safe.
 """
 
 from __future__ import annotations
@@ -117,8 +110,9 @@ def _leaves(struct: Struct, base: int) -> Iterator[tuple[Member, int]]:
 _VERSION: Final = re.compile(r"VK_(?:BASE_|COMPUTE_|GRAPHICS_)?VERSION_(\d+)_(\d+)")
 _PATCH_BITS: Final = 12
 
-# VkDriverId of drivers whose keys were seen to be the same with and without ORCHESTRATOR_FEATURES, by programs that are
-# not ours: Mesa RADV and NVIDIA's own; lavapipe keeps nothing. For others `orchestrator doctor --keys` finds it out.
+# VkDriverId of drivers whose keys were seen to be the same with and without ORCHESTRATOR_FEATURES, by
+# programs that are not ours: Mesa RADV and NVIDIA's own; lavapipe keeps nothing. For others `orchestrator
+# doctor --keys` finds it out.
 _KEYS_LEFT_ALONE: Final = frozenset({3, 4, 13})
 
 _SHADING_RATE: Final = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
@@ -153,7 +147,8 @@ _BUILT_ON: Final[tuple[tuple[Feature, Feature], ...]] = (
     # VUID-VkPhysicalDeviceMultiviewFeatures-multiviewGeometryShader-00580, -multiviewTessellationShader-00581
     ((_MULTIVIEW, "multiviewGeometryShader"), (_MULTIVIEW, "multiview")),
     ((_MULTIVIEW, "multiviewTessellationShader"), (_MULTIVIEW, "multiview")),
-    # VUID-VkPhysicalDeviceMeshShaderFeaturesEXT-multiviewMeshShader-07032, -primitiveFragmentShadingRateMeshShader-07033
+    # VUID-VkPhysicalDeviceMeshShaderFeaturesEXT-multiviewMeshShader-07032,
+    # -primitiveFragmentShadingRateMeshShader-07033
     ((_MESH_SHADER, "multiviewMeshShader"), (_MULTIVIEW, "multiview")),
     (
         (_MESH_SHADER, "primitiveFragmentShadingRateMeshShader"),
@@ -192,13 +187,14 @@ _BUFFERS_AFTER_BIND: Final = tuple(
     for kind in ("Uniform", "Storage", "UniformTexel", "StorageTexel")
 )
 
-# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch it, turn its
-# pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain is wanted: captured
-# render passes end in the layout for presenting.)
+# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch
+# it, turn its pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain
+# is wanted: captured render passes end in the layout for presenting.)
 _UNWANTED_EXTENSIONS: Final = re.compile(
-    r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*|VK_NV_low_latency.*"
-    r"|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height|VK_NV_cuda_kernel_launch|VK_AMD_shader_info"
-    r"|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*|VK_EXT_full_screen.*|VK_(EXT|KHR)_device_fault"
+    r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*"
+    r"|VK_NV_low_latency.*|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height"
+    r"|VK_NV_cuda_kernel_launch|VK_AMD_shader_info|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*"
+    r"|VK_EXT_full_screen.*|VK_(EXT|KHR)_device_fault"
 )
 
 
@@ -322,7 +318,7 @@ class Capabilities:
         return enabled
 
     def _make_valid(self, enabled: set[Feature], wanted: set[Feature], available: frozenset[str]) -> None:
-        """Turn off what may not be enabled beside the rest; what was asked for stays where one of two must go."""
+        """Turn off what may not be enabled beside the rest; of two, what was asked for stays."""
 
         def is_on(feature: Feature) -> bool:
             return not enabled.isdisjoint(same_members(*feature))
@@ -373,7 +369,8 @@ class Capabilities:
         request = self._request
         if request.others is OtherFeatures.NONE:
             promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
-            # A version may take over an extension and not its features (VK_EXT_4444_formats in 1.3): then it is needed.
+            # A version may take over an extension and not its features (VK_EXT_4444_formats in 1.3): then it
+            # is needed.
             of_version = {
                 (_core_name(struct.name), member.name)
                 for struct in _available(FEATURES_ROOT, self._api_version, self._instance.extensions)
@@ -463,7 +460,8 @@ class Capabilities:
         values: dict[Feature, int | float | tuple[int, ...]] = {}
         for struct in chain.structs:
             for member, at in chain.members(struct.name):
-                values[_core_name(struct.name), member.name] = chain.value(member, at)  # type: ignore[assignment]
+                feature = _core_name(struct.name), member.name
+                values[feature] = chain.value(member, at)  # type: ignore[assignment]
         limits = {each.name for each in registry().struct("VkPhysicalDeviceLimits").members}
         for (struct_name, member_name), value in list(values.items()):
             if struct_name == "VkPhysicalDeviceProperties" and member_name in limits:

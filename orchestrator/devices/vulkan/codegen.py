@@ -1,12 +1,13 @@
-# Purpose: writes _generated.py: the C declarations of the structures in registry.json and of the commands
-# below, compiled by cffi into a Python module that needs no C compiler (out-of-line ABI mode). Run at
-# development time only, after the registry tables:
-#   python -m orchestrator.devices.vulkan.codegen            write _generated.py
-#   python -m orchestrator.devices.vulkan.codegen --check    exit 1 with a diff where it differs
-# Guarantees: the same registry and cffi version give the same bytes.
-# Assumptions: vulkan-object and pycparser (development dependencies) are installed. Enums are declared as
-# 32-bit and flags as 32- or 64-bit integers, handles that are no pointers as uint64_t, as on every 64-bit ABI.
-"""Generator of the Vulkan bindings (development time only)."""
+"""Generator of the Vulkan bindings, _generated.py (development time only, after the registry tables).
+
+    python -m orchestrator.devices.vulkan.codegen            write _generated.py
+    python -m orchestrator.devices.vulkan.codegen --check    exit 1 with a diff where it differs
+
+It compiles the C declarations of the structures in registry.json, and of the commands below, by cffi into a
+Python module that needs no C compiler (out-of-line ABI mode). The same registry and cffi version give the
+same bytes. Needs vulkan-object and pycparser. Enums are declared as 32-bit and flags as 32- or 64-bit
+integers, handles that are no pointers as uint64_t, as on every 64-bit ABI.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """An open VkDevice: the handles that every call needs, what it offers, and who destroys it.
 
-What works on a device (`VulkanDevice` and its parts) is given a `DeviceContext` and creates nothing of it. Whether
-instance and device are destroyed by `close` is a field of the context, so that a device may also be its maker's.
+What works on a device (`VulkanDevice` and its parts) is given a `DeviceContext` and creates nothing of it.
+Whether instance and device are destroyed by `close` is a field of the context, so that a device may also be
+its maker's.
 
-`HostMemory` counts what a driver takes through VkAllocationCallbacks (specification, "Host Memory"). Its callbacks take
-the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never for benchmarks. It needs a
-libc with posix_memalign, and does not see what a driver takes from the C library by itself.
+`HostMemory` counts what a driver takes through VkAllocationCallbacks (specification, "Host Memory"). Its
+callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never for
+benchmarks. It needs a libc with posix_memalign, and does not see what a driver takes from the C library by
+itself.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Creation of pipelines in batches, one driver call a kind.
 
-The create infos of a batch lie in one contiguous array: in place, if the pipelines follow one another, or else copied
-(their nested pointers are absolute, so a copy is as good as the original). The specification gives one VkResult for the
-whole call ("Multiple Pipeline Creation"), so pipelines that were not created are asked for once more, one by one, to
-learn each one's own result.
+The create infos of a batch lie in one contiguous array: in place, if the pipelines follow one another, or
+else copied (their nested pointers are absolute, so a copy is as good as the original). The specification
+gives one VkResult for the whole call ("Multiple Pipeline Creation"), so pipelines that were not created are
+asked for once more, one by one, to learn each one's own result.
 
-A pipeline that fails, or whose library is not there, does not take the others with it. Libraries stay with what was
-prepared, since what links them needs them alive.
+A pipeline that fails, or whose library is not there, does not take the others with it. Libraries stay with
+what was prepared, since what links them needs them alive.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PipelineCreation:
         source: PipelineSource,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
-        """Create a batch; the caller owns all handles but those of libraries, which stay with what was prepared.
+        """Create a batch; the caller owns all handles but those of libraries.
 
         A pipeline whose library does not exist, and is not created by this batch either, has the result
         VK_ERROR_UNKNOWN.
@@ -137,7 +137,7 @@ class PipelineCreation:
         fail_on_compile_required: bool,
         span: slice | None = None,
     ) -> CreationBatch:
-        """Create pipelines of one kind in one call; ask again, one by one, for those that were not created."""
+        """Create pipelines of one kind in one call; ask again, one by one, for what was not created."""
         infos = bound.create_infos(
             kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
         )

@@ -1,7 +1,8 @@
 """`VulkanDevice`: the Device seam over an open VkDevice.
 
-Guarantees those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers run in
-parallel; no lock is held while the driver runs. It creates no device and destroys none but through its context.
+Guarantees those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers
+run in parallel; no lock is held while the driver runs. It creates no device and destroys none but through its
+context.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPi
 from orchestrator.errors import DeviceError
 from orchestrator.registry import registry
 
-#: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one that is created:
-#: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in every cache, and none where each
-#: was destroyed before the next was created. Pipelines that their owner keeps live all the same.
+#: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one
+#: that is created: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in
+#: every cache, and none where each was destroyed before the next was created. Pipelines that their owner
+#: keeps live all the same.
 SHARES_LIVING_STAGES: Final = frozenset({4})
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
@@ -276,12 +278,14 @@ class VulkanDevice:
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
+        self._require_open()
         self._context.destroy_pipelines(handles)
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
+        self._require_open()
         if not self._context.features.pipeline_binaries:
             why = (
                 self._context.features.keys_withheld
@@ -294,7 +298,8 @@ class VulkanDevice:
         key = ffi.new("VkPipelineBinaryKeyKHR *")
         keys: list[bytes | None] = []
         for index in indices.tolist():
-            # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the libraries there.
+            # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the
+            # libraries there.
             if bound.image.libraries_of(index):
                 keys.append(None)
                 continue
@@ -316,7 +321,7 @@ class VulkanDevice:
         feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
         if not self._context.capabilities.has_feature(*feature):
             raise DeviceError(
-                f"{self._context.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
+                f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )
         bound = _own(prepared)
         own = np.array([index], np.int32)

@@ -1,9 +1,10 @@
-"""What a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties): executables and statistics.
+"""What a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties).
 
-The pipeline is created once more, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
-vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may
-key its cache by that flag, so the pipelines of a run are left as they are. The create info is a copy with a creation
-feedback structure of its own, which also asks for the time of each stage.
+The pipeline is created once more, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR,
+which vkGetPipelineExecutableStatisticsKHR requires
+(VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may key its cache by that flag, so the
+pipelines of a run are left as they are. The create info is a copy with a creation feedback structure of its
+own, which also asks for the time of each stage.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def inspect_executables(
         context: The device; it has the feature.
         creation: Creates pipelines on it.
         kind: What the pipeline is.
-        infos: Its create info, shape (1, stride), a copy that may be changed; statistics are captured by its flags.
+        infos: Its create info, shape (1, stride), a copy that may be changed; statistics are captured by its
+            flags.
         rest: Address of what follows the creation feedback in its chain, 0 for nothing.
 
     Raises:

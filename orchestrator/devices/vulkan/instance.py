@@ -1,12 +1,12 @@
 """The Vulkan loader, its commands, layers, instances and physical devices.
 
-Importing this opens nothing, so it works without Vulkan; `library` opens the loader. Commands are cffi function
-pointers, attributes of tables that are filled once: a call costs one attribute look-up, and cffi releases the GIL for
-as long as the driver runs. A command that is not there raises DeviceError where it is asked for, and names what
-provides it.
+Importing this opens nothing, so it works without Vulkan; `library` opens the loader. Commands are cffi
+function pointers, attributes of tables that are filled once: a call costs one attribute look-up, and cffi
+releases the GIL for as long as the driver runs. A command that is not there raises DeviceError where it is
+asked for, and names what provides it.
 
-Tables are immutable and thread-safe; they own neither instance nor device. The library stays open for the life of the
-process, because drivers leave threads and exit handlers behind.
+Tables are immutable and thread-safe; they own neither instance nor device. The library stays open for the
+life of the process, because drivers leave threads and exit handlers behind.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def check(command: str, result: int) -> int:
     return result
 
 
-#: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs issue 2421).
+#: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs
+#: issue 2421).
 PIPELINE_BINARY_VERSION: Final = (1 << 22) | (3 << 12) | 294
 
 
@@ -201,7 +202,8 @@ class Layer:
 
     Attributes:
         name: VkLayerProperties::layerName.
-        spec_version: VkLayerProperties::specVersion: the Vulkan that it knows, as VkApplicationInfo::apiVersion is made.
+        spec_version: VkLayerProperties::specVersion: the Vulkan that it knows, as
+            VkApplicationInfo::apiVersion is made.
     """
 
     name: str
@@ -213,10 +215,10 @@ class Layer:
 
 
 def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Layer, ...]:
-    """The layers of an instance, whoever asked for them: the environment, a configuration of the loader, or nobody.
+    """The layers of an instance, whoever asked for them.
 
-    Device layers are no more: what the loader tells as such is the layers of the instance (specification, chapter
-    "Extended Functionality", "Device Layer Deprecation"), which no other command tells. Thread-safe.
+    Device layers are no more: what the loader tells as such is the layers of the instance (specification,
+    chapter "Extended Functionality", "Device Layer Deprecation"), which no other command tells. Thread-safe.
 
     Args:
         commands: Of the instance.
@@ -260,16 +262,17 @@ def keys_withheld(layers: Iterable[Layer]) -> str:
     if not older:
         return ""
     return (
-        f"{', '.join(older)} {'is' if len(older) == 1 else 'are'} active and older than VK_KHR_pipeline_binary (1.3.294); "
-        "a layer that does not know the command may hand the driver handles of its own, which ends the process"
+        f"{', '.join(older)} {'is' if len(older) == 1 else 'are'} active and older than "
+        "VK_KHR_pipeline_binary (1.3.294); a layer that does not know the command may hand the driver "
+        "handles of its own, which ends the process"
     )
 
 
 _API_VERSION_1_0: Final = 1 << 22
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
-# Device extensions that captured pipelines name depend on these: the layout for presenting is VK_KHR_swapchain's. An
-# application of Vulkan 1.0 asks for features by the third.
+# Device extensions that captured pipelines name depend on these: the layout for presenting is
+# VK_KHR_swapchain's. An application of Vulkan 1.0 asks for features by the third.
 _WANTED_EXTENSIONS: Final = (
     "VK_KHR_surface",
     "VK_KHR_get_surface_capabilities2",
@@ -279,7 +282,8 @@ _ERROR_INITIALIZATION_FAILED: Final = -3
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NOT_FOUND: Final = (
     "the Vulkan loader found no device: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
-    "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no driver"
+    "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no "
+    "driver"
 )
 
 
@@ -321,7 +325,8 @@ class VulkanInstance:
         """Create an instance; the caller closes it.
 
         Args:
-            application: What the driver is told about the application; None: our own name, and the newest version.
+            application: What the driver is told about the application; None: our own name, and the newest
+                version.
 
         Raises:
             NoDeviceError: There is no loader, no driver, or no device.
@@ -361,7 +366,7 @@ class VulkanInstance:
         self.close()
 
     def find(self, index: int | None = None, name: str = "") -> PhysicalDevice:
-        """A physical device by its position, or by a part of its name or its driver's; the first without either.
+        """A physical device by position, or by a part of its name or its driver's; the first without either.
 
         Raises:
             NoDeviceError: There is none; the message lists those there are.

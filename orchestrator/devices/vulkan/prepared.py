@@ -1,25 +1,17 @@
-"""Shader modules on demand, bounded in memory.
+"""An image bound to a Vulkan device, with its shader modules.
 
-The shader modules of a prepared image: all of them made at once where their SPIR-V fits the bound,
-otherwise made when a batch needs them and dropped, least recently used first, when the bound is passed.
+A copy of the image's buffer gets real pointers and handles. What could not be created makes the pipelines
+that need it unusable, with the cause, and nothing else. `close` destroys everything in reverse order of
+creation, once.
 
-Guarantees: a module is alive from acquire() to release(), whatever the bound; a module is made once at a
-time (two workers that need it share it); the bound is kept but for what is in use. Thread-safe.
+Modules are all made at once where their SPIR-V fits a bound, otherwise when a batch needs them, and dropped,
+least recently used first, when the bound is passed. A module lives from `acquire` to `release` whatever the
+bound, and two workers that need it share it.
 
-An image bound to a Vulkan device.
-
-An image bound to a Vulkan device: a copy of its buffer with real pointers and handles, its objects created,
-its modules managed.
-
-Guarantees: close() destroys everything in reverse order of creation, once. What could not be created makes
-the pipelines that need it unusable, with the cause, and nothing else.
-
-Thread-safety: fields of different pipelines are disjoint, so workers patch them without a lock, as long as
-no pipeline is in two batches at a time (the seam's rule).
-
-Where a batch is a span, its feedback is cleared and taken as bytes: numpy gives the interpreter away for
-more than 500 elements, and where 16 workers want it, getting it back costs more than the rest of what is
-done between two calls. Nor is memory asked for there: while 15 other threads grow the heap in the driver, a
+Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
+batches at a time (the seam's rule). Where a batch is a span, its feedback is cleared and read as bytes: numpy
+releases the GIL for more than 500 elements, and where 16 workers want it, getting it back costs more than all
+else between two calls. Nor is memory allocated there: while 15 other threads grow the heap in the driver, a
 page fault waits for them.
 """
 
@@ -176,7 +168,7 @@ _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext,
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 _FEEDBACK_BYTES: Final = 16
-_LOOKED_AT: Final = 448  # so many bytes are small memory to the interpreter, which has it at hand
+_LOOKED_AT: Final = 448  # so many bytes come from memory that Python has at hand
 _ZEROS: Final = memoryview(bytes(65_536))
 _HIT: Final = bytes(
     [FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT]
@@ -260,14 +252,14 @@ class VulkanPreparedPipelines:
         self._on_closed(self)
 
     def span_of(self, indices: npt.NDArray[np.int32]) -> slice | None:
-        """The pipelines as a slice, where they follow one another in the image: what is read by it is not copied.
+        """The pipelines as a slice, where they follow one another in the image; reading it copies nothing.
 
         Batches of a set that is taken in its order are such slices; finding out costs half a microsecond.
         """
         first, count = int(indices[0]), len(indices)
         if int(indices[-1]) - first != count - 1:
             return None
-        # Comparing memory: no array of booleans, and the interpreter is not given away, as it is in larger operations.
+        # Comparing memory: no array of booleans, and the GIL is not released, as it is in larger operations.
         return slice(first, first + count) if self._ramp[first : first + count] == indices.data else None
 
     def create_infos(
@@ -279,7 +271,7 @@ class VulkanPreparedPipelines:
         capture_statistics: bool = False,
         span: slice | None = None,
     ) -> npt.NDArray[np.uint8]:
-        """Contiguous create infos of some pipelines of one kind, shape (n, stride), handles filled in; read-only.
+        """Contiguous create infos of pipelines of one kind, shape (n, stride), handles filled in; read-only.
 
         Args:
             kind: Their kind.
@@ -323,10 +315,10 @@ class VulkanPreparedPipelines:
     def take_feedback(
         self, indices: npt.NDArray[np.int32], span: slice | None = None
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64], bool]:
-        """Creation feedback of pipelines after their call: flags, durations in ns, whether all are seen to be hits.
+        """Creation feedback of pipelines after their call: flags, durations in ns, whether all are hits.
 
-        Where all are, the arrays are read-only views of where the driver wrote: a warm run touches no new memory for
-        them, and page faults are dear while others wait for the interpreter.
+        Where all are, the arrays are read-only views of where the driver wrote: a warm run touches no new
+        memory for them, and page faults are dear while others wait for the GIL.
         """
         if span is not None and self._are_hits(span):
             return self._feedback_flags[span], self._feedback_durations[span], True
@@ -350,7 +342,7 @@ class VulkanPreparedPipelines:
         return bool(self.library_handles[self._image.library_slot_pipeline[first:last]].all())
 
     def keep_libraries(self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64]) -> None:
-        """Take over the handles of libraries among pipelines that were created; they are zeroed in `handles`."""
+        """Take over the handles of libraries among what was created, and zero them in `handles`."""
         first = self._image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
         handles[first] = 0
@@ -358,8 +350,8 @@ class VulkanPreparedPipelines:
     def discard(self, handles: npt.NDArray[np.uint64]) -> None:
         """Take over pipelines that nobody keeps. They are destroyed many at a time, at the latest by `close`.
 
-        Every vkDestroyPipeline gives the interpreter's lock away and asks for it again; 16 workers that each do so 64
-        times a batch spend their time waiting for it.
+        Every vkDestroyPipeline releases the GIL and asks for it again; 16 workers that each
+        do so 64 times a batch spend their time waiting for it.
         """
         with self._discard_lock:
             self._discarded.append(handles)
@@ -489,7 +481,7 @@ class ModuleRefusedError(OrchestratorError):
 
 
 def clear(memory: memoryview) -> None:
-    """Fill bytes with zeros, without giving the interpreter away."""
+    """Fill bytes with zeros, without releasing the GIL."""
     size = len(memory)
     memory[:] = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
 

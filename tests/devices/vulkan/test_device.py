@@ -287,9 +287,17 @@ def test_use_after_close_is_an_error() -> None:
     device = opened(NAVI21)
     with PipelineSet.open(sample_path()) as source:
         image = build_image(source, source.pipelines[:1], device.capabilities).image
+        prepared = device.prepare(image)
+        kept = device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE).handles
         device.close()
         device.close()
         with pytest.raises(DeviceError, match="closed"):
             device.prepare(image)
+        with pytest.raises(DeviceError, match="closed"):
+            device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE)
+        with pytest.raises(DeviceError, match="closed"):
+            device.pipeline_keys(prepared, np.zeros(1, np.int32))
+        with pytest.raises(DeviceError, match="closed"):
+            device.destroy_pipelines(kept)
         with pytest.raises(DeviceError, match="closed"):
             device.create_pipeline_cache()
