@@ -326,6 +326,9 @@ class Lifecycle:
             table.cost[hits] = np.minimum(table.cost[hits], HIT_COST_NS)
             table.rank[again] = table.cost[again] if self._by_cost else 0
             table.move_all(again, CANCELLED, WAITING)
+            # Their old entries may be there still.
+            for queue in (self.queue, self.hits, *self.duplicates):
+                queue.repeats = True
         table.move_all(new, ABSENT, WAITING)
         libraries, dependents = self.links.edges_of(jobs)
         np.add.at(table.live_dependents, libraries, 1)
@@ -402,6 +405,7 @@ class Lifecycle:
         table.cost[jobs] = self._costs[jobs]
         table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
         self.hits = ReadyQueue(table, READY)
+        self.queue.repeats = True
         self.queue.push_all(jobs[state == READY])
         self._inherit(*self.links.edges_of(jobs[state <= JOINED]))
         for job in jobs[state == JOINED].tolist():

@@ -529,6 +529,15 @@ def test_a_stream_ends_when_it_is_closed() -> None:
         scheduler.enter(some([0]), Priority.SOON)
 
 
+def test_a_job_that_comes_again_is_in_a_batch_once() -> None:
+    scheduler = Scheduler(job_graph(40), 1, ScheduleOptions(streaming=True, expect_hits=1.0, batch_limit=64))
+    for _ in range(2):
+        scheduler.enter(some(range(40)), Priority.SOON)
+        scheduler.cancel_jobs(range(40))
+    scheduler.enter(some(range(40)), Priority.SOON)
+    assert drain(scheduler) == list(range(40))
+
+
 def test_what_is_excluded_is_so_whenever_it_comes() -> None:
     scheduler = Scheduler(job_graph(4, libraries={1: [0], 3: [2]}), 1, STREAM)
     scheduler.enter(some([0, 1]), Priority.SOON)
