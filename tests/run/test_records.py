@@ -1,0 +1,521 @@
+"""Records: encoded and decoded both ways, documented, made of plain text; records of parts add up to those of the whole."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.image import PipelineKind
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import (
+    ApiVersion,
+    Barrier,
+    Calls,
+    CompileReport,
+    Counts,
+    CreationCall,
+    Duplicates,
+    Hash,
+    MergeReport,
+    Nanoseconds,
+    OutcomeStatus,
+    OutcomeTable,
+    PipelineOutcome,
+    Record,
+    RunReport,
+    Stage,
+    Timing,
+    decode_json,
+    decode_msgpack,
+    encode_hook,
+    encode_json,
+    encode_msgpack,
+    plain_text,
+)
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.jobs import PIPELINE_TAGS, PipelineJob
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+from orchestrator.stores.cache_file import cache_path, read_cache_file
+from tests.drivers import REPOSITORY
+from tests.run.report_page import fields_of, page, parts_of, reachable
+from tests.run.small_sets import Opener, compiled, compute_keys
+
+RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
+
+
+class Sneaky(str):
+    """Text that msgspec will not encode."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
+# --- any record
+
+
+def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a type that a record holds; text is of a subclass, and not always what UTF-8 can carry."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        return st.one_of(*map(strategy_of, arguments))
+    if origin is tuple:
+        if Ellipsis in arguments:
+            return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
+        return st.tuples(*map(strategy_of, arguments))
+    if origin is dict:
+        return st.dictionaries(strategy_of(arguments[0]), strategy_of(arguments[1]), max_size=3)
+    if hint is OutcomeTable:
+        return tables()
+    if hint is Calls:
+        return calls()
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return st.sampled_from(hint)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return record_of(hint)
+    if hasattr(hint, "__attrs_attrs__"):
+        clean = {name: clean_strategy_of(kind) for name, _, kind in fields_of(hint)}
+        return st.builds(hint, **clean)
+    return SCALARS[hint]
+
+
+def clean_strategy_of(hint: Any) -> st.SearchStrategy[Any]:
+    """For values of other rooms, whose text comes from drivers and is plain."""
+    if hint is str:
+        return st.text(st.characters(codec="utf-8"), max_size=5)
+    if typing.get_origin(hint) is tuple and Ellipsis in typing.get_args(hint):
+        return st.lists(clean_strategy_of(typing.get_args(hint)[0]), max_size=2).map(tuple)
+    if typing.get_origin(hint) is tuple:
+        return st.tuples(*map(clean_strategy_of, typing.get_args(hint)))
+    return strategy_of(hint)
+
+
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(0, 2**53),
+    Nanoseconds: st.integers(-(2**51), 2**51),
+    Hash: st.integers(0, 2**64 - 1).map(Hash),
+    ApiVersion: st.tuples(st.integers(0, 127), st.integers(0, 1023), st.integers(0, 4095)).map(
+        lambda each: ApiVersion(each[0] << 22 | each[1] << 12 | each[2])
+    ),
+    str: st.text(st.characters(), max_size=8).map(Sneaky),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+    bytes: st.binary(max_size=20),
+    Path: st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).map(Path),
+    type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
+}
+
+
+def record_of(kind: type[Record]) -> st.SearchStrategy[Any]:
+    """Any record of a type."""
+    return st.builds(kind, **{name: strategy_of(hint) for name, _, hint in fields_of(kind)})
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> OutcomeTable:
+    """A table of outcomes."""
+    jobs = draw(
+        st.lists(
+            st.builds(PipelineJob, st.integers(0, 2**64 - 1), st.sampled_from(PipelineKind)),
+            unique=True,
+            max_size=6,
+        )
+    )
+    statuses = [draw(st.sampled_from(OutcomeStatus)) for _ in jobs]
+    table = OutcomeTable.of(jobs, statuses)
+    for index, status in enumerate(statuses):
+        if status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED):
+            table.settle(status, {index: draw(strategy_of(str))})
+        elif status is not OutcomeStatus.NOT_RUN:
+            table.driver_ns[index] = draw(st.integers(0, 2**40))
+            table.worker[index] = draw(st.integers(0, 8))
+    return table
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Calls:
+    """Some calls."""
+    sizes = draw(st.lists(st.integers(1, 4), max_size=4))
+    numbers = st.lists(st.integers(0, 2**60), min_size=len(sizes), max_size=len(sizes))
+    start, wall, cpu, driver, delay = (np.array(draw(numbers), np.int64) for _ in range(5))
+    worker = np.arange(len(sizes), dtype=np.int32)
+    indices = np.arange(sum(sizes), dtype=np.int32)
+    return Calls(worker, start, wall, cpu, driver, delay, np.array(sizes, np.int32), indices)
+
+
+@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
+def test_decoding_gives_an_equal_record(kind: type[Record]) -> None:
+    @given(strategy_of(kind))
+    def check(record: Record) -> None:
+        assert decode_json(encode_json(record), kind) == record
+        assert decode_msgpack(encode_msgpack(record), kind) == record
+        assert not list(impure(record))
+
+    check()
+
+
+def impure(value: Any) -> Iterator[object]:
+    """The text of a record, of all it holds, that is no exact str or that UTF-8 cannot carry."""
+    if isinstance(value, Record):
+        for name in value.__struct_fields__:
+            yield from impure(getattr(value, name))
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from impure(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from impure(each)
+    elif isinstance(value, str) and not isinstance(value, enum.Enum):
+        if type(value) is not str:
+            yield value
+        else:
+            value.encode()
+
+
+def test_text_becomes_plain() -> None:
+    assert type(plain_text(Sneaky("a reason"))) is str
+    assert plain_text("a\udcffb") == r"a\xffb"
+    assert plain_text("\ud800") == r"\ud800"
+    assert plain_text("Straße") == "Straße"
+
+
+def test_times_are_seconds_and_hashes_hex_digits() -> None:
+    outcome = PipelineOutcome(
+        Hash(0xAB), PipelineKind.COMPUTE, OutcomeStatus.COMPILED, driver_ns=1_500_000_000
+    )
+    assert msgspec.json.decode(encode_json(outcome)) == {
+        "key": "00000000000000ab",
+        "kind": "compute",
+        "status": "compiled",
+        "driver_s": 1.5,
+    }
+    # A clock's reading is no duration, and stays as exact as it is.
+    assert msgspec.json.decode(encode_json(Stage("open", 2**60 + 1, 1)))["start_ns"] == 2**60 + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "where"),
+    [
+        (Counts, b'{"compiled":1,"cache_hits":2,"skipped":"3","failed":0}', "$.skipped"),
+        (PipelineOutcome, b'{"key":"12","kind":"compute","status":"compiled"}', "16 hex digits"),
+        (PipelineOutcome, b'{"key":"000000000000001x","kind":"compute","status":"compiled"}', "$.key"),
+        (PipelineOutcome, b'{"key":"0000000000000012","kind":"mesh","status":"compiled"}', "$.kind"),
+        (
+            OutcomeTable,
+            b'{"keys":"AAAAAAAAAAA=","kinds":"AA==","status":"","driver_ns":"","worker":"","reasons":{}}',
+            "differ in length",
+        ),
+        (
+            OutcomeTable,
+            b'{"keys":"","kinds":"","status":"","driver_ns":"","worker":"","reasons":{"1":"no such row"}}',
+            "not in it",
+        ),
+        (OutcomeTable, b'{"keys":"AAAA"}', "$.keys"),
+    ],
+)
+def test_another_document_is_refused_with_the_place(kind: type[Record], document: bytes, where: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        decode_json(document, kind)
+    assert where in str(caught.value)
+
+
+def test_what_no_record_holds_is_not_encoded() -> None:
+    with pytest.raises(NotImplementedError, match="complex"):
+        encode_hook(1j)
+
+
+# --- documentation
+
+
+@pytest.mark.parametrize("kind", reachable(CompileReport), ids=lambda kind: kind.__name__)
+def test_every_field_is_documented_and_every_documented_one_exists(kind: type) -> None:
+    words, attributes = parts_of(kind)
+    assert words
+    assert all(attributes.values())
+    assert sorted(attributes) == sorted(name for name, _, _ in fields_of(kind))
+
+
+def test_the_page_says_what_the_types_say() -> None:
+    assert (REPOSITORY / "docs" / "report.md").read_text("utf-8") == page()
+
+
+# --- adding
+
+
+def keys_alike() -> list[int]:
+    """Keys of the sample's compute pipelines, but for the one that needs a feature: its device is opened as another."""
+    keys = compute_keys()
+    return keys[:54] + keys[55:]
+
+
+def part(path: Path, keys: set[int], folder: Path, **options: Any) -> CompileReport:
+    """Compile some of the sample's compute pipelines, all on devices opened alike: of no application."""
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        for tag in set(RecordTag) - {RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK}:
+            for key in sample.keys(tag):
+                if tag not in PIPELINE_TAGS or key in keys:
+                    writer.add(tag, key, sample.payload(tag, key))
+
+    async def main() -> CompileReport:
+        options.setdefault("workers", 1)
+        with PipelineSet.open(path) as source:
+            return await compile_set(
+                source, CompileOptions(**options), cache_directory=folder, opener=Opener()
+            )
+
+    return trio.run(main)
+
+
+# What is measured, and where what was made lies.
+UNEQUAL = frozenset(
+    {
+        "timing",
+        "stages",
+        "calls",
+        "barrier",
+        "path",
+        "loaded_from",
+        "content_hash",
+        "driver_ns",
+        "load_detail",
+    }
+)
+
+
+def untimed(value: Any) -> Any:
+    """A document without times and places."""
+    if isinstance(value, dict):
+        return {
+            name: untimed(each)
+            for name, each in value.items()
+            if name not in UNEQUAL and not name.endswith("_s") and name != "started_ns"
+        }
+    return [untimed(each) for each in value] if isinstance(value, list) else value
+
+
+def document(report: CompileReport) -> Any:
+    return untimed(msgspec.json.decode(encode_json(report)))
+
+
+@pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.NONE])
+def test_two_parts_with_caches_of_their_own_are_the_whole(tmp_path: Path, mode: CacheMode) -> None:
+    keys = keys_alike()
+    folders = [tmp_path / name for name in ("whole", "even", "odd")]
+    whole, even, odd = (
+        part(folder.with_suffix(".foz"), set(some), folder, mode=mode)
+        for folder, some in zip(folders, (keys, keys[::2], keys[1::2]), strict=True)
+    )
+    assert (len(even.pipelines), len(odd.pipelines)) == (35, 35)
+    for both in (even + odd, odd + even):
+        added, expected = document(both), document(CompileReport.total([whole]))
+        # Each part saved a file; their sizes are the business of the merge below.
+        for each in (added, expected):
+            del each["cache_file"], each["set"]["groups"][0]["cache_file"]
+        assert added == expected
+        assert np.array_equal(both.pipelines.keys, np.sort(np.array(keys, np.uint64)))
+    assert sum((each.timing for each in (even, odd)), Timing()) == (even + odd).timing
+    if mode is CacheMode.NONE:
+        return
+    # The caches merged are the whole one's data, to the byte.
+    device = Opener()(None)  # type: ignore[arg-type]
+    data = [read_cache_file(cache_path(folder, device.identity), device.identity).data for folder in folders]
+    caches = [device.create_pipeline_cache(each) for each in data]
+    primary = device.create_pipeline_cache()
+    device.merge_pipeline_caches(primary, caches[1:])
+    assert device.pipeline_cache_size(primary) == len(data[0]) == whole.merge.primary_bytes_after  # type: ignore[union-attr]
+    device.close()
+
+
+def test_two_parts_in_one_directory_are_the_whole_with_its_file(tmp_path: Path) -> None:
+    keys = keys_alike()
+    whole = part(tmp_path / "whole.foz", set(keys), tmp_path / "whole")
+    first = part(tmp_path / "first.foz", set(keys[::2]), tmp_path / "parts")
+    second = part(tmp_path / "second.foz", set(keys[1::2]), tmp_path / "parts")
+    added, expected = document(first + second), document(CompileReport.total([whole]))
+    saves = added["cache_file"].pop("saves")
+    (save,) = expected["cache_file"].pop("saves")
+    assert [each["saved_bytes"] for each in saves] == [
+        first.cache_file.saved_bytes,
+        save["saved_bytes"],
+    ]
+    for each in (added, expected):
+        del each["set"]["groups"][0]["cache_file"]
+    assert added == expected
+    assert added["cache_file"]["load_status"] == "MISSING"
+
+
+def test_a_part_goes_on_where_the_one_before_was_stopped(tmp_path: Path) -> None:
+    keys = keys_alike()[:12]
+    stopped = part(tmp_path / "set.foz", set(keys), tmp_path / "stopped", time_limit_s=0.0)
+    assert stopped.stopped
+    assert stopped.out_of_time
+    assert stopped.outcomes.not_run == len(keys)
+    rest = part(tmp_path / "set.foz", set(keys), tmp_path / "rest")
+    both = stopped + rest
+    assert not both.stopped
+    assert not both.out_of_time
+    assert both.outcomes == rest.outcomes
+    assert both.set.unique == len(keys)
+    assert both.set.content_hash == rest.set.content_hash
+    assert (stopped + stopped).out_of_time
+
+
+def test_parts_of_different_runs_do_not_add(tmp_path: Path) -> None:
+    keys = set(keys_alike()[:2])
+    one = part(tmp_path / "one.foz", keys, tmp_path / "one", mode=CacheMode.SHARED)
+    two = part(tmp_path / "two.foz", keys, tmp_path / "two", mode=CacheMode.PER_WORKER)
+    with pytest.raises(ValueError, match="do not add: mode"):
+        one + two
+    with pytest.raises(ValueError, match="do not add: mode"):
+        one.runs[0] + two.runs[0]
+
+
+COMPUTE = PipelineKind.COMPUTE
+GRAPHICS = PipelineKind.GRAPHICS
+
+
+def table(*rows: tuple[int, PipelineKind, OutcomeStatus, str, int]) -> OutcomeTable:
+    made = OutcomeTable.of([PipelineJob(key, kind) for key, kind, *_ in rows], [each[2] for each in rows])
+    for index, (_, _, status, reason, driver_ns) in enumerate(rows):
+        made.driver_ns[index] = driver_ns
+        if reason:
+            made.settle(status, {index: reason})
+    return made
+
+
+def test_a_pipeline_in_several_parts_gets_the_worst_outcome_and_costs_what_all_did() -> None:
+    S = OutcomeStatus
+    first = table(
+        (9, COMPUTE, S.COMPILED, "", 10),
+        (3, COMPUTE, S.FAILED, "refused", 1),
+        (9, GRAPHICS, S.NOT_RUN, "", 0),
+    )
+    second = table(
+        (9, GRAPHICS, S.SKIPPED, "no feature", 0),
+        (9, COMPUTE, S.CACHE_HIT, "", 2),
+        (3, COMPUTE, S.COMPILED, "", 5),
+    )
+    both, places = OutcomeTable.joined([first, second])
+    assert [(each.key, each.kind, each.status, each.reason, each.driver_ns) for each in both] == [
+        (9, GRAPHICS, S.SKIPPED, "no feature", 0),
+        (3, COMPUTE, S.FAILED, "refused", 6),
+        (9, COMPUTE, S.COMPILED, "", 12),
+    ]
+    assert [each.tolist() for each in places] == [[2, 1, 0], [0, 2, 1]]
+    assert OutcomeTable.joined([second, first])[0] == both
+    assert both.counts(COMPUTE)[S.FAILED] == 1
+
+
+@given(tables(), tables(), tables())
+def test_tables_add_in_any_order(one: OutcomeTable, two: OutcomeTable, three: OutcomeTable) -> None:
+    def joined(*some: OutcomeTable) -> OutcomeTable:
+        return OutcomeTable.joined(some)[0]
+
+    whole = joined(one, two, three)
+    assert joined(joined(one, two), three).counts() == whole.counts() == joined(three, two, one).counts()
+    assert np.array_equal(joined(joined(three, one), two).driver_ns, whole.driver_ns)
+    assert int(whole.driver_ns.sum()) == sum(int(each.driver_ns.sum()) for each in (one, two, three))
+    assert joined(whole) == whole
+
+
+def run_of(rows: OutcomeTable, merge: MergeReport | None = None, **changes: Any) -> RunReport:
+    each = [CreationCall(1, 7, 7, 7, 7, 7, np.array([index], np.int32)) for index in range(len(rows))]
+    fields: dict[str, Any] = {
+        "mode": CacheMode.PER_WORKER,
+        "workers": 2,
+        "pipelines": rows,
+        "calls": Calls.of(each),
+        "barrier": Barrier((1, 2), 3),
+        "merge": merge,
+        "timing": Timing(wall_ns=5),
+        "stopped": False,
+        "notes": ("told",),
+    }
+    return RunReport(**fields | changes)
+
+
+def test_calls_of_a_sum_are_about_the_pipelines_that_they_were_about() -> None:
+    rows = [(key, COMPUTE, OutcomeStatus.COMPILED, "", 1) for key in (5, 2, 8, 3)]
+    first, second = run_of(table(*rows[:2])), run_of(table(*rows[2:]), workers=3)
+    both = first + second
+    assert both.pipelines.keys[both.calls.indices].tolist() == [5, 2, 8, 3]
+    assert [call.indices.tolist() for call in both.calls] == [[2], [0], [3], [1]]
+    assert (both.workers, both.notes, both.timing.wall_ns) == (3, ("told",), 10)
+    assert both == RunReport.total([first, second])
+
+
+def merge_report(*sources: int, seed: int, before: int, after: int, **changes: Any) -> MergeReport:
+    fields: dict[str, Any] = {
+        "source_bytes": sources,
+        "seed_bytes": seed,
+        "primary_bytes_before": before,
+        "primary_bytes_after": after,
+        "pruned_bytes": 0,
+        "duplicate_job_keys": Duplicates(1, 10),
+        "duplicate_pipeline_keys": None,
+        "barrier_wait_ns": (1,) * len(sources),
+        "merge_ns": 3,
+        "warnings": (),
+    }
+    return MergeReport(**fields | changes)
+
+
+def test_merges_that_begin_alike_gain_what_each_gained() -> None:
+    # Both loaded 132 bytes; the workers of the first found 50 and 0 bytes that were new, those of the second 8 and 20.
+    first = merge_report(182, 132, seed=132, before=132, after=182)
+    second = merge_report(140, 152, seed=132, before=132, after=160, warnings=("small",))
+    both = first + second
+    assert both.source_bytes == (190, 152)
+    assert (both.primary_bytes_before, both.primary_bytes_after) == (132, 210)
+    # What both workers hold of the seed, and one of them would have been enough.
+    assert both.pruned_bytes == (190 - 32) + (152 - 32) + (132 - 32) - (210 - 32) == 200
+    assert both.duplicate_job_keys == Duplicates(2, 20)
+    assert (both.barrier_wait_ns, both.merge_ns, both.warnings) == ((2, 2), 6, ("small",))
+
+
+def test_a_merge_that_went_on_where_the_one_before_ended_adds_the_same() -> None:
+    first = merge_report(82, seed=0, before=32, after=82)
+    second = merge_report(102, seed=82, before=82, after=102)
+    whole = merge_report(102, seed=0, before=32, after=102)
+    both = first + second
+    assert (both.source_bytes, both.primary_bytes_after, both.pruned_bytes) == (whole.source_bytes, 102, 0)
+
+
+# --- through the command line's way
+
+
+async def test_a_reason_that_is_a_subclass_of_str_ends_no_report(tmp_path: Path) -> None:
+    """A pipeline that fails a rule of documents: its reason is `Malformed`."""
+    path = tmp_path / "set.foz"
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        (key,) = sample.keys(RecordTag.GRAPHICS_PIPELINE)[:1]
+        for tag in RecordTag:
+            for each in sample.keys(tag):
+                if tag not in PIPELINE_TAGS:
+                    writer.add(tag, each, sample.payload(tag, each))
+        parsed = msgspec.json.decode(sample.payload(RecordTag.GRAPHICS_PIPELINE, key))
+        (pipeline,) = parsed["graphicsPipelines"].values()
+        del pipeline["rasterizationState"]
+        writer.add(RecordTag.GRAPHICS_PIPELINE, key, msgspec.json.encode(parsed))
+    report = await compiled(path, tmp_path / "cache", Opener())
+    (failed,) = report.failed
+    assert failed.reason == "no rasterizationState"
+    assert decode_json(encode_json(report), CompileReport) == report
