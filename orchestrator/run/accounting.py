@@ -1,14 +1,16 @@
 """Measures what a creation call costs, in the thread that makes it.
 
-Read are wall time, the thread's own CPU time, the driver's own time (creation feedback), and the time in which the thread
-was runnable but not scheduled. Their differences are what contention costs:
+Read are wall time, the thread's own CPU time, the driver's own time (creation feedback), and the time in
+which the thread was runnable but not scheduled. Their differences are what contention costs:
 
     blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
     overhead = wall x workers - driver     building, the interpreter, idle workers
 
-Guarantees: one meter belongs to one thread; reading it costs under 1 us, twice a batch, and 2 us more where the thread was
+Guarantees: one meter belongs to one thread; reading it costs under 1 us, twice a batch, and 2 us more where
+    the thread was
 off the processor. It never releases the GIL: with 16 threads that costs more than all else between two calls.
-Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel keeps no such
+Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel
+    keeps no such
 statistics, it counts as 0 and an oversubscribed machine looks like contention.
 """
 
@@ -112,8 +114,8 @@ class ThreadMeter:
     def _look(self, wall_ns: int, cpu_ns: int) -> bool:
         """Read the run delay, if the thread was off the processor since the last reading of the clocks.
 
-        Returns whether it did. A thread that was on a processor all the time was not waiting for one; the statistics need not be asked. What is
-        shorter than a look takes is left to the next one.
+        Returns whether it did. A thread that was on a processor all the time was not waiting for one; the
+        statistics need not be asked. What is shorter than a look takes is left to the next one.
         """
         off_ns = (wall_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
         self._wall_ns, self._cpu_ns = wall_ns, cpu_ns
@@ -183,7 +185,8 @@ class CallLog:
         """What the calls cost; to be asked before any of the pipelines is created again.
 
         Returns:
-            The calls, in the order made, and the driver time of their pipelines, in the order of `Calls.indices`.
+            The calls, in the order made, and the driver time of their pipelines, in the order of
+            `Calls.indices`.
         """
         noted = self._noted
         before = np.array([each[0] for each in noted], np.int64).reshape(-1, 3)
@@ -204,8 +207,9 @@ class CallLog:
             wall_ns=wall,
             cpu_ns=cpu,
             driver_ns=spent[ends] - spent[ends - sizes],
-            # The meter may lose the statistics between the two readings; and it reads them outside of the wall clock's, where
-            # a busy machine adds to them. Within the call a thread cannot have waited longer than it was off the processor.
+            # The meter may lose the statistics between the two readings; and it reads them outside of the
+            # wall clock's, where a busy machine adds to them. Within the call a thread cannot have waited
+            # longer than it was off the processor.
             run_delay_ns=np.minimum(np.maximum(delay, 0), np.maximum(wall - cpu, 0)),
             sizes=sizes,
             indices=np.concatenate([np.zeros(0, np.int32), *(each[3] for each in noted)]),

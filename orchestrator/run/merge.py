@@ -1,8 +1,9 @@
 """Merges worker sources into the primary, and counts what was pruned and what was compiled twice.
 
-One thread merges sources that nobody uses; the primary is never among them. A refused merge loses no more
-than the sources that were refused: they are merged one by one, and the report says which failed. A size that
-the driver will not tell is a warning.
+Called after all workers have ended, in one thread, so that no cache is in use; the primary is never among the
+sources (VUID-vkMergePipelineCaches-dstCache-00770). A refused merge loses no more than the sources that were
+refused: they are merged one by one, and a warning says which failed. A size that the driver will not tell is
+a warning.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def duplicate_pipeline_keys(
     workers: npt.NDArray[np.int32],
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
-    """As `duplicates`, by the driver's own pipeline keys, for which it is asked.
+    """As `duplicates`, by the driver's own key of every pipeline without libraries.
 
     RADV (seen with Mesa 25.0.7) dies of SIGSEGV in vkGetPipelineKeyKHR where a graphics pipeline links
     libraries; linking compiles little, so such pipelines count as like no other.

@@ -1,13 +1,14 @@
 """The records of what happened: outcomes, progress, calls, timing, and the reports of a run and of a compile.
 
-A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise); what it says
-of many pipelines or calls it holds in columns. The JSON of `compile` is the encoding of a `CompileReport`.
+A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise);
+what it says of many pipelines or calls it holds in columns. The JSON of `compile` is the encoding of a
+`CompileReport`.
 
-Guarantees: records add up. `a + b` of two partial runs is the record of both: counts and times add, a time of the clock
-on the wall included, as if the parts ran one after the other; what a field does otherwise, its type says. Text in a
-record is plain `str` that UTF-8 can carry. Times are nanoseconds here and seconds in the encoding, hashes are numbers
-here and 16 hex digits there. Decoding gives an equal record, up to times of 26 days; of a path only its bytes that are
-not UTF-8 come back escaped.
+Guarantees: records add up. `a + b` of two partial runs is the record of both. Counts and times add, wall time
+too, as if one part ran after the other; where a field does otherwise, its description says so. Text in a
+record is plain `str` that UTF-8 can carry. Durations are nanoseconds here and seconds in the encoding; hashes
+are numbers here and 16 hex digits there. Decoding gives an equal record: durations up to 26 days, and paths
+that are UTF-8.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.save_policy import SaveReason
 
 FORMAT: Final = 2
-"""Version of the encoding. 1 was the JSON of `compile` before it said its version. Fields may be added within one."""
+"""Version of the encoding; adding a field leaves it. Version 1 was a JSON that did not say its version."""
 
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
@@ -76,7 +77,11 @@ if TYPE_CHECKING:
 else:
 
     class Nanoseconds(int):
-        """A duration; seconds in the encoding. A record makes its fields `..._ns` of this type, and calls them `..._s`."""
+        """A duration; seconds in the encoding. Records make their fields `..._ns` such."""
+
+
+_NO_TIME: Final = Nanoseconds(0)
+"""The default of a duration: `omit_defaults` goes by identity."""
 
 
 def encode_hook(value: object) -> object:
@@ -165,7 +170,7 @@ def _plain(value: Any, duration: bool) -> Any:
         return tuple(_plain(each, duration) for each in value)
     if isinstance(value, str):
         return value if isinstance(value, enum.Enum) else plain_text(value)
-    return Nanoseconds(value) if duration and type(value) is int else value
+    return (Nanoseconds(value) if value else _NO_TIME) if duration and type(value) is int else value
 
 
 class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
@@ -212,8 +217,9 @@ class OutcomeStatus(enum.StrEnum):
     """What became of a pipeline. Every pipeline has exactly one of these.
 
     COMPILED: created, and the application's cache did not hold it (or the driver does not say).
-    CACHE_HIT: created from the application's cache, by creation feedback, never by how quick it was. A pipeline that has no
-        stages of its own and links libraries gets no feedback from some drivers; it is a hit where all its libraries were.
+    CACHE_HIT: created from the application's cache, by creation feedback, never by how quick it was. A
+        pipeline that has no stages of its own and links libraries gets no feedback from some drivers; it is a
+        hit where all its libraries were.
     SKIPPED: never handed to the driver, because the device lacks something that it needs.
     FAILED: the driver refused it, or it could not be prepared, or a library of it failed.
     NOT_RUN: the run was stopped before its turn.
@@ -231,8 +237,8 @@ _CODE = {status: np.uint8(code) for code, status in enumerate(_STATUSES)}
 _KINDS = tuple(PipelineKind)
 _KIND_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
-# By status code: what counts where a pipeline has several outcomes. Of the groups of a compile the worst one does, since
-# each group's application needs it; of parts of a run one that was not run is no outcome yet.
+# By status code: what counts where a pipeline has several outcomes. Of the groups of a compile the worst one
+# does, since each group's application needs it; of parts of a run one that was not run is no outcome yet.
 _WORST_OF_GROUPS: Final = np.array([2, 1, 0, 4, 3], np.int8)
 _WORST_OF_PARTS: Final = np.array([2, 1, 0, 4, -1], np.int8)
 
@@ -248,19 +254,20 @@ class PipelineOutcome(Record, frozen=True, omit_defaults=True):
     Attributes:
         key: Its hash in the set.
         kind: What it is.
-        status: What became of it; of a session's pipeline NOT_RUN also where it was cancelled, or has not had its turn yet.
+        status: What became of it; of a session's pipeline NOT_RUN also where it was cancelled, or has not had
+            its turn yet.
         reason: Why it was skipped or failed; for a refusal of the driver, the name of the VkResult.
         driver_ns: Driver time, over all groups.
         index: Its row in the table; in a run, its number in the image.
-        handle: The pipeline, where the run keeps them and it was not taken; 0 otherwise, and for a library, which the device
-            keeps. See `PipelineSession.take_handles` for who owns it.
+        handle: The pipeline, where the run keeps them and it was not taken; 0 otherwise, and for a library,
+            which the device keeps. See `PipelineSession.take_handles` for who owns it.
     """
 
     key: Hash
     kind: PipelineKind
     status: OutcomeStatus
     reason: str = ""
-    driver_ns: Nanoseconds = Nanoseconds(0)
+    driver_ns: Nanoseconds = _NO_TIME
     index: int = 0
     handle: int = 0
 
@@ -298,14 +305,16 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
 
     Attributes:
         keys: Hash of each in the set, shape (n,), uint64.
-        kinds: Kind of each, as a position in `PipelineKind`: 0 graphics, 1 compute, 2 ray tracing; shape (n,), uint8.
-        status: `status_code` of each: 0 compiled, 1 cache hit, 2 skipped, 3 failed, 4 not run; shape (n,), uint8.
+        kinds: Kind of each, as a position in `PipelineKind`: 0 graphics, 1 compute, 2 ray tracing; shape
+            (n,), uint8.
+        status: `status_code` of each: 0 compiled, 1 cache hit, 2 skipped, 3 failed, 4 not run; shape (n,),
+            uint8.
         driver_ns: Driver time of each, shape (n,), uint64.
-        worker: Who created it, shape (n,), int32; -1 where nobody tried. Where it was created in several groups or parts,
-            who created it in the one whose outcome counts.
+        worker: Who created it, shape (n,), int32; -1 where nobody tried. Where it was created in several
+            groups or parts, who created it in the one whose outcome counts.
         reasons: Why a pipeline was skipped or failed, by row.
-        handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64. None where none are kept, and in
-            a sum: they stay with the parts.
+        handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64. None where none are
+            kept, and in a sum: they stay with the parts.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -419,10 +428,10 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
     def joined(
         cls, tables: Sequence[OutcomeTable], rank: npt.NDArray[np.int8] = _WORST_OF_PARTS
     ) -> tuple[Self, list[npt.NDArray[np.int32]]]:
-        """One table of several, each pipeline once, by kind and key, so that the order of the tables makes no difference.
+        """One table of several: each pipeline once, by kind and key.
 
-        A pipeline may be in several tables: parts of a set link the same library, and applications share a pipeline. It gets
-        the worst outcome, and the driver time of all of them: all were paid for.
+        A pipeline may be in several tables: parts of a set link the same library, and applications share a
+        pipeline. It gets the worst outcome, and the driver time of all of them: all were paid for.
 
         Args:
             tables: The tables; of equal outcomes the first one's counts.
@@ -461,7 +470,8 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
 class OutcomeRecorder:
     """Fills the table of a run.
 
-    Several threads write at a time without a lock: each writes the rows of its own batch, and no pipeline is in two batches.
+    Several threads write at a time without a lock: each writes the rows of its own batch, and no pipeline is
+    in two batches.
 
     Args:
         image: The pipelines.
@@ -627,7 +637,7 @@ _CALL_COLUMNS: Final = ("worker", "start_ns", "wall_ns", "cpu_ns", "driver_ns", 
 
 
 class Calls(Columns, frozen=True, eq=False, rename=None):
-    """Every call of a run, worker by worker, in the order made; the columns are those of `CreationCall`, in nanoseconds.
+    """Every call of a run, worker by worker, in the order made.
 
     Attributes:
         worker: Who made each call, shape (c,), int32.
@@ -726,7 +736,8 @@ class Duplicates(Sums, frozen=True):
 
     Attributes:
         keys: Distinct keys that were compiled on more than one worker.
-        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the set.
+        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the
+            set.
     """
 
     keys: int
@@ -743,11 +754,13 @@ class RollingReport(Record, frozen=True):
         source_bytes: Their size in sum.
         merge_ns: Time of all these merges; other threads compile meanwhile.
         hook_ns: Time in `on_merged`; likewise.
-        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging: looking at the
-            thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a merge before a look-up. In a sum the longest.
+        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging:
+            looking at the thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a merge before
+            a look-up. In a sum the longest.
         deferred: Rotations that were due when no fresh cache was ready, and took place later or not at all.
-        synchronized_by: Who keeps look-ups and merges apart: "driver" (internally synchronized merge), "lock" (one of
-            ours), or "nothing", where nobody but the merger uses the primary. In a sum the last part's.
+        synchronized_by: Who keeps look-ups and merges apart: "driver" (internally synchronized merge), "lock"
+            (one of ours), or "nothing", where nobody but the merger uses the primary. In a sum the last
+            part's.
     """
 
     folds: int
@@ -776,18 +789,19 @@ class RollingReport(Record, frozen=True):
 class MergeReport(Record, frozen=True):
     """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
 
-    A sum begins with what its first part began with, and gains what each part gained: of parts that begin with the same
-    data, or where the one before ended, those are the sizes of one run over all of it, as far as the parts share nothing.
+    A sum begins with what its first part began with, and gains what each part gained: of parts that begin
+    with the same data, or where the one before ended, those are the sizes of one run over all of it, as far
+    as the parts share nothing.
 
     Attributes:
         source_bytes: Size of each worker cache, worker by worker.
         seed_bytes: Size of the data that each worker cache was created with, 0 for none.
-        primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge: before the
-            run).
+        primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge:
+            before the run).
         primary_bytes_after: Its size after.
         pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
-            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that a
-            rolling merge took on the way are sources here.
+            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that
+            a rolling merge took on the way are sources here.
         duplicate_job_keys: Keys of the set that more than one worker compiled.
         duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
             pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
@@ -866,7 +880,7 @@ def _each_once(*lists: Iterable[_T]) -> tuple[_T, ...]:
 
 
 class Timing(Sums, frozen=True):
-    """Where the time went. Every figure adds: over the groups of a compile, and over parts, which count as run one by one.
+    """Where the time went. Every figure adds, over the groups of a compile and over parts.
 
     Attributes:
         open_ns: Opening the device.
@@ -879,9 +893,11 @@ class Timing(Sums, frozen=True):
         merge_ns: Merging the worker caches.
         cache_load_ns: Reading the cache file and creating the primary.
         cache_save_ns: Reading the primary back and writing the file.
-        overhead_ns: wall x workers - driver: everything that is not the driver, idle workers included. Negative
-            only where the driver's clock is not the machine's (a simulated device on a virtual clock).
-        make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first job.
+        overhead_ns: wall x workers - driver: everything that is not the driver, idle workers included.
+            Negative only where the driver's clock is not the machine's (a simulated device on a virtual
+            clock).
+        make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first
+            job.
         read_back_ns: Reading the primary's data, where the run does.
     """
 
@@ -935,10 +951,11 @@ class RunReport(Record, frozen=True, omit_defaults=True):
         barrier: The barrier.
         merge: The merge; None in mode NONE.
         timing: Where the time went.
-        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum: whether some are.
+        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum:
+            whether some are.
         notes: What a reader of the figures must know, such as a fallback; each once.
-        cache_data: The primary's data where the run made the primary itself; None where it did not, or where the
-            driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
+        cache_data: The primary's data where the run made the primary itself; None where it did not, or where
+            the driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
     """
 
     mode: CacheMode
@@ -1077,10 +1094,10 @@ class RequestRecord(Record, frozen=True):
         api_version: VkApplicationInfo::apiVersion; null where it is not known, which opens the newest.
         features: Features to enable, as structure::member, where the device has them.
         extensions: Device extensions to enable beside those that the features belong to.
-        others: What became of all other features: off ("none"), on where captures cannot record them ("unrecorded"), or on
-            ("all").
-        orchestrator_features: Whether the features that an orchestrator uses itself were added; null: where the driver is
-            known to leave its keys alone then.
+        others: What became of all other features: off ("none"), on where captures cannot record them
+            ("unrecorded"), or on ("all").
+        orchestrator_features: Whether the features that an orchestrator uses itself were added; null: where
+            the driver is known to leave its keys alone then.
     """
 
     application: str | None
@@ -1133,7 +1150,8 @@ class GroupRecord(Record, frozen=True):
 
     Attributes:
         opened_as: What the device was opened as. Groups of parts with the same one add up.
-        added: Features and extensions that no application is recorded to have enabled, and that the pipelines need.
+        added: Features and extensions that no application is recorded to have enabled, and that the pipelines
+            need.
         applications: Hashes of the applications.
         pipelines: How many of its pipelines went to the driver.
         cache_file: Where they are kept, or null; in a sum the first part's.
@@ -1166,7 +1184,8 @@ class DamageRecord(Record, frozen=True):
 
     Attributes:
         offset: Byte offset in the file, or null.
-        tag: What the record is, such as ``shader_module``; its number where that is not known; null without a record.
+        tag: What the record is, such as ``shader_module``; its number where that is not known; null without a
+            record.
         key: Hash of the record, or null.
         reason: What is wrong and the likely cause.
     """
@@ -1219,8 +1238,6 @@ class SetRecord(Record, frozen=True):
         groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
         subset: Which part of the set was to be compiled; null for all of it, and in a sum.
-        subset: Which of the set's pipelines were to be compiled.
-        whole: Number of pipelines of the set.
     """
 
     path: str
@@ -1276,8 +1293,8 @@ class Refused(Record, frozen=True):
 class CacheFileRecord(Record, frozen=True):
     """What became of the cache file.
 
-    A sum begins with what its first part loaded and ends with what its last part saved. Parts with caches of their own have a
-    file each; the verb `merge` joins them, and says how large the whole is.
+    A sum begins with what its first part loaded and ends with what its last part saved. Parts with caches of
+    their own have a file each; the verb `merge` joins them, and says how large the whole is.
 
     Attributes:
         path: Where it is, or null where the mode keeps none.
@@ -1285,7 +1302,8 @@ class CacheFileRecord(Record, frozen=True):
         load_field: The first field that differs or is wrong, as Vulkan names it, or null.
         load_detail: A sentence: expected and found for every field that differs, or the cause.
         loaded_from: The file that was loaded: the previous generation, where the current one is damaged.
-        instead_of: What is wrong with the current one, where the previous generation took its place; else null.
+        instead_of: What is wrong with the current one, where the previous generation took its place; else
+            null.
         quarantined: Where a damaged file was moved to, or null.
         loaded_bytes: Bytes of driver data that were loaded.
         saved_bytes: Bytes of the file as it was written last, 0 where this job wrote none.
@@ -1353,12 +1371,12 @@ class Savings(Sums, frozen=True):
 
 
 class MergeTotals(Record, frozen=True):
-    """The merges of all groups together. The sizes of the primary are those before the first and after the last one.
+    """The merges of all groups together.
 
     Attributes:
         source_bytes: Size of all worker caches.
-        primary_bytes_before: Size of the primary before.
-        primary_bytes_after: Its size after.
+        primary_bytes_before: Size of the primary before the first.
+        primary_bytes_after: Its size after the last.
         pruned_bytes: Payload that was there more than once.
         duplicate_keys: Keys of the set that more than one worker compiled.
         duplicate_driver_ns: Driver time of all their compilations but the first of each.
@@ -1440,8 +1458,8 @@ class Versions(Record, frozen=True):
 class CompileReport(Record, frozen=True, kw_only=True):
     """What compiling a set did. Its encoding is the JSON of `compile`.
 
-    A pipeline that several applications with different features used is compiled for each; it counts once, as the worst that
-    happened to it: failed before not run, compiled, hit, skipped.
+    A pipeline that several applications with different features used is compiled for each; it counts once, as
+    the worst that happened to it: failed before not run, compiled, hit, skipped.
 
     Attributes:
         version: Version of the format.
@@ -1532,8 +1550,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
     def total(parts: Sequence[CompileReport]) -> CompileReport:
         """The report of several parts of a compile, one or more, such as those of the two halves of a set.
 
-        A pipeline may be in several parts, as a library that both link is: it gets the worst of its outcomes, and the driver
-        time of all. One that a part did not come to has the outcome of the part that did.
+        A pipeline may be in several parts, as a library that both link is: it gets the worst of its outcomes,
+        and the driver time of all. One that a part did not come to has the outcome of the part that did.
 
         Raises:
             ValueError: They differ in device or mode.
@@ -1589,7 +1607,7 @@ _ETA_AFTER_S: Final = 0.5
 
 
 class Progress(Record, frozen=True, rename=None):
-    """How far a run is, or a compile over all its groups. The total is fixed from the start and `done` never falls.
+    """How far a run is, or a compile over all its groups: the total is fixed, and `done` never falls.
 
     Attributes:
         total: Pipelines to create; in a compile those of each group counted.
@@ -1599,7 +1617,8 @@ class Progress(Record, frozen=True, rename=None):
         failed: Not created, the unusable ones from the start included.
         skipped: Not handed to the driver because the device lacks something; known when a group was prepared.
         in_flight: In a driver call now.
-        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns; of the current group.
+        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns; of the current
+            group.
         elapsed_s: Seconds since then.
         rate: Pipelines a second that were handed to the driver and came back, over that time.
         eta_s: Seconds to go, or None until that is known.
@@ -1697,12 +1716,13 @@ _OVERDUE_NS = 200_000_000
 
 @define(eq=False)
 class TimeToGo:
-    """How long a run will still take, by what its jobs cost: ten of a millisecond say nothing about one of half a minute.
+    """How long a run will still take, by what its jobs cost and not by how many they are.
 
-    That is the longer of (what is queued + what is left of the batches in flight) / workers, and what is left of the longest
-    batch in flight. It is not known before anything was measured, unless costs were recorded, nor where all that is left is
-    in flight and takes much longer than was estimated. Asked some times a second, beside the workers: it reads single
-    numbers, of which one that is a moment old does no harm, and takes a batch to have begun when it was first seen.
+    That is the longer of (what is queued + what is left of the batches in flight) / workers, and what is left
+    of the longest batch in flight. It is not known before anything was measured, unless costs were recorded,
+    nor where all that is left is in flight and takes much longer than was estimated. Asked some times a
+    second, beside the workers: it reads single numbers, of which one that is a moment old does no harm, and
+    takes a batch to have begun when it was first seen.
 
     Attributes:
         scheduler: The scheduler.

@@ -1,12 +1,14 @@
 """The thread side of a run: takes batches from the scheduler and hands them to the driver, one at a time.
 
-The loop is in the thread because a hop from trio into a thread and back costs about as much as a whole warm batch of 64;
-asking the scheduler under a lock costs a few microseconds. trio is only entered again to wait, or at the end.
+The loop is in the thread because a hop from trio into a thread and back costs about as much as a whole warm
+batch of 64; asking the scheduler under a lock costs a few microseconds. trio is only entered again to wait,
+or at the end.
 
-Guarantees: a driver call is never abandoned: cancellation is looked at between batches only. A call that fails as a whole
-becomes the outcome of its pipelines, one by one where several were in it, so that a good pipeline is not lost to a bad
-neighbour. The cache of a worker is touched by its own thread only, until the barrier or until the worker rotates it between
-two batches.
+Guarantees: a driver call is never abandoned: cancellation is looked at between batches only. A call that
+    fails as a whole
+becomes the outcome of its pipelines, one by one where several were in it, so that a good pipeline is not lost
+to a bad neighbour. The cache of a worker is touched by its own thread only, until the barrier or until the
+worker rotates it between two batches.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ class Worker:
     def _create(
         self, indices: npt.NDArray[np.int32], meter: ThreadMeter
     ) -> tuple[Mapping[int, str], int, int]:
-        """Create a batch; returns what was not created with the reason, the number of hits, and the time, ns."""
+        """Create a batch; returns why some were not created, the number of hits, and the time, ns."""
         before = meter.begin()
         try:
             batch = self._creator.create(indices)

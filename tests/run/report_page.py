@@ -23,17 +23,19 @@ from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Na
 
 HEAD = f"""# The report of `compile`
 
-`compile --json` writes one JSON document: the encoding of a `CompileReport` (`orchestrator.run.records`), version {FORMAT}.
-`decode_json(document, CompileReport)` gives the report back. Fields may be added; one that changes its meaning or goes
-counts up `version`.
+`compile --json` writes one JSON document: the encoding of a `CompileReport` (`orchestrator.run.records`),
+version {FORMAT}. `decode_json(document, CompileReport)` gives the report back. Fields may be added; one that
+changes its meaning or goes counts up `version`.
 
-A column is an array as base64 of little-endian elements, such as `numpy.frombuffer(base64.b64decode(text), "<u8")`.
+A column is an array as base64 of little-endian elements, such as `numpy.frombuffer(base64.b64decode(text),
+"<u8")`.
 
-Version 1 did not say its version. Since then the lists `skipped` and `failed` go by kind and key instead of by place in
-the set, and their rows have a `status`; `version`, `pipelines`, `runs`, `stages` and `inspected` are new, and so are some
-fields of `timing`, `set` and `merge`. No key went away.
+Version 1 did not say its version. Since then the lists `skipped` and `failed` go by kind and key instead of
+by place in the set, and their rows have a `status`; `version`, `pipelines`, `runs`, `stages` and `inspected`
+are new, and so are some fields of `timing`, `set` and `merge`. No key went away.
 
-Reports of parts add up: `first + second`, or `CompileReport.total(parts)`. What a field of a sum is, is said here.
+Reports of parts add up: `first + second`, or `CompileReport.total(parts)`. What a field of a sum is, is said
+here.
 
 This page is made from the docstrings of the types: `python -m tests.run.report_page > docs/report.md`.
 """

@@ -1,4 +1,4 @@
-"""Records: encoded and decoded both ways, documented, made of plain text; records of parts add up to those of the whole."""
+"""Records are encoded both ways, documented, and plain; those of parts add up to that of the whole."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
+from orchestrator.sets.jobs import PIPELINE_TAGS
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
@@ -47,9 +48,8 @@ from orchestrator.run.records import (
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.jobs import PIPELINE_TAGS, PipelineJob
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from tests.drivers import REPOSITORY
@@ -261,7 +261,7 @@ def test_the_page_says_what_the_types_say() -> None:
 
 
 def keys_alike() -> list[int]:
-    """Keys of the sample's compute pipelines, but for the one that needs a feature: its device is opened as another."""
+    """Keys of the sample's compute pipelines, without the one whose device is opened with a feature more."""
     keys = compute_keys()
     return keys[:54] + keys[55:]
 
@@ -340,7 +340,8 @@ def test_two_parts_with_caches_of_their_own_are_the_whole(tmp_path: Path, mode: 
     caches = [device.create_pipeline_cache(each) for each in data]
     primary = device.create_pipeline_cache()
     device.merge_pipeline_caches(primary, caches[1:])
-    assert device.pipeline_cache_size(primary) == len(data[0]) == whole.merge.primary_bytes_after  # type: ignore[union-attr]
+    assert whole.merge is not None
+    assert device.pipeline_cache_size(primary) == len(data[0]) == whole.merge.primary_bytes_after
     device.close()
 
 
@@ -479,7 +480,8 @@ def merge_report(*sources: int, seed: int, before: int, after: int, **changes: A
 
 
 def test_merges_that_begin_alike_gain_what_each_gained() -> None:
-    # Both loaded 132 bytes; the workers of the first found 50 and 0 bytes that were new, those of the second 8 and 20.
+    # Both loaded 132 bytes; the workers of the first found 50 and 0 bytes that were new, those of the second
+    # 8 and 20.
     first = merge_report(182, 132, seed=132, before=132, after=182)
     second = merge_report(140, 152, seed=132, before=132, after=160, warnings=("small",))
     both = first + second
