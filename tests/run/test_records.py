@@ -15,7 +15,6 @@ import pytest
 import trio
 from hypothesis import given
 from hypothesis import strategies as st
-from orchestrator.sets.jobs import PIPELINE_TAGS
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
@@ -49,7 +48,7 @@ from orchestrator.run.records import (
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.records import PIPELINE_TAGS, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from tests.drivers import REPOSITORY
