@@ -1153,7 +1153,7 @@ class GroupRecord(Record, frozen=True):
         added: Features and extensions that no application is recorded to have enabled, and that the pipelines
             need.
         applications: Hashes of the applications.
-        pipelines: How many of its pipelines went to the driver.
+        pipelines: How many of its pipelines went to the driver; a library of several parts counts once.
         cache_file: Where they are kept, or null; in a sum the first part's.
     """
 
@@ -1542,6 +1542,12 @@ class CompileReport(Record, frozen=True, kw_only=True):
         """The pipelines of one status, by kind and key."""
         return self.pipelines.of_status(status)
 
+    def beside(self) -> OutcomeTable:
+        """What was created without being counted here: libraries that are asked of another part."""
+        tables = [self.pipelines, *(each.pipelines for each in self.runs)]
+        table, (counted, *_) = OutcomeTable.joined(tables, _WORST_OF_GROUPS)
+        return table.rows(np.setdiff1d(np.arange(len(table)), counted))
+
     def __add__(self, other: CompileReport) -> CompileReport:
         """Both together; see `total`."""
         return CompileReport.total([self, other])
@@ -1559,7 +1565,10 @@ class CompileReport(Record, frozen=True, kw_only=True):
         first = parts[0]
         for what in ("device", "mode"):
             _same(what, [getattr(each, what) for each in parts])
-        table, _ = OutcomeTable.joined([each.pipelines for each in parts])
+        wanted, _ = OutcomeTable.joined([each.pipelines for each in parts])
+        # A library may be asked of one part, and have been created by another one first.
+        table, (places, *_) = OutcomeTable.joined([wanted, *(each.beside() for each in parts)])
+        table = table.rows(np.sort(places))
         runs: dict[RequestRecord, list[RunReport]] = {}
         groups: dict[RequestRecord, GroupRecord] = {}
         for part in parts:
@@ -1567,6 +1576,10 @@ class CompileReport(Record, frozen=True, kw_only=True):
                 known = groups.get(group.opened_as)
                 groups[group.opened_as] = group if known is None else known + group
                 runs.setdefault(group.opened_as, []).append(run)
+        totals = [RunReport.total(each) for each in runs.values()]
+        several = [
+            sum(map(len, each)) - len(total) for each, total in zip(runs.values(), totals, strict=True)
+        ]
         sets = [each.set for each in parts]
         hashes = {each.content_hash for each in sets}
         stopped = any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN])
@@ -1578,7 +1591,10 @@ class CompileReport(Record, frozen=True, kw_only=True):
                 pipelines={kind: int((table.kinds == code).sum()) for kind, code in _KIND_CODE.items()},
                 unique=len(table),
                 applications=_each_once(*(each.applications for each in sets)),
-                groups=tuple(groups.values()),
+                groups=tuple(
+                    msgspec.structs.replace(group, pipelines=group.pipelines - again)
+                    for group, again in zip(groups.values(), several, strict=True)
+                ),
                 damage=_each_once(*(each.damage for each in sets)),
             ),
             mode=first.mode,
@@ -1591,7 +1607,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             notes=_each_once(*(each.notes for each in parts)),
             versions=first.versions,
             pipelines=table,
-            runs=[RunReport.total(each) for each in runs.values()],
+            runs=totals,
             stages=tuple(stage for each in parts for stage in each.stages),
             inspected=tuple(found for each in parts for found in each.inspected),
         )

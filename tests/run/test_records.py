@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import (
@@ -48,7 +49,8 @@ from orchestrator.run.records import (
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PIPELINE_TAGS, PipelineJob, RecordTag
+from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from tests.drivers import REPOSITORY
@@ -259,44 +261,26 @@ def test_the_page_says_what_the_types_say() -> None:
 # --- adding
 
 
-def keys_alike() -> list[int]:
-    """Keys of the sample's compute pipelines, without the one whose device is opened with a feature more."""
-    keys = compute_keys()
-    return keys[:54] + keys[55:]
+SHARDS = [Subset(shard, 3) for shard in (1, 2, 3)]
 
 
-def part(path: Path, keys: set[int], folder: Path, **options: Any) -> CompileReport:
-    """Compile some of the sample's compute pipelines, all on devices opened alike: of no application."""
-    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
-        for tag in set(RecordTag) - {RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK}:
-            for key in sample.keys(tag):
-                if tag not in PIPELINE_TAGS or key in keys:
-                    writer.add(tag, key, sample.payload(tag, key))
+def part(folder: Path, subset: Subset = WHOLE, **options: Any) -> CompileReport:
+    """Compile some of the sample, with a cache in a folder."""
 
     async def main() -> CompileReport:
-        options.setdefault("workers", 1)
-        with PipelineSet.open(path) as source:
-            return await compile_set(
-                source, CompileOptions(**options), cache_directory=folder, opener=Opener()
-            )
+        with PipelineSet.open(sample_path()) as source:
+            settings = CompileOptions(subset=subset, **{"workers": 1, **options})
+            return await compile_set(source, settings, cache_directory=folder, opener=Opener())
 
     return trio.run(main)
 
 
+def subset_of(keys: list[int]) -> Subset:
+    return Subset(keys=frozenset(keys))
+
+
 # What is measured, and where what was made lies.
-UNEQUAL = frozenset(
-    {
-        "timing",
-        "stages",
-        "calls",
-        "barrier",
-        "path",
-        "loaded_from",
-        "content_hash",
-        "driver_ns",
-        "load_detail",
-    }
-)
+UNEQUAL = frozenset({"timing", "stages", "calls", "barrier", "driver_ns", "load_detail"})
 
 
 def untimed(value: Any) -> Any:
@@ -314,74 +298,97 @@ def document(report: CompileReport) -> Any:
     return untimed(msgspec.json.decode(encode_json(report)))
 
 
+def same_but_for_the_file(added: CompileReport, expected: CompileReport) -> None:
+    """Equal in all but times, and what each part's own cache file was."""
+    one, two = document(added), document(CompileReport.total([expected]))
+    for each in (one, two):
+        del each["cache_file"]
+        for group in each["set"]["groups"]:
+            group.pop("cache_file", None)
+    assert one == two
+
+
+def cached(folder: Path) -> bytes:
+    """The driver's data of a cache file."""
+    identity = simulated_identity(driver_version=1)
+    return read_cache_file(cache_path(folder, identity), identity).data
+
+
+def size_merged(caches: list[bytes]) -> int:
+    device = SimulatedDevice()
+    primary = device.create_pipeline_cache()
+    device.merge_pipeline_caches(primary, [device.create_pipeline_cache(each) for each in caches])
+    size = device.pipeline_cache_size(primary)
+    device.close()
+    return size
+
+
 @pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.NONE])
 def test_two_parts_with_caches_of_their_own_are_the_whole(tmp_path: Path, mode: CacheMode) -> None:
-    keys = keys_alike()
-    folders = [tmp_path / name for name in ("whole", "even", "odd")]
-    whole, even, odd = (
-        part(folder.with_suffix(".foz"), set(some), folder, mode=mode)
-        for folder, some in zip(folders, (keys, keys[::2], keys[1::2]), strict=True)
-    )
-    assert (len(even.pipelines), len(odd.pipelines)) == (35, 35)
+    keys = compute_keys()
+    whole = part(tmp_path / "whole", subset_of(keys), mode=mode)
+    even = part(tmp_path / "even", subset_of(keys[::2]), mode=mode)
+    odd = part(tmp_path / "odd", subset_of(keys[1::2]), mode=mode)
+    assert (len(even.pipelines), len(odd.pipelines)) == (36, 35)
     for both in (even + odd, odd + even):
-        added, expected = document(both), document(CompileReport.total([whole]))
-        # Each part saved a file; their sizes are the business of the merge below.
-        for each in (added, expected):
-            del each["cache_file"], each["set"]["groups"][0]["cache_file"]
-        assert added == expected
+        same_but_for_the_file(both, whole)
         assert np.array_equal(both.pipelines.keys, np.sort(np.array(keys, np.uint64)))
-    assert sum((each.timing for each in (even, odd)), Timing()) == (even + odd).timing
-    if mode is CacheMode.NONE:
-        return
-    # The caches merged are the whole one's data, to the byte.
-    device = Opener()(None)  # type: ignore[arg-type]
-    data = [read_cache_file(cache_path(folder, device.identity), device.identity).data for folder in folders]
-    caches = [device.create_pipeline_cache(each) for each in data]
-    primary = device.create_pipeline_cache()
-    device.merge_pipeline_caches(primary, caches[1:])
-    assert whole.merge is not None
-    assert device.pipeline_cache_size(primary) == len(data[0]) == whole.merge.primary_bytes_after
-    device.close()
+    assert even.timing + odd.timing == (even + odd).timing
+    if mode is not CacheMode.NONE:
+        assert whole.merge is not None
+        merged = size_merged([cached(tmp_path / "even"), cached(tmp_path / "odd")])
+        assert merged == len(cached(tmp_path / "whole")) == whole.merge.primary_bytes_after
 
 
-def test_two_parts_in_one_directory_are_the_whole_with_its_file(tmp_path: Path) -> None:
-    keys = keys_alike()
-    whole = part(tmp_path / "whole.foz", set(keys), tmp_path / "whole")
-    first = part(tmp_path / "first.foz", set(keys[::2]), tmp_path / "parts")
-    second = part(tmp_path / "second.foz", set(keys[1::2]), tmp_path / "parts")
-    added, expected = document(first + second), document(CompileReport.total([whole]))
+def test_shards_that_link_the_same_libraries_are_the_whole(tmp_path: Path) -> None:
+    """A library that several shards link is compiled by each, and counts once."""
+    folders = [tmp_path / str(shard.shard) for shard in SHARDS]
+    whole = part(tmp_path / "whole")
+    parts = [part(folder, shard) for folder, shard in zip(folders, SHARDS, strict=True)]
+    added = CompileReport.total(parts)
+    assert sum(len(run) for each in parts for run in each.runs) > len(whole.pipelines)
+    assert added.pipelines.counts() == whole.pipelines.counts()
+    assert [len(run) for run in added.runs] == [len(run) for run in whole.runs]
+    assert [each.pipelines for each in added.set.groups] == [each.pipelines for each in whole.set.groups]
+    assert (added.set.unique, added.set.pipelines) == (whole.set.unique, whole.set.pipelines)
+    assert added.set.subset is None
+    assert size_merged([cached(folder) for folder in folders]) == len(cached(tmp_path / "whole"))
+
+
+def test_shards_in_one_directory_are_the_whole_with_its_file(tmp_path: Path) -> None:
+    whole = part(tmp_path / "whole")
+    parts = [part(tmp_path / "parts", shard) for shard in SHARDS]
+    added, expected = document(CompileReport.total(parts)), document(CompileReport.total([whole]))
     saves = added["cache_file"].pop("saves")
     (save,) = expected["cache_file"].pop("saves")
-    assert [each["saved_bytes"] for each in saves] == [
-        first.cache_file.saved_bytes,
-        save["saved_bytes"],
-    ]
+    assert len(saves) == len(parts)
+    assert saves[-1]["saved_bytes"] == save["saved_bytes"]
     for each in (added, expected):
+        del each["cache_file"]["path"], each["cache_file"]["loaded_from"]
         del each["set"]["groups"][0]["cache_file"]
     assert added == expected
     assert added["cache_file"]["load_status"] == "MISSING"
 
 
 def test_a_part_goes_on_where_the_one_before_was_stopped(tmp_path: Path) -> None:
-    keys = keys_alike()[:12]
-    stopped = part(tmp_path / "set.foz", set(keys), tmp_path / "stopped", time_limit_s=0.0)
+    some = subset_of(compute_keys()[:12])
+    stopped = part(tmp_path, some, time_limit_s=0.0)
     assert stopped.stopped
     assert stopped.out_of_time
-    assert stopped.outcomes.not_run == len(keys)
-    rest = part(tmp_path / "set.foz", set(keys), tmp_path / "rest")
+    assert stopped.outcomes.not_run == 12
+    rest = part(tmp_path, some)
     both = stopped + rest
     assert not both.stopped
     assert not both.out_of_time
     assert both.outcomes == rest.outcomes
-    assert both.set.unique == len(keys)
+    assert both.set.unique == 12
     assert both.set.content_hash == rest.set.content_hash
     assert (stopped + stopped).out_of_time
 
 
 def test_parts_of_different_runs_do_not_add(tmp_path: Path) -> None:
-    keys = set(keys_alike()[:2])
-    one = part(tmp_path / "one.foz", keys, tmp_path / "one", mode=CacheMode.SHARED)
-    two = part(tmp_path / "two.foz", keys, tmp_path / "two", mode=CacheMode.PER_WORKER)
+    some = subset_of(compute_keys()[:2])
+    one, two = (part(tmp_path, some, mode=mode) for mode in (CacheMode.SHARED, CacheMode.PER_WORKER))
     with pytest.raises(ValueError, match="do not add: mode"):
         one + two
     with pytest.raises(ValueError, match="do not add: mode"):
@@ -510,7 +517,7 @@ async def test_a_reason_that_is_a_subclass_of_str_ends_no_report(tmp_path: Path)
         (key,) = sample.keys(RecordTag.GRAPHICS_PIPELINE)[:1]
         for tag in RecordTag:
             for each in sample.keys(tag):
-                if tag not in PIPELINE_TAGS:
+                if tag not in KIND_OF_TAG:
                     writer.add(tag, each, sample.payload(tag, each))
         parsed = msgspec.json.decode(sample.payload(RecordTag.GRAPHICS_PIPELINE, key))
         (pipeline,) = parsed["graphicsPipelines"].values()
