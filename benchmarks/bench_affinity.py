@@ -20,26 +20,17 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import trio
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.take import no_garbage_collection
-from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode
-from orchestrator.run import RunOptions, RunReport, run_pipelines
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
+from orchestrator.run import RunOptions
 from orchestrator.run.options import TARGET_NS
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
-from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:
     """One cold run."""
-    device = open_device(job["device"])
-    with PipelineSet.open(job["set"]) as source:
-        image = build_image(source, source.pipelines, device.capabilities).image
-        prepared = device.prepare(image)
+    with opened(job) as (device, prepared):
+        image = prepared.image
         keys: list[bytes | None] | None = None
         if job["ask_keys"]:
             alone = np.flatnonzero(np.diff(image.library_slot_start) == 0).astype(np.int32)
@@ -51,19 +42,7 @@ def measure(job: Job) -> Figures:
         )
         schedule = Scheduler(JobGraph.of_image(image, pipeline_keys=keys), job["workers"], options)
 
-        async def run() -> RunReport:
-            return await run_pipelines(
-                device,
-                prepared,
-                RunOptions(mode=CacheMode.PER_WORKER, workers=job["workers"]),
-                scheduler=schedule,
-            )
-
-        with no_garbage_collection():
-            report = trio.run(run)
-        prepared.close()
-    identity = device.identity
-    device.close()
+        report = run_now(device, prepared, RunOptions(workers=job["workers"]), scheduler=schedule)
     users = np.bincount(image.module_slot_module, minlength=len(image.modules))
     shared = sum(
         any(users[module] > 1 for module in image.modules_of(index)) or bool(image.libraries_of(index))
@@ -83,17 +62,13 @@ def measure(job: Job) -> Figures:
         "at_home": homes / (homes + moved) if homes + moved else -1.0,
         "pipelines": len(report),
         "calls": len(report.calls),
-        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
-        "device_name": identity.device_name,  # type: ignore[dict-item]
+        **where(device),
     }
 
 
 def main() -> None:
     """Compare with and without."""
-    parser = parser_of("What is won by giving pipelines that share code to one worker?")
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
-    parser.add_argument("--workers", type=int, default=2)
+    parser = set_parser_of("What is won by giving pipelines that share code to one worker?", workers=2)
     parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys before")
     parser.add_argument("--figure", default="cpu_s", choices=["cpu_s", "seconds"])
     parser.add_argument("--target-ms", type=float, default=TARGET_NS / 1e6, help="time that a batch aims at")

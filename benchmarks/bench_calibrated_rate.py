@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import trio
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, in_process, parser_of
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, in_process, set_parser_of
 from orchestrator.bench.calibration import BATCH
 from orchestrator.bench.jobs import FillJob, SampleJob
 from orchestrator.bench.rows import Start
@@ -32,7 +32,6 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.opening import open_paths
-from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:
@@ -110,10 +109,7 @@ def _compiled(job: Job) -> Figures:
 
 def main() -> None:
     """Compare the two, cold and warm."""
-    parser = parser_of("Does a calibration measure the rate that a compile then has?")
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
-    parser.add_argument("--workers", type=int, default=2)
+    parser = set_parser_of("Does a calibration measure the rate that a compile then has?", workers=2)
     parser.add_argument("--mode", default="per-worker", help="cache topology")
     parser.add_argument("--starts", default="cold,warm", help="cold, warm, or both with a comma between them")
     parser.add_argument(

@@ -27,20 +27,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import trio
 from attrs import evolve
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.take import no_garbage_collection, run_order
-from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunOptions, RunReport, run_pipelines
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
+from orchestrator.bench.take import run_order
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.run import RunOptions
 from orchestrator.run.options import TARGET_NS
 from orchestrator.schedule import Followers, JobGraph, ScheduleOptions, Scheduler
-from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 
 OPTIONS = ScheduleOptions(target_ns=TARGET_NS, expect_hits=0.0)
 """As in a first `compile`."""
@@ -48,26 +44,21 @@ OPTIONS = ScheduleOptions(target_ns=TARGET_NS, expect_hits=0.0)
 
 def measure(job: Job) -> Figures:
     """One cold run."""
-    device = open_device(job["device"])
-    with PipelineSet.open(job["set"]) as source:
-        plain = build_image(source, source.pipelines, device.capabilities).image
-        image = repeat_pipelines(plain, run_order(plain, duplicates=job["duplicates"]))
-        prepared = device.prepare(image)
-        with no_garbage_collection():
-            began, before = time.perf_counter(), time.process_time()
-            keys = (
-                device.pipeline_keys(prepared, np.arange(len(image), dtype=np.int32))
-                if job["ask_keys"]
-                else None
-            )
-            asked = time.perf_counter() - began
-            options = OPTIONS if job["once"] else evolve(OPTIONS, followers=Followers.SEPARATE)
-            scheduler = Scheduler(JobGraph.of_image(image, pipeline_keys=keys), job["workers"], options)
-            report = trio.run(run, device, prepared, CacheMode(job["mode"]), job["workers"], scheduler)
-            process_cpu = time.process_time() - before
-        prepared.close()
-    identity = device.identity
-    device.close()
+
+    def repeated(image: CreateInfoImage) -> CreateInfoImage:
+        return repeat_pipelines(image, run_order(image, duplicates=job["duplicates"]))
+
+    with opened(job, repeated) as (device, prepared):
+        image = prepared.image
+        began, before = time.perf_counter(), time.process_time()
+        every = np.arange(len(image), dtype=np.int32)
+        keys = device.pipeline_keys(prepared, every) if job["ask_keys"] else None
+        asked = time.perf_counter() - began
+        options = OPTIONS if job["once"] else evolve(OPTIONS, followers=Followers.SEPARATE)
+        scheduler = Scheduler(JobGraph.of_image(image, pipeline_keys=keys), job["workers"], options)
+        run_options = RunOptions(mode=CacheMode(job["mode"]), workers=job["workers"])
+        report = run_now(device, prepared, run_options, scheduler=scheduler)
+        process_cpu = time.process_time() - before
     unique = len(np.unique(image.keys) if keys is None else set(keys))
     if job["once"] and report.compiled != unique:
         raise SystemExit(f"{report.compiled} compiles of {unique} unique pipelines")
@@ -81,24 +72,13 @@ def measure(job: Job) -> Figures:
         "hits": report.cache_hits,
         "driver_s": report.timing.driver_ns / 1e9,
         "calls": len(report.calls),
-        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
-        "device_name": identity.device_name,  # type: ignore[dict-item]
+        **where(device),
     }
-
-
-async def run(
-    device: Device, prepared: PreparedPipelines, mode: CacheMode, workers: int, scheduler: Scheduler
-) -> RunReport:
-    """One run."""
-    return await run_pipelines(device, prepared, RunOptions(mode=mode, workers=workers), scheduler=scheduler)
 
 
 def main() -> None:
     """Compare with the run over the unique set."""
-    parser = parser_of("What do duplicates cost, with singleflight and without?")
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
-    parser.add_argument("--workers", type=int, default=8)
+    parser = set_parser_of("What do duplicates cost, with singleflight and without?", workers=8)
     parser.add_argument("--mode", default="per-worker", help="cache topology")
     parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys as well")
     parser.add_argument("--figure", default="seconds", choices=["seconds", "process_cpu_s"])

@@ -28,22 +28,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
-import trio
 from attrs import evolve
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.bench.take import no_garbage_collection
-from orchestrator.devices import open_device
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import Progress, RunOptions, RunReport, run_pipelines
+from orchestrator.run import Progress, RunOptions
 from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.options import TARGET_NS
 from orchestrator.schedule import Assignment, JobGraph, Order, ScheduleOptions, Scheduler
 from orchestrator.schedule.costs import estimated_costs
-from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 
 AS_GIVEN = ScheduleOptions(order=Order.GIVEN, target_ns=TARGET_NS, expect_hits=0.0)
 RECORD = "ORCHESTRATOR_BENCHMARK_RECORD"
@@ -52,11 +46,9 @@ Told = tuple[float, float | None, float | None]
 
 def measure(job: Job) -> dict[str, Any]:
     """One cold run."""
-    device = open_device(job["device"])
-    record = RecordedCosts.open(Path(os.environ[RECORD]), device.identity)
-    with PipelineSet.open(job["set"]) as source:
-        image = build_image(source, source.pipelines, device.capabilities).image
-        prepared = device.prepare(image)
+    with opened(job) as (device, prepared):
+        image = prepared.image
+        record = RecordedCosts.open(Path(os.environ[RECORD]), device.identity)
         recorded = record.of(image)
         if job["order"] == "recorded" and not recorded.any():
             raise SystemExit("nothing was recorded")
@@ -69,22 +61,15 @@ def measure(job: Job) -> dict[str, Any]:
             now = progress.elapsed_s
             told.append((now, schedule.eta_s(progress.started_ns + round(now * 1e9)), progress.eta_s))
 
-        async def run() -> RunReport:
-            return await run_pipelines(
-                device,
-                prepared,
-                RunOptions(workers=job["workers"], schedule=AS_GIVEN),
-                scheduler=None if job["order"] == "given" else schedule.scheduler(),
-                on_progress=tell,
-            )
-
-        with no_garbage_collection():
-            report = trio.run(run)
+        report = run_now(
+            device,
+            prepared,
+            RunOptions(workers=job["workers"], schedule=AS_GIVEN),
+            scheduler=None if job["order"] == "given" else schedule.scheduler(),
+            on_progress=tell,
+        )
         if job["order"] == "given":
             record.learn(image.keys, schedule.compile_times(report))
-        prepared.close()
-    identity = device.identity
-    device.close()
     seconds = report.timing.wall_ns / 1e9
     driver = report.timing.driver_ns / 1e9
     bound = max(driver / job["workers"], float(report.pipelines.driver_ns.max()) / 1e9)
@@ -103,8 +88,7 @@ def measure(job: Job) -> dict[str, Any]:
         "times_ms": [round(each / 1e6, 3) for each in report.pipelines.driver_ns.tolist()],
         "estimates_ms": [round(each / 1e6, 3) for each in estimated_costs(image).tolist()],
         "kinds": report.pipelines.kinds.tolist(),
-        "driver": f"{identity.driver_name} {identity.driver_info}",
-        "device_name": identity.device_name,
+        **where(device),
     }
 
 
@@ -158,10 +142,7 @@ def replay(path: Path, workers: int) -> dict[str, float]:
 
 def main() -> None:
     """Compare orders."""
-    parser = parser_of("What is won by starting the longest pipelines first?")
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
-    parser.add_argument("--workers", type=int, default=2)
+    parser = set_parser_of("What is won by starting the longest pipelines first?", workers=2)
     parser.add_argument("--replay", type=Path, help="rows of an earlier run, instead of compiling")
     options = parser.parse_args()
     if answer_if_asked(options, measure):

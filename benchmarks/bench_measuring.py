@@ -23,13 +23,11 @@ from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import trio
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from benchmarks.warm import fill, make_set, opened, run_warm
-from orchestrator.bench.take import no_garbage_collection
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of, run_now
+from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import RunOptions, RunReport, available_workers, run_pipelines, worker
+from orchestrator.run import RunOptions, RunReport, available_workers, worker
 from orchestrator.run.accounting import Reading, ThreadMeter
 from orchestrator.sets.sample import sample_path
 
@@ -83,16 +81,12 @@ def reading_s() -> float:
 def run(job: Job) -> RunReport:
     """The run."""
     warm = bool(job["batch"])
-    with opened(job["device"], job["set"], passes=job["passes"]) as (device, prepared):
+    with many_times(job) as (device, prepared):
         if warm:
             data = Path(job["data"]).read_bytes()
             return run_warm(device, prepared, CacheMode.PER_WORKER, job["workers"], job["batch"], data)
 
-        async def cold() -> RunReport:
-            return await run_pipelines(device, prepared, RunOptions(workers=job["workers"]))
-
-        with no_garbage_collection():
-            return trio.run(cold)
+        return run_now(device, prepared, RunOptions(workers=job["workers"]))
 
 
 def main() -> None:

@@ -17,11 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, set_parser_of, where
 from orchestrator.devices import open_device
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 
 
 def measure(job: Job) -> Figures:
@@ -45,25 +44,19 @@ def measure(job: Job) -> Figures:
         device.merge_pipeline_caches(whole, caches)
         seconds = time.perf_counter() - began
         size = device.pipeline_cache_size(whole)
-        prepared.close()
-    identity = device.identity
-    device.close()
     return {
         "seconds": seconds,
         "pipelines": len(chosen),
         "source_bytes": source_bytes,
         "primary_bytes": size,
         "bytes_per_s": source_bytes / seconds,
-        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
-        "device_name": identity.device_name,  # type: ignore[dict-item]
+        **where(device),
     }
 
 
 def main() -> None:
     """Measure sizes and counts."""
-    parser = parser_of("What does the merge cost, against the size and the number of worker caches?")
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    parser = set_parser_of("What does the merge cost, against the size and the number of worker caches?")
     parser.add_argument("--caches", default="1,2,4,16", help="numbers of worker caches")
     parser.add_argument("--shares", default="0.25,1", help="shares of the set")
     options = parser.parse_args()

@@ -34,14 +34,10 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
-from orchestrator.devices import open_device
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, set_parser_of, where
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.run import RunOptions, RunReport, available_workers, open_session, run_pipelines
 from orchestrator.schedule import Priority
-from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 
 BUDGET_S = 0.004
 FRAME_S = 1 / 60
@@ -50,21 +46,15 @@ PICKS = 6
 
 def measure(job: Job) -> Figures:
     """One sample of either question."""
-    device = open_device(job["device"])
-    with PipelineSet.open(job["set"]) as source:
-        prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
+    with opened(job) as (device, prepared):
         question = frames if job["question"] == "frames" else required
         figures = trio.run(question, device, prepared, job)
-        prepared.close()
-    identity = device.identity
-    device.close()
     if figures["hits"]:
         raise SystemExit(f"{figures['hits']} pipelines hit in fresh caches")
     return {
         **figures,
         "pipelines": len(prepared.image),
-        "driver": f"{identity.driver_name} {identity.driver_info}",  # type: ignore[dict-item]
-        "device_name": identity.device_name,  # type: ignore[dict-item]
+        **where(device),
     }
 
 
@@ -82,7 +72,9 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
     """Spend a budget each frame until all is done."""
     costs: npt.NDArray[np.int64] | None = None
     if job["recorded"]:
-        costs = (await run_pipelines(device, prepared, RunOptions(workers=1))).driver_ns.astype(np.int64)
+        costs = (await run_pipelines(device, prepared, RunOptions(workers=1))).pipelines.driver_ns.astype(
+            np.int64
+        )
     gc.collect()
     begins: list[int] = []
     held: list[float] = []
@@ -160,13 +152,10 @@ async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Fig
 
 def main() -> None:
     """Both questions."""
-    parser = parser_of(
-        "Does a session keep a frame's budget, and how long does one wait for what is needed now?"
+    parser = set_parser_of(
+        "Does a session keep a frame's budget, and how long does one wait for what is needed now?",
+        workers=max(1, available_workers() - 1),  # one processor is the caller's
     )
-    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
-    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
-    # One processor is the caller's.
-    parser.add_argument("--workers", type=int, default=max(1, available_workers() - 1))
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of
-from benchmarks.warm import fill, make_set, opened, run_warm
+from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of, where
+from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.bench.contention import ratio_text
 from orchestrator.bench.statistics import by_round, paired_ratio
 from orchestrator.bench.take import no_garbage_collection
@@ -48,7 +48,7 @@ def measure(job: Job) -> Figures:
     if "fill" in job:
         return {"pipelines": fill(job["device"], job["set"], Path(job["fill"]))}
     data = Path(job["data"]).read_bytes()
-    with opened(job["device"], job["set"], passes=job["passes"]) as (device, prepared):
+    with many_times(job) as (device, prepared):
         if not isinstance(device, VulkanDevice) or not isinstance(prepared, VulkanPreparedPipelines):
             raise SystemExit("a bare loop needs a Vulkan device")
         mode, workers, batch = CacheMode(job["mode"]), job["workers"], job["batch"]
@@ -60,12 +60,7 @@ def measure(job: Job) -> Figures:
             timing = run_warm(device, prepared, mode, workers, batch, data).timing
             seconds = timing.wall_ns / 1e9
             figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
-        identity = device.identity
-    names: dict[str, Any] = {
-        "driver": f"{identity.driver_name} {identity.driver_info}",
-        "device_name": identity.device_name,
-    }
-    return {"seconds": seconds, "pipelines_per_s": count / seconds, **figures, **names}
+    return {"seconds": seconds, "pipelines_per_s": count / seconds, **figures, **where(device)}
 
 
 def bare_loop(
@@ -100,7 +95,8 @@ def bare_loop(
             for start in range(0, count, batch)
         ]
     )
-    create, logical, allocator = device.commands.vkCreateComputePipelines, device.handle, device.allocator
+    context = device.context
+    create, logical, allocator = context.commands.vkCreateComputePipelines, context.handle, context.allocator
     barrier = threading.Barrier(workers + 1)
     failed: list[int] = []
 

@@ -1,12 +1,12 @@
-# Purpose: what the scripts here share: contenders in fresh processes, interleaved, the first one measured twice as an A/A
-# control, JSON lines out, and a small table with medians, intervals and ratios at the end.
-#
-# A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns figures. The
-# script calls itself with --measure JOB for each sample.
-#
-# Guarantees: the first round is a warm-up and is left out of the table, not of the lines. Every line names the machine, its load,
-# the versions, the script and the command; of files it says the name and not the folder, so that lines can be handed on.
-"""Fresh processes, interleaved, for the scripts in this folder."""
+"""What the scripts here share: contenders in fresh processes, interleaved, the first one twice as an A/A control.
+
+A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns figures. It
+calls itself with --measure JOB for each sample. `opened` gives a job its device and pipelines, `run_now` a run.
+
+Guarantees: JSON lines out, and a small table with medians, intervals and ratios. The first round is a warm-up and is
+left out of the table, not of the lines. Every line names the machine, its load, the versions, the script and the
+command; of files it says the name and not the folder, so that lines can be handed on.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +17,29 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from orchestrator.bench.contention import ratio_text
-from orchestrator.bench.statistics import Difference, by_round, estimate, noise_of, paired_ratio
-from orchestrator.devices import own_process
+from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
+from orchestrator.bench.take import no_garbage_collection, processor_name
+from orchestrator.devices import open_device, own_process
+from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.run import RunOptions, RunReport, available_workers, run_pipelines
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.prepare import opened_groups
+from orchestrator.sets.sample import sample_path
+from orchestrator.version import version
 
 Job = dict[str, Any]
-Figures = dict[str, float]
+Figures = dict[str, Any]
 CONTROL = " (again)"
 
 
@@ -37,6 +49,16 @@ def parser_of(question: str) -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=int, default=7, help="samples of each contender, beside a warm-up")
     parser.add_argument("--output", type=Path, help="file for the JSON lines, instead of stdout")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
+    return parser
+
+
+def set_parser_of(question: str, *, workers: int | None = None) -> argparse.ArgumentParser:
+    """The options of a script that asks about a set on a device."""
+    parser = parser_of(question)
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
+    if workers is not None:
+        parser.add_argument("--workers", type=int, default=workers, help="number of workers")
     return parser
 
 
@@ -120,33 +142,51 @@ def _without_folder(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
+@contextmanager
+def opened(
+    job: Job, arrange: Callable[[CreateInfoImage], CreateInfoImage] = lambda image: image
+) -> Iterator[tuple[Device, PreparedPipelines]]:
+    """The set of a job on its device, opened as `compile` opens it: the first group of features.
+
+    Args:
+        job: Has "device" and "set".
+        arrange: Makes another image of the group's.
+    """
+
+    def opener(request: DeviceRequest) -> Device:
+        return open_device(job["device"], request=request)
+
+    with open_paths((job["set"],)) as source, closing(opened_groups(source, opener)) as groups:
+        group = next(each for each in groups if len(each.built.image))
+        with closing(group.device.prepare(arrange(group.built.image))) as prepared:
+            yield group.device, prepared
+
+
+def run_now(device: Device, prepared: PreparedPipelines, options: RunOptions, **more: Any) -> RunReport:
+    """A run while the garbage collector rests; `more` is what `run_pipelines` takes besides."""
+    with no_garbage_collection():
+        return trio.run(partial(run_pipelines, device, prepared, options, **more))
+
+
+def where(device: Device) -> Figures:
+    """The device and driver, for a row."""
+    identity = device.identity
+    return {"driver": f"{identity.driver_name} {identity.driver_info}", "device_name": identity.device_name}
+
+
 def machine() -> dict[str, Any]:
     """Where a sample was taken, and how."""
-    try:
-        version = metadata.version("orchestrator")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
     return {
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_workers(),
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "system": f"{platform.system()} {platform.release()}",
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "orchestrator": version,
+        "orchestrator": version(),
         "command": " ".join(["python", *map(_without_folder, sys.argv)]),
         "at": time.time(),
     }
-
-
-def _processor() -> str:
-    """What the processor calls itself, where the system says."""
-    if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor()
 
 
 def _table(
@@ -160,16 +200,14 @@ def _table(
     if not values(names[0]):
         return
     base = values(names[0])
-    first, second = by_round(base, values(names[0] + CONTROL), float)
-    noise = noise_of(first, second) if first else None
+    noise = noise_by_round(base, values(names[0] + CONTROL), float)
     if noise is not None:
         print(f"{figure}; A/A within {noise.factor - 1:.1%}", file=sys.stderr)
     for name in names:
         found = estimate(list(values(name).values()))
         text = f"{name:32} {found.median:12.6g} [{found.low:.6g}, {found.high:.6g}]"
-        below, above = by_round(base, values(name), float)
-        if name != names[0] and below:
-            ratio = paired_ratio(above, below)
+        ratio = ratio_by_round(values(name), base, float)
+        if name != names[0] and ratio is not None:
             difference = Difference(ratio, noise)
             better = difference.lower if lower_is_better else difference.higher
             word = "within noise" if not difference.beyond_noise else "better" if better else "worse"

@@ -1,38 +1,32 @@
-# Purpose: what the scripts that ask about warm creation share: a set of compute pipelines that is made here, a cache that
-# holds it, an image with the set many times over, and a run over it.
-#
-# The set: permutations of specialization constants of the sample's compute shaders, about a thousand different pipelines, so
-# that a cache is neither trivial to look into nor slow to fill, and anyone can make it again.
-#
-# Run as a script it writes the set: python benchmarks/warm.py FOLDER [--every 4]
-#
-# Assumptions: one device; the cache's data go through a file from the process that fills it to those that are measured, within
-# one run of a script.
-"""Warm creation of a thousand compute pipelines."""
+"""What the scripts about warm creation share: a set that is made here, a cache that holds it, and a run over it.
+
+The set: permutations of specialization constants of the sample's compute shaders, about a thousand different
+pipelines, so that a cache is neither trivial to look into nor slow to fill, and anyone can make it again. The cache's
+data go through a file from the process that fills it to those that are measured, within one run of a script.
+
+Run as a script it writes the set: python benchmarks/warm.py FOLDER [--every 4]
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import trio
 from attrs import evolve
 
-from orchestrator.bench.take import no_garbage_collection, run_order
-from orchestrator.devices import open_device
+from benchmarks.fresh import Job, opened, run_now
+from orchestrator.bench.take import run_order
+from orchestrator.devices import own_process
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunOptions, RunReport, run_pipelines
+from orchestrator.run import RunOptions, RunReport
 from orchestrator.run.options import unsteered_schedule
 from orchestrator.schedule import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
-from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
-from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_manifest_path
 
 _GROUPS = [32, 64, 128, 256]
@@ -79,27 +73,16 @@ def _thinned(values: list[object], every: int) -> list[object]:
 
 def fill(selector: str, archive: str, data: Path) -> int:
     """Compile the set and write the cache's data to a file; the number of pipelines."""
-    with opened(selector, archive, passes=1) as (device, prepared):
-
-        async def compile_all() -> RunReport:
-            return await run_pipelines(device, prepared, RunOptions(mode=CacheMode.SHARED))
-
-        data.write_bytes(trio.run(compile_all).cache_data or b"")
+    own_process(selector)
+    with opened({"device": selector, "set": archive}) as (device, prepared):
+        report = run_now(device, prepared, RunOptions(mode=CacheMode.SHARED))
+        data.write_bytes(report.cache_data or b"")
         return len(prepared.image)
 
 
-@contextmanager
-def opened(selector: str, archive: str, *, passes: int) -> Iterator[tuple[Device, PreparedPipelines]]:
-    """A device, and the set on it some times over."""
-    device = open_device(selector)
-    try:
-        with PipelineSet.open((archive,)) as source:
-            image = build_image(source, source.pipelines, device.capabilities).image
-            prepared = device.prepare(repeat_pipelines(image, run_order(image, passes=passes)))
-            yield device, prepared
-            prepared.close()
-    finally:
-        device.close()
+def many_times(job: Job) -> AbstractContextManager[tuple[Device, PreparedPipelines]]:
+    """The set of a job on its device, some times over."""
+    return opened(job, lambda image: repeat_pipelines(image, run_order(image, passes=job["passes"])))
 
 
 def run_warm(
@@ -113,16 +96,8 @@ def run_warm(
     # The passes stand for a larger set: they are no duplicates.
     schedule = evolve(unsteered_schedule(mode, batch_limit=batch), followers=Followers.SEPARATE)
 
-    async def run() -> RunReport:
-        return await run_pipelines(
-            device,
-            prepared,
-            RunOptions(workers=workers, mode=mode, schedule=schedule, keep=True),
-            primary=data,
-        )
-
-    with no_garbage_collection():
-        report = trio.run(run)
+    options = RunOptions(workers=workers, mode=mode, schedule=schedule, keep=True)
+    report = run_now(device, prepared, options, primary=data)
     if report.pipelines.handles is not None:
         device.destroy_pipelines(report.pipelines.handles)
     if report.cache_hits != len(report):
