@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
+_Rows = list[tuple[str, str | Text]]
+
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3
 _FAILED_SHOWN = 20
@@ -469,82 +471,68 @@ def _show_facts(output: Output, report: CompileReport) -> None:
     output.facts(rows)
 
 
-def _saved_rows(savings: Savings) -> list[tuple[str, str | Text]]:
-    rows: list[tuple[str, str | Text]] = []
+def _time(nanoseconds: int) -> str:
+    return seconds_text(nanoseconds / 1e9)
+
+
+def _saved_rows(savings: Savings) -> _Rows:
+    rows: _Rows = []
     if count := savings.by_state_key + savings.by_pipeline_key:
-        rows.append(
-            (
-                "same work",
-                f"{plural(count, 'compile')} saved, about {seconds_text(savings.driver_ns / 1e9)} of driver "
-                f"time: {savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's "
-                "pipeline key",
-            )
+        words = (
+            f"{plural(count, 'compile')} saved, about {_time(savings.driver_ns)} of driver time: "
+            f"{savings.by_state_key:,} by state key, "
+            f"{savings.by_pipeline_key:,} by the driver's pipeline key"
         )
+        rows.append(("same work", words))
     if savings.keys_asked:
-        asked = (
-            f"asked for {plural(savings.keys_asked, 'pipeline key')} in {seconds_text(savings.keys_ns / 1e9)}"
-        )
+        asked = f"asked for {plural(savings.keys_asked, 'pipeline key')} in {_time(savings.keys_ns)}"
         rows.append(("", asked) if rows else ("same work", f"none found: {asked}"))
     return rows
 
 
-def _merge_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+def _merge_rows(report: CompileReport) -> _Rows:
     from orchestrator.devices.device import CacheMode
 
-    totals = report.merge
-    if totals is None or report.mode is CacheMode.NONE:
+    merge = report.merge
+    if merge is None or report.mode is CacheMode.NONE:
         return []
+    before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
     if report.mode is CacheMode.SHARED:
-        before, after = totals.primary_bytes_before, totals.primary_bytes_after
-        return [
-            (
-                "cache",
-                f"one for all workers: {byte_text(before)} before, {byte_text(after)} after; nothing to "
-                "merge",
-            )
-        ]
-    rows: list[tuple[str, str | Text]] = [
+        return [("cache", f"one for all workers: {before} before, {after} after; nothing to merge")]
+    source, pruned = byte_text(merge.source_bytes), byte_text(merge.pruned_bytes)
+    caches = plural(report.workers, "worker cache")
+    rows: _Rows = [
         (
             "merge",
-            f"{byte_text(totals.source_bytes)} in {plural(report.workers, 'worker cache')} + "
-            f"{byte_text(totals.primary_bytes_before)} in the primary -> "
-            f"{byte_text(totals.primary_bytes_after)}, {byte_text(totals.pruned_bytes)} of duplicates pruned",
+            f"{source} in {caches} + {before} in the primary -> {after}, {pruned} of duplicates pruned",
         ),
         (
             "",
-            f"merged in {seconds_text(totals.merge_ns / 1e9)}; waiting at the barrier "
-            f"{seconds_text(totals.barrier_wait_ns / 1e9)} (all workers)",
+            f"merged in {_time(merge.merge_ns)}; waiting at the barrier {_time(merge.barrier_wait_ns)} "
+            "(all workers)",
         ),
     ]
-    rolling = [each.rolling for each in totals.groups if each.rolling is not None]
-    if folds := sum(each.folds for each in rolling):
-        pause = max(each.longest_pause_ns for each in rolling) / 1e9
+    rolling = [each.rolling for each in merge.groups if each.rolling is not None]
+    if merges := sum(each.folds for each in rolling):
+        caches = plural(sum(each.caches for each in rolling), "worker cache")
+        pause = _time(max(each.longest_pause_ns for each in rolling))
         rows.append(
-            (
-                "",
-                f"on the way {plural(folds, 'merge')} of "
-                f"{plural(sum(each.caches for each in rolling), 'worker cache')}; a worker paused "
-                f"{seconds_text(pause)} at most",
-            )
+            ("", f"on the way {plural(merges, 'merge')} of {caches}; a worker paused {pause} at most")
         )
-    if totals.duplicate_keys:
-        rows.append(
-            (
-                "",
-                f"{plural(totals.duplicate_keys, 'pipeline')} compiled by more than one worker, "
-                f"{seconds_text(totals.duplicate_driver_ns / 1e9)} of driver time",
-            )
-        )
+    if merge.duplicate_keys:
+        twice = plural(merge.duplicate_keys, "pipeline")
+        spent = _time(merge.duplicate_driver_ns)
+        rows.append(("", f"{twice} compiled by more than one worker, {spent} of driver time"))
     return rows
 
 
-def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+def _cache_rows(report: CompileReport) -> _Rows:
     from orchestrator.stores.cache_file import LoadStatus
 
     file = report.cache_file
     if file.path is None:
         return [("cache file", "none is kept in this mode")]
-    rows: list[tuple[str, str | Text]] = [("cache file", path_text(file.path))]
+    rows: _Rows = [("cache file", path_text(file.path))]
     if file.load_status is not None:
         if file.load_status is LoadStatus.LOADED:
             text = styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
@@ -575,18 +563,14 @@ def _cache_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
     return rows
 
 
-def _time_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
+def _time_rows(report: CompileReport) -> _Rows:
     timing = report.timing
-
-    def text(nanoseconds: int) -> str:
-        return seconds_text(nanoseconds / 1e9)
-
-    rows: list[tuple[str, str | Text]] = [
-        ("time", f"{text(timing.wall_ns)} from the first pipeline to the barrier"),
+    rows: _Rows = [
+        ("time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"),
         (
             "  workers",
-            f"{text(timing.driver_ns)} in the driver: {text(timing.cpu_ns)} on the CPU, "
-            f"{text(timing.blocked_ns)} blocked, {text(timing.run_delay_ns)} waiting for a CPU",
+            f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
+            f"{_time(timing.blocked_ns)} blocked, {_time(timing.run_delay_ns)} waiting for a CPU",
         ),
     ]
     if timing.overhead_ns < 0:
@@ -596,15 +580,15 @@ def _time_rows(report: CompileReport) -> list[tuple[str, str | Text]]:
         rows.append(
             (
                 "  overhead",
-                f"{text(timing.overhead_ns)} ({share:.1%} of driver time): all that is not the driver",
+                f"{_time(timing.overhead_ns)} ({share:.1%} of driver time): all that is not the driver",
             )
         )
     rows.append(
         (
             "  before",
-            f"{text(timing.open_ns)} opening the device, {text(timing.prepare_ns)} preparing, "
-            f"{text(timing.cache_load_ns)} loading the cache",
+            f"{_time(timing.open_ns)} opening the device, {_time(timing.prepare_ns)} preparing, "
+            f"{_time(timing.cache_load_ns)} loading the cache",
         )
     )
-    rows.append(("  after", f"{text(timing.merge_ns)} merging, {text(timing.cache_save_ns)} saving"))
+    rows.append(("  after", f"{_time(timing.merge_ns)} merging, {_time(timing.cache_save_ns)} saving"))
     return rows

@@ -774,6 +774,7 @@ class RunCaches:
             )
         return MergeReport(
             source_bytes=merged.source_bytes,
+            header_bytes=primary.header_bytes,
             seed_bytes=self._seed_bytes,
             primary_bytes_before=merged.before,
             primary_bytes_after=merged.after,

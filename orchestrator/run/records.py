@@ -39,7 +39,6 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
-from orchestrator.devices.sources import CACHE_HEADER_SIZE
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
@@ -795,6 +794,7 @@ class MergeReport(Record, frozen=True):
 
     Attributes:
         source_bytes: Size of each worker cache, worker by worker.
+        header_bytes: What each size counts beside pipelines.
         seed_bytes: Size of the data that each worker cache was created with, 0 for none.
         primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge:
             before the run).
@@ -813,6 +813,7 @@ class MergeReport(Record, frozen=True):
     """
 
     source_bytes: tuple[int, ...]
+    header_bytes: int
     seed_bytes: int
     primary_bytes_before: int
     primary_bytes_after: int
@@ -827,25 +828,25 @@ class MergeReport(Record, frozen=True):
 
     def __add__(self, other: Self) -> Self:
         """Both together."""
+        header = self.header_bytes
+
+        def payload(*sizes: int) -> int:
+            return sum(max(0, size - header) for size in sizes)
+
         before = self.primary_bytes_before
         after = self.primary_bytes_after + other.primary_bytes_after - other.primary_bytes_before
-        gained = (each - max(other.seed_bytes, CACHE_HEADER_SIZE) for each in other.source_bytes)
-        sources = _side_by_side(
-            self.source_bytes, tuple(gained), beyond=max(self.seed_bytes, CACHE_HEADER_SIZE)
-        )
+        gained = tuple(each - max(other.seed_bytes, header) for each in other.source_bytes)
+        sources = _side_by_side(self.source_bytes, gained, beyond=max(self.seed_bytes, header))
         rolling = _of_those_there(self.rolling, other.rolling)
-        rolled = rolling.source_bytes - rolling.caches * CACHE_HEADER_SIZE if rolling else 0
-        payload = sum(max(0, each - CACHE_HEADER_SIZE) for each in sources) + rolled
+        rolled = rolling.source_bytes - rolling.caches * header if rolling else 0
+        pruned = payload(*sources) + rolled + payload(before) - payload(after) if sources else 0
         return type(self)(
             source_bytes=sources,
+            header_bytes=header,
             seed_bytes=self.seed_bytes,
             primary_bytes_before=before,
             primary_bytes_after=after,
-            pruned_bytes=max(
-                0, payload + max(0, before - CACHE_HEADER_SIZE) - max(0, after - CACHE_HEADER_SIZE)
-            )
-            if sources
-            else 0,
+            pruned_bytes=max(0, pruned),
             duplicate_job_keys=self.duplicate_job_keys + other.duplicate_job_keys,
             duplicate_pipeline_keys=_of_those_there(
                 self.duplicate_pipeline_keys, other.duplicate_pipeline_keys

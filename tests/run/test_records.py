@@ -472,6 +472,7 @@ def test_calls_of_a_sum_are_about_the_pipelines_that_they_were_about() -> None:
 def merge_report(*sources: int, seed: int, before: int, after: int, **changes: Any) -> MergeReport:
     fields: dict[str, Any] = {
         "source_bytes": sources,
+        "header_bytes": 32,
         "seed_bytes": seed,
         "primary_bytes_before": before,
         "primary_bytes_after": after,
