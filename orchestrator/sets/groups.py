@@ -1,18 +1,21 @@
 """Which applications a set was recorded from, and the groups of pipelines in which it is compiled.
 
-A set's application infos (tag 0) hold VkApplicationInfo and the features that an application enabled, as far as captures
-record them; its links (tag 8) say "application A used the record (tag, hash)". A driver may put all of it into its keys. So:
+A set's application infos (tag 0) hold VkApplicationInfo and the features that an application enabled, as far
+as captures record them; its links (tag 8) say "application A used the record (tag, hash)". A driver may put
+all of it into its keys. So:
 
-- Applications that tell a driver the same are one group: names, versions, features. A feature recorded as 0 equals one that
-  is not recorded, and the order of the chain does not matter.
+- Applications that tell a driver the same are one group: names, versions, features. A feature recorded as 0
+  equals one that is not recorded, and the order of the chain does not matter.
 - A pipeline is in the group of each application that used it; without a link, in the first group.
 - A set without applications is one group: the newest version, and the features that its pipelines need.
-- Of the features that captures cannot record, a captured application may have had any; of a set that was packed here, it is
-  known that those are on that its pipelines need.
-- Groups are in the order of their first application; a group without pipelines is left out, unless it is the only one.
+- Of the features that captures cannot record, a captured application may have had any; of a set that was
+  packed here, it is known that those are on that its pipelines need.
+- Groups are in the order of their first application; a group without pipelines is left out, unless it is the
+  only one.
 
 Links may be half of all records. Where there is one group, they are not looked at.
-Records that are written here have the keys that the format's recorders compute, so a packed set merges with captures.
+Records that are written here have the keys that the format's recorders compute, so a packed set merges with
+captures.
 
 Guarantees: a damaged application info or link is reported and left out, never raised. Thread-safe.
 """
@@ -117,8 +120,8 @@ class Application:
         api_version: VkApplicationInfo::apiVersion.
         robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
         features: The feature structures that it enabled, as far as they were recorded.
-        others_as_needed: Whether of all other features those are on that its pipelines need, and no more. So it is in sets
-            that we pack; a capture does not know.
+        others_as_needed: Whether of all other features those are on that its pipelines need, and no more. So
+            it is in sets that we pack; a capture does not know.
     """
 
     key: int
@@ -155,7 +158,7 @@ class Application:
         return DeviceRequest(told, frozenset(enabled) | self._known_of_engine(), others=others)
 
     def _known_of_engine(self) -> frozenset[Feature]:
-        """What translation layers enable and their captures lack, since recorders did not write it down yet."""
+        """What translation layers enable and older captures lack, since recorders did not write it down."""
         known = structs_by_type()
         recorded = {known[s_type].name for s_type, _ in self.features if s_type in known}
         found: set[Feature] = set()
@@ -172,7 +175,7 @@ class Application:
 
     @property
     def hash(self) -> int:
-        """The hash recomputed; other than `key` where the record is not what it is named, or a name is not UTF-8."""
+        """The hash recomputed: not `key` where the record is not what it is named, or a name is not UTF-8."""
         return application_hash(
             (self.application_version, self.engine_version, self.api_version),
             (self.name, self.engine),
@@ -204,8 +207,8 @@ class FeatureGroup:
         request: What the device is opened as.
         applications: Hashes of the applications, in the order of the set; none where the set has none.
         pipelines: Which, in the order of the set: graphics, compute, ray tracing.
-        added: Features and extensions of the request that no application is known to have enabled, and that the
-            pipelines need; the driver's keys of these pipelines may not be those of the application.
+        added: Features and extensions of the request that no application is known to have enabled, and that
+            the pipelines need; the driver's keys of these pipelines may not be those of the application.
     """
 
     request: DeviceRequest
@@ -252,7 +255,7 @@ def decode_link(key: int, payload: bytes) -> Link:
 
 
 def encode_application(application: Application) -> tuple[int, bytes]:
-    """Key and payload of the record of an application, whatever its `key`; names that are empty count as null."""
+    """Key and payload of an application's record, whatever its `key`; empty names count as null."""
     names = {"applicationName": application.name, "engineName": application.engine}
     info = {name: each for name, each in names.items() if each} | {
         "applicationVersion": application.application_version,
@@ -280,7 +283,7 @@ def read_applications(source: RecordSource, report: _Report = None) -> tuple[App
 
 
 def feature_groups(source: RecordSource, report: _Report = None) -> tuple[FeatureGroup, ...]:
-    """Group the pipelines of a set by what their applications told the driver; the rules are at the top of the module.
+    """Group the pipelines of a set by what their applications told the driver; see the top of the module.
 
     Args:
         source: The set.
@@ -354,7 +357,8 @@ def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, payload
 def _as_utf8(payload: bytes) -> bytes:
     """A document in UTF-8: recorders copy the names that applications give themselves byte by byte.
 
-    Names in another encoding are read as Latin-1, since their features matter and their names are for display.
+    Names in another encoding are read as Latin-1, since their features matter and their names are for
+    display.
     """
     try:
         payload.decode()

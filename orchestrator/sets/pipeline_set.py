@@ -1,7 +1,7 @@
 """`PipelineSet`: pipelines to compile, with everything they refer to, and what is wrong with it.
 
-Guarantees: opening reads record headers only; the rest is decoded when first asked for and kept. Immutable, apart from the
-damage that grows as payloads are read. Reads are thread-safe.
+Guarantees: opening reads record headers only; the rest is decoded when first asked for and kept. Immutable,
+apart from the damage that grows as payloads are read. Reads are thread-safe.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """From a set, or a subset of it, to devices opened for its groups and images of create infos: the one way.
 
-A group's device has what its applications are known to have had. Some pipelines need more, and are then not skipped:
-where the device could have it, they are put into a group of their own, with the least that they need added. A group whose
-request is exact (a set without applications, or one that was packed and not captured) is compiled on a device with what its
-pipelines need, and nothing else.
+A group's device has what its applications are known to have had. Some pipelines need more, and are then not
+skipped: where the device could have it, they are put into a group of their own, with the least that they need
+added. A group whose request is exact (a set without applications, or one that was packed and not captured) is
+compiled on a device with what its pipelines need, and nothing else.
 
-Guarantees: every pipeline of a group is in its image, among its problems, or in one of the groups that it is split into.
-Assumptions: opening a device twice for the same application gives the same answers. Not thread-safe; whoever calls it
-may do so in any one thread at a time.
+Guarantees: every pipeline of a group is in its image, among its problems, or in one of the groups that it is
+split into.
+Assumptions: opening a device twice for the same application gives the same answers. Not thread-safe; whoever
+calls it may do so in any one thread at a time.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ _64_BITS: Final = (1 << 64) - 1
 
 @frozen
 class Subset:
-    """Part of a set's pipelines: those of some keys, one shard of several, or both. The default is all of them.
+    """Part of a set's pipelines: those of some keys, one shard of several, or both; by default all of them.
 
-    A pipeline is in exactly one of N shards. Which one follows from its key alone, so the order of the set and what else
-    it holds do not matter. A library that a pipeline of the subset links is compiled with it, and is counted
-    only in the subset that it is in itself. A value that msgspec encodes.
+    A pipeline is in exactly one of N shards. Which one follows from its key alone, so the order of the set
+    and what else it holds do not matter. A library that a pipeline of the subset links is compiled with it,
+    and is counted only in the subset that it is in itself. A value that msgspec encodes.
 
     Attributes:
         shard: Which shard, 1 to `shards`.
@@ -116,10 +117,12 @@ class OpenedGroup:
     """A group, or a chunk of it, with its device.
 
     Attributes:
-        group: The group; its pipelines are those that were decoded, and its request is what the device is opened as.
+        group: The group; its pipelines are those that were decoded, and its request is what the device is
+            opened as.
         device: The device. Whoever handed the group over closes it.
-        built: The image of the pipelines, and what cannot be compiled. A chunk is complete by itself: it holds the
-            libraries that its pipelines link again where an earlier chunk had them (`BuiltImage.dependencies`).
+        built: The image of the pipelines, and what cannot be compiled. A chunk is complete by itself: it
+            holds the libraries that its pipelines link again where an earlier chunk had them
+            (`BuiltImage.dependencies`).
         split: Groups of the pipelines that need more than this device has, to be opened later.
     """
 
@@ -140,8 +143,8 @@ def opened_group(
 ) -> Generator[OpenedGroup, None, None]:
     """One group on a device opened for it, whole or chunk by chunk; the device is closed with the iterator.
 
-    What an exact group's device is opened as follows from all its pipelines, also where a subset of them is compiled:
-    only then does the driver give all parts of a set the same keys.
+    What an exact group's device is opened as follows from all its pipelines, also where a subset of them is
+    compiled: only then does the driver give all parts of a set the same keys.
 
     Args:
         source: The set; it must stay open as long as modules of the images are loaded.
@@ -204,8 +207,8 @@ def opened_groups(
         source: The set; it stays the caller's.
         opener: Opens a device.
         subset: Which of the set's pipelines.
-        chunk: Pipelines of a group that are handed over at a time, at most; None for all at once. Chunks of a group follow
-            one another on the same device.
+        chunk: Pipelines of a group that are handed over at a time, at most; None for all at once. Chunks of a
+            group follow one another on the same device.
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -232,14 +235,14 @@ def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> 
 
 
 def _mixed(key: int) -> int:
-    """A key with all its bits mixed (the finalizer of SplitMix64): the low bits of a set's hashes are no good ones."""
+    """A key with its bits mixed (the finalizer of SplitMix64): the low bits of recorders' hashes are poor."""
     key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
     key = (key ^ key >> 27) * 0x94D049BB133111EB & _64_BITS
     return key ^ key >> 31
 
 
 def _settle(source: PipelineSet, group: FeatureGroup, device: Device) -> OpenedGroup:
-    """Decode an exact group, and say what its device is to be opened as; what cannot be compiled does not count."""
+    """Decode an exact group and say what its device is opened as, for what can be compiled."""
     capabilities = _could_have(group, device)
     decoded = _decode(source, group, device, capabilities)
     built = decoded.built
@@ -279,8 +282,8 @@ def _could_have(group: FeatureGroup, device: Device) -> DeviceCapabilities:
 def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Feature]:
     """The features that a set's pipelines need and that its application's record must therefore hold.
 
-    What a pipeline needs and captures cannot record is not among them. Of several features any one of which is enough, one
-    is.
+    What a pipeline needs and captures cannot record is not among them. Of several features any one of which
+    is enough, one is.
 
     Args:
         source: The set; what an application of it records does not count.
@@ -343,7 +346,7 @@ def _split(
 def _missing(
     reason: str, enabled: DeviceCapabilities, supported: DeviceCapabilities, so_far: Needs
 ) -> Needs | None:
-    """What was asked for before, and the first thing of those named in a reason that the device could have; or None."""
+    """What was asked for, and the first thing named in a reason that the device could have; or None."""
     for struct, member in _FEATURE.findall(reason):
         known = registry().structs.get(registry().aliases.get(struct, struct))
         is_feature = known is not None and (struct == BASE_FEATURES or FEATURES_ROOT in known.extends)

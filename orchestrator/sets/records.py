@@ -1,8 +1,8 @@
-"""What every pipeline set is made of: records of (tag, hash, payload), wherever they lie, and pipelines to compile.
+"""What every set is made of: records of (tag, hash, payload), wherever they lie, and pipelines to compile.
 
-Everything above reads sets through `RecordSource`. What a source had to leave out it writes down in a `DamageLog`:
-thread-safe, each thing once, and bounded, so that a hostile file of millions of bad records is counted in full and
-described in part.
+Everything above reads sets through `RecordSource`. What a source had to leave out it writes down in a
+`DamageLog`: thread-safe, each thing once, and bounded, so that a hostile file of millions of bad records is
+counted in full and described in part.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The 64-bit hash that archives name their records by, and the names of modules, applications and links.
 
-Per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit value is its low word, then
-its high word; a string is 0xff and then its bytes; an absent string is one 0. `state_hashes` has the names of the other
-records. The recurrence is sequential, so one module is hashed by a loop over its words (0.16 us a word on a 2.5 GHz core);
-many modules go in step, one lane a module and one step a word, four to five times as fast.
+Per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit value is its
+low word, then its high word; a string is 0xff and then its bytes; an absent string is one 0. `state_hashes`
+has the names of the other records. The recurrence is sequential, so one module is hashed by a loop over its
+words (0.16 us a word on a 2.5 GHz core); many modules go in step, one lane a module and one step a word, four
+to five times as fast.
 
 Guarantees: pure, thread-safe. 64 bits find accidents; they are no security boundary.
 """
@@ -60,7 +61,7 @@ def hash_string(text: str | bytes | None, h: int = OFFSET) -> int:
 
 
 def hash_words(code: bytes, h: int = OFFSET) -> int:
-    """Hash little-endian 32-bit words, continuing from `h`; a ValueError where the code is not whole words."""
+    """Hash little-endian 32-bit words, from `h` on; a ValueError where the code is not whole words."""
     if len(code) % 4:
         raise ValueError(f"{len(code)} bytes are not whole 32-bit words")
     return hash_values(np.frombuffer(code, "<u4").tolist(), h)
@@ -72,7 +73,7 @@ def module_hash(code: bytes, flags: int) -> int:
 
 
 def module_hashes(modules: Sequence[tuple[bytes, int]]) -> list[int]:
-    """Hash many shader modules, given by code and flags; several times as fast as one by one when they are many."""
+    """Hash many shader modules, given by code and flags; several times as fast as one by one."""
     result = [0] * len(modules)
     by_length = sorted(range(len(modules)), key=lambda index: len(modules[index][0]), reverse=True)
     for start in range(0, len(by_length), _LANES_MAX):
@@ -103,7 +104,7 @@ def application_hash(
 def application_info_hash(
     versions: tuple[int, int, int], names: tuple[str | bytes | None, str | bytes | None]
 ) -> int:
-    """The half of an application's hash that is over VkApplicationInfo; a recorder that was given none takes 0 for it."""
+    """The half of an application's hash that is over VkApplicationInfo; 0 where a recorder was given none."""
     application, engine, api = versions
     h = hash_values((application, api, engine))
     for name in names:
@@ -112,7 +113,7 @@ def application_info_hash(
 
 
 def features_hash(robust_buffer_access: int, features: Sequence[tuple[int, Mapping[str, int]]]) -> int:
-    """The half of an application's hash that is over the features; a recorder that was given none takes 0 for it."""
+    """The half of an application's hash that is over the features; 0 where a recorder was given none."""
     device = hash_values((robust_buffer_access,))
     for s_type, members in features:
         device = hash_values((s_type,), device)

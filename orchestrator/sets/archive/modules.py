@@ -4,17 +4,18 @@ A payload is JSON, and after its first NUL byte binary data:
 
     {"version": 6, "shaderModules": {"<hash>": {"varintOffset", "varintSize", "codeSize", "flags"}}}
 
-where the offset counts from behind the NUL; the older form has {"flags", "codeSize", "code": base64} and no binary part. The
-binary data are the 32-bit words of the code as LEB128, low seven bits first, one to five bytes each. A word may be longer
-than it needs to be; encoders never write it so.
+where the offset counts from behind the NUL; the older form has {"flags", "codeSize", "code": base64} and no
+binary part. The binary data are the 32-bit words of the code as LEB128, low seven bits first, one to five
+bytes each. A word may be longer than it needs to be; encoders never write it so.
 
-A loop over the words would cost hundreds of nanoseconds a word in Python, so the decoder works on all byte positions at
-once. Position i is read as if a word began there: it joins the byte after it if i continues, then the pair after that, then
-the fifth byte. Positions where a word really begins (the byte before them ends one) are then picked out.
+A loop over the words would cost hundreds of nanoseconds a word in Python, so the decoder works on all byte
+positions at once. Position i is read as if a word began there: it joins the byte after it if i continues,
+then the pair after that, then the fifth byte. Positions where a word really begins (the byte before them ends
+one) are then picked out.
 
-Guarantees: a module has whole words, SPIR-V's magic in this machine's order and exactly the declared size; everything else
-is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four times the payload, whatever
-the JSON claims. Pure and thread-safe.
+Guarantees: a module has whole words, SPIR-V's magic in this machine's order and exactly the declared size;
+everything else is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four
+times the payload, whatever the JSON claims. Pure and thread-safe.
 Assumptions: a little-endian machine, as the archives were recorded on.
 """
 

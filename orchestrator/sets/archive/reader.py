@@ -9,15 +9,17 @@ A file is 16 bytes (0x81 "FOSSILIZEDB" 0 0 0 version), then records to the end, 
     4   uncompressed size
     n   payload
 
-There is no index and no footer. Opening scans the headers once over a memory map: sizes chain the records, so a small
-loop walks the chain, and numpy checks and decodes the headers of a block together. Where the chain breaks, the search for
-the next header starts inside the record before, if its payload is damaged too, else behind the break.
+There is no index and no footer. Opening scans the headers once over a memory map: sizes chain the records, so
+a small loop walks the chain, and numpy checks and decodes the headers of a block together. Where the chain
+breaks, the search for the next header starts inside the record before, if its payload is damaged too, else
+behind the break.
 
-Guarantees: payloads are checked whenever they are read: crc, sizes, a zlib stream that ends. Nothing is allocated on the
-word of a header, and a hostile file costs a constant times its size. A bad record never stops the good ones: it stays in
-`keys`, raises RecordError when read, and stands in `damage`. All reads are thread-safe.
-Assumptions: nobody shortens the file while it is open. Its size is checked before every read; a mapped file that shrinks
-in that instant ends the process (SIGBUS).
+Guarantees: payloads are checked whenever they are read: crc, sizes, a zlib stream that ends. Nothing is
+allocated on the word of a header, and a hostile file costs a constant times its size. A bad record never
+stops the good ones: it stays in `keys`, raises RecordError when read, and stands in `damage`. All reads are
+thread-safe.
+Assumptions: nobody shortens the file while it is open. Its size is checked before every read; a mapped file
+that shrinks in that instant ends the process (SIGBUS).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Proof that records are what their names say: every key is recomputed from the content it names.
 
-A crc finds bytes that changed in storage. A recomputed key also finds a record that was altered and stored again, or stored
-under another's name, which would compile something else than was recorded. A key is good under today's rules, under those of
-an older recorder (`Era`), and, in documents of format 5, when it continues from the key of the application.
+A crc finds bytes that changed in storage. A recomputed key also finds a record that was altered and stored
+again, or stored under another's name, which would compile something else than was recorded. A key is good
+under today's rules, under those of an older recorder (`Era`), and, in documents of format 5, when it
+continues from the key of the application.
 
-A key that is not its content's is reported only where that is certain. Not judged are records that hold a structure which the
-registry, a set or recorders do not have, graphics pipelines whose render pass is not there, and records whose recorder
-hashed more than it wrote (`is_written_in_full`).
+A key that is not its content's is reported only where that is certain. Not judged are records that hold a
+structure which the registry, a set or recorders do not have, graphics pipelines whose render pass is not
+there, and records whose recorder hashed more than it wrote (`is_written_in_full`).
 
 Guarantees: reads only; damaged records are reported and never raised. Cheap: 0.1 ms a pipeline.
 """
@@ -56,7 +57,7 @@ _head_decoder = msgspec.json.Decoder(_Head)
 
 
 class RecordProof:
-    """Recomputes the keys of a set's records. One thread; render passes before the pipelines that name them."""
+    """Recomputes the keys of a set's records, render passes before pipelines. One thread."""
 
     def __init__(self, source: RecordSource) -> None:
         self._source = source
@@ -117,7 +118,7 @@ class RecordProof:
 
 
 def application_start(payload: bytes) -> tuple[int, ...]:
-    """Where the hash of a record of format 5 starts: the key of the application that its document names, or nothing."""
+    """Where the hash of a record of format 5 starts: the key of its application, or nothing."""
     try:
         head = _head_decoder.decode(payload.split(b"\0", 1)[0])
         return (int(head.application, 16),) if head.version == 5 and head.application else ()
@@ -126,7 +127,7 @@ def application_start(payload: bytes) -> tuple[int, ...]:
 
 
 def is_module_of_format_5(module: ShaderModule, payload: bytes) -> bool:
-    """Whether a module's key is its content's in format 5, where it continues from the key of the application."""
+    """Whether a module's key is its content's in format 5, where it continues from the application's."""
     return any(
         hash_values((module.flags,), hash_words(module.code, start)) == module.key
         for start in application_start(payload)

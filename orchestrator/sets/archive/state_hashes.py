@@ -1,9 +1,10 @@
 """The 64-bit hash that the format's recorders name a record by, recomputed from the record's document.
 
-For the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes` has the others. A
-structure becomes a sequence of 32-bit words, and the words are hashed. The order of the members is the recorders' own and
-nowhere but in their sources, so it is written down here as data. What a record refers to counts by its key, with one
-exception: whether a graphics pipeline's colour-blend and depth/stencil state count depends on its subpass.
+For the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes` has
+the others. A structure becomes a sequence of 32-bit words, and the words are hashed. The order of the members
+is the recorders' own and nowhere but in their sources, so it is written down here as data. What a record
+refers to counts by its key, with one exception: the subpass of a graphics pipeline says whether its
+colour-blend and depth/stencil state count.
 
 Each table entry is a list of steps in words:
 
@@ -17,12 +18,13 @@ Each table entry is a list of steps in words:
     !rule           what the rule of that name adds
     pNext           the chain: of each structure its sType, then its entry
 
-What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state of stages or
-attachments that the pipeline does not have, creation flags that only ask for statistics or limit the time. Recorders changed
-the rules over the years; `Era` names the changes, so a key of an older recorder is found under the rules of its time.
+What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state of
+stages or attachments that the pipeline does not have, creation flags that only ask for statistics or limit
+the time. Recorders changed the rules over the years; `Era` names the changes, so a key of an older recorder
+is found under the rules of its time.
 
-Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member by member, so that
-records that differ have different keys.
+Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member by
+member, so that records that differ have different keys.
 Assumptions: values were decoded by `documents`, so that each is in its C range.
 """
 
@@ -309,9 +311,9 @@ class _Context:
         era: Whose rules.
         dynamic: Dynamic states of the pipeline, as far as the era minds them.
         parts: VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines.
-        described: The parts that the pipeline describes, those and no others of which count. They are fewer than `parts`
-            in a library whose flags stand in VkPipelineCreateFlags2CreateInfo: recorders drop what it does not describe,
-            then hash it as a whole pipeline.
+        described: The parts that the pipeline describes, those and no others of which count. They are fewer
+            than `parts` in a library whose flags stand in VkPipelineCreateFlags2CreateInfo: recorders drop
+            what it does not describe, then hash it as a whole pipeline.
         render_pass: Whether it has a render pass.
         subpasses: Finds the subpasses of a render pass.
     """
@@ -342,7 +344,8 @@ def state_hash(
 
     Args:
         value: The structure, as `decode_document` returned it.
-        subpasses: Finds the subpasses of the render pass that a graphics pipeline names; it is asked for nothing else.
+        subpasses: Finds the subpasses of the render pass that a graphics pipeline names; it is asked for
+            nothing else.
         era: Whose rules; those of today where not given.
         start: Where the hash starts: in format 5, the key of the application.
 
@@ -369,9 +372,9 @@ def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
 def is_written_in_full(value: Any) -> bool:
     """Whether the document of a record holds all that its recorder hashed.
 
-    Recorders leave out two things that they hash, so that a key which differs proves nothing: blend constants where
-    blending is dynamic or a constant factor stands beside disabled blending, and the offset of a separate sampler in a
-    shader record.
+    Recorders leave out two things that they hash, so that a key which differs proves nothing: blend constants
+    where blending is dynamic or a constant factor stands beside disabled blending, and the offset of a
+    separate sampler in a shader record.
     """
     name = type(value).__name__
     if "PipelineCreateInfo" not in name:
@@ -845,7 +848,8 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
     for each in _chained(pipeline, "VkPipelineRenderingCreateInfo"):
         colors, depth, stencil = _described_formats(each, context)
         color, depth_stencil = bool(colors), bool(depth or stencil)
-    # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library without formats has the state.
+    # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library without formats has the
+    # state.
     for each in _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT"):
         if each.flags & _FRAGMENT_SHADER and not each.flags & _FRAGMENT_OUTPUT:
             depth_stencil = True

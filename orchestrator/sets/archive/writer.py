@@ -1,8 +1,8 @@
 """Writing archives, version 6 of the format that `reader` describes.
 
-Guarantees: the archive appears under its name whole or not at all: it is written beside it, synced and renamed, and the
-directory is synced. The same records in the same order give the same bytes (with the same zlib). Of records of one name the
-first is kept.
+Guarantees: the archive appears under its name whole or not at all: it is written beside it, synced and
+renamed, and the directory is synced. The same records in the same order give the same bytes (with the same
+zlib). Of records of one name the first is kept.
 Assumptions: one thread uses a writer.
 """
 
@@ -179,7 +179,8 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
     """Copy all records of a source that can be read; from archives as they are stored, in file order.
 
     Returns:
-        How many the writer does not have, because they are damaged in every source (see the source's `damage`).
+        How many the writer does not have, because they are damaged in every source (see the source's
+        `damage`).
 
     Raises:
         ArchiveError: The writer's file cannot be written.

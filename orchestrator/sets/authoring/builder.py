@@ -1,16 +1,18 @@
-"""`PipelineSetBuilder`: pipeline sets made in code, the same records as a capture of the same objects would have given.
+"""`PipelineSetBuilder`: sets made in code, the same records as a capture of the same objects would give.
 
-Every method returns the key of its record: that which the format's recorders compute, so keys are stable across runs and
-machines. Things that differ only in what does not reach the compiled code have one key; the first of them is the record.
+Every method returns the key of its record: that which the format's recorders compute, so keys are stable
+across runs and machines. Things that differ only in what does not reach the compiled code have one key; the
+first of them is the record.
 
-People write short forms: fixed-function state under one flat set of names with defaults, attachments by their format only,
-vertex inputs and layouts from the shaders, shader groups without a type. What is written out in full is taken as it is. State
-that the driver would ignore is left out, as a capture leaves it out: tessellation without tessellation shaders, vertex input
-of mesh pipelines, everything after rasterizer discard, and in a pipeline library all state of other parts (specification,
-"Graphics Pipeline Library").
+People write short forms: fixed-function state under one flat set of names with defaults, attachments by their
+format only, vertex inputs and layouts from the shaders, shader groups without a type. What is written out in
+full is taken as it is. State that the driver would ignore is left out, as a capture leaves it out:
+tessellation without tessellation shaders, vertex input of mesh pipelines, everything after rasterizer
+discard, and in a pipeline library all state of other parts (specification, "Graphics Pipeline Library").
 
-Guarantees: what cannot be right (unknown member, name, key, constant, entry point, a stage of another kind than a group needs)
-is a ManifestError that names the entry. A record is written whole or not at all, after everything that it refers to.
+Guarantees: what cannot be right (unknown member, name, key, constant, entry point, a stage of another kind
+than a group needs) is a ManifestError that names the entry. A record is written whole or not at all, after
+everything that it refers to.
 Assumptions: one thread builds; the records can be read from any thread once building has ended.
 """
 
@@ -117,8 +119,8 @@ def encode_specialization(
 ) -> dict[str, object] | None:
     """VkSpecializationInfo as the archive writes it, entries by ascending id; None for no values.
 
-    A constant that the module does not have is an error: a driver would ignore it silently, and the permutation would
-    compile the same thing twice.
+    A constant that the module does not have is an error: a driver would ignore it silently, and the
+    permutation would compile the same thing twice.
     """
     entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
     for name, value in values.items():
@@ -171,7 +173,7 @@ def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
 def automatic_bindings(
     shaders: Sequence[tuple[int, ShaderInterface]], where: str
 ) -> tuple[list[list[dict[str, object]]], list[dict[str, object]]]:
-    """Bindings of each descriptor set, and push-constant ranges, that shaders need together, given by stage and interface."""
+    """Bindings of each descriptor set, and push-constant ranges, that shaders need together."""
     found: dict[tuple[int, int], list[int]] = {}  # (set, binding) → [type, count, stages]
     stages, begin, end = 0, 0xFFFFFFFF, 0
     for bit, interface in shaders:
@@ -627,8 +629,8 @@ class _Library:
 class PipelineSetBuilder:
     """Builds the records of a pipeline set. Not thread-safe.
 
-    Every method that adds something returns the key of its record, and raises a ManifestError where a key, name or member is
-    unknown or does not fit.
+    Every method that adds something returns the key of its record, and raises a ManifestError where a key,
+    name or member is unknown or does not fit.
 
     Attributes:
         records: Where records go, such as a `MemoryRecords`.
@@ -888,9 +890,10 @@ class PipelineSetBuilder:
             layout: Key of a pipeline layout, or "auto": that of the first library linked, else
                 `automatic_layout`. None where no part that is described needs one.
             rendering: What it draws into: formats for dynamic rendering, or a subpass of a render pass.
-            state: Fixed-function state by flat name, as `encode_graphics_state` takes it; and ``vertex_input``: members of
-                VkPipelineVertexInputStateCreateInfo (``bindings``, ``attributes``, ``p_next``), or "auto", as where it is
-                not given, for the vertex shader's inputs, interleaved in binding 0.
+            state: Fixed-function state by flat name, as `encode_graphics_state` takes it; and
+                ``vertex_input``: members of VkPipelineVertexInputStateCreateInfo (``bindings``,
+                ``attributes``, ``p_next``), or "auto", as where it is not given, for the vertex shader's
+                inputs, interleaved in binding 0.
             libraries: Keys of pipeline libraries to link.
             library_flags: VkGraphicsPipelineLibraryFlagsEXT: makes a library of those parts.
             flags: VkPipelineCreateFlags.
@@ -970,7 +973,8 @@ class PipelineSetBuilder:
             layout: As for graphics.
             state: ``max_pipeline_ray_recursion_depth`` (1 where it is not given) and ``dynamic_state``.
             libraries: Keys of ray-tracing libraries to link.
-            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; a library, and what links one, needs it.
+            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; a library, and what
+                links one, needs it.
             flags: VkPipelineCreateFlags; with ``library`` it is a library.
             p_next: Structures of the pNext chain.
         """
@@ -1090,9 +1094,10 @@ SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "cl
 def encode_groups(
     given: Sequence[Members] | Literal["auto"], stages: Sequence[int], where: str
 ) -> list[dict[str, object]]:
-    """Shader groups as the archive writes them; `stages` are the VkShaderStageFlagBits of the pipeline's stages.
+    """Shader groups as the archive writes them; `stages` are VkShaderStageFlagBits.
 
-    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it say of which kind stages must be.
+    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it say of which kind stages must
+    be.
     """
     if isinstance(given, str):
         given = [
@@ -1127,7 +1132,7 @@ def _feature_members(structure: Members) -> tuple[int, dict[str, int]]:
 
 
 def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
-    """Features as `PipelineSetBuilder.application` takes them: a table a structure, in the order of their names."""
+    """Features as `PipelineSetBuilder.application` takes them: a table a structure, by name."""
     tables: dict[str, dict[str, object]] = {}
     for structure, member in sorted(features):
         tables.setdefault(structure, {"structure": structure})[member] = True

@@ -1,13 +1,14 @@
 """Manifests: pipeline sets written by hand in TOML; docs/manifest.md describes them by example.
 
-A manifest names shaders, layouts, render passes and pipelines. A pipeline may be permuted over specialization constants,
-fixed-function state and what it draws into: the cross product of the dimensions, the last one fastest, each permutation with
-a readable name. Reading is decoding into the tables below, so a misspelt key or a value of the wrong type is refused before
-anything is built. What may stand in free tables (members of Vulkan structures, state) the registry says.
+A manifest names shaders, layouts, render passes and pipelines. A pipeline may be permuted over specialization
+constants, fixed-function state and what it draws into: the cross product of the dimensions, the last one
+fastest, each permutation with a readable name. Reading is decoding into the tables below, so a misspelt key
+or a value of the wrong type is refused before anything is built. What may stand in free tables (members of
+Vulkan structures, state) the registry says.
 
-Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed twice is the same
-bytes. Nothing is written before everything was understood. Errors name the file, the entry and the key. The size of a product
-is checked before it is enumerated.
+Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed twice
+is the same bytes. Nothing is written before everything was understood. Errors name the file, the entry and
+the key. The size of a product is checked before it is enumerated.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ApplicationTable(_Strict, frozen=True, kw_only=True):
 
 
 class ShaderTable(_Strict, frozen=True, kw_only=True):
-    """``[shaders]`` NAME = { ... }; a plain path, relative to the manifest, stands for one with that path only."""
+    """``[shaders]`` NAME = { ... }, or a plain path, relative to the manifest."""
 
     path: str
     entry: str = "main"
@@ -79,7 +80,7 @@ class ShaderTable(_Strict, frozen=True, kw_only=True):
 
 
 class StageTable(_Strict, frozen=True, kw_only=True):
-    """An entry of ``stages`` written as a table; a plain name or path stands for one with that shader only."""
+    """An entry of ``stages`` as a table; a plain name or path stands for one with that shader only."""
 
     shader: str
     specialization: dict[str, Value] = {}

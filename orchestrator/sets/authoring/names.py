@@ -1,8 +1,9 @@
 """From the names that people write to the numbers that Vulkan takes, by the registry's tables.
 
-Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number; a number is taken
-as it is; what is not known is a ManifestError that names it and its nearest neighbours.
-Assumptions: values begin with their type's name, and bits end in _BIT, both before the author's tag (style guide).
+Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number; a
+number is taken as it is; what is not known is a ManifestError that names it and its nearest neighbours.
+Assumptions: values begin with their type's name, and bits end in _BIT, both before the author's tag (style
+guide).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The counterpart of documents.py, which reads that JSON, by the same registry and tables of exceptions.
 
-Guarantees: an unknown member, a name that is no value of its enum, a value of the wrong type, a number out of its C range and
-a pNext structure that may not stand there are ManifestErrors that name the entry and the member. Members that were not given
-are zero; pointers that were not given are left out.
+Guarantees: an unknown member, a name that is no value of its enum, a value of the wrong type, a number out of
+its C range and a pNext structure that may not stand there are ManifestErrors that name the entry and the
+member. Members that were not given are zero; pointers that were not given are left out.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """From a set's records to one relocatable image of create infos, for one device.
 
-The image holds every pipeline that the device can take, with the layouts, render passes and modules that it refers to: create
-infos contiguous by kind, then feedback, then the heap, and tables of all slots.
+The image holds every pipeline that the device can take, with the layouts, render passes and modules that it
+refers to: create infos contiguous by kind, then feedback, then the heap, and tables of all slots.
 
-Guarantees: what is in the image was decoded, refers to nothing that is missing, and needs nothing that the device lacks. A
-pipeline whose need is unmet is *unsupported* and names what is missing; one whose records are damaged or contradict
-themselves is *failed* and names that. Every pipeline asked for is in exactly one of the three places. Libraries come before
-what links them.
-Assumptions: one builder, one thread. Modules are decoded once for their walk and kept up to a bound in bytes, since the
-device asks for most of them soon after.
+Guarantees: what is in the image was decoded, refers to nothing that is missing, and needs nothing that the
+device lacks. A pipeline whose need is unmet is *unsupported* and names what is missing; one whose records are
+damaged or contradict themselves is *failed* and names that. Every pipeline asked for is in exactly one of the
+three places. Libraries come before what links them.
+Assumptions: one builder, one thread. Modules are decoded once for their walk and kept up to a bound in bytes,
+since the device asks for most of them soon after.
 """
 
 from __future__ import annotations
@@ -544,7 +544,7 @@ class _ImageBuilder:
         return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
 
     def _count_sets(self, layout: Any) -> None:
-        """Compare the descriptors of a pipeline layout's sets with the device's limits, once for all its pipelines."""
+        """Compare the descriptors of a layout's sets with the device's limits, once for all its pipelines."""
         keys = [each for each in layout.pSetLayouts or () if each]
         for each in keys:
             self._object("VkDescriptorSetLayout", each)

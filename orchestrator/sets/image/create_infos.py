@@ -1,12 +1,12 @@
 """From decoded documents to the bytes of Vulkan structures, relocatable, by the registry's layouts.
 
-One StructPacker a structure is planned once and then packs values: scalars in one struct.pack, nested structures and arrays
-below it. What structures point to goes to a heap, where equal pieces without handles are stored once: thousands of equal
-states take the memory of one.
+One StructPacker a structure is planned once and then packs values: scalars in one struct.pack, nested
+structures and arrays below it. What structures point to goes to a heap, where equal pieces without handles
+are stored once: thousands of equal states take the memory of one.
 
-Guarantees: what is packed is as long as the structure's sizeof, and arrays are as long as their counts say (a driver that
-trusts the count never reads past them). Nothing is an address: a pointer is (slot, target), a handle is (slot, type, hash).
-Offsets in the heap never change once given.
+Guarantees: what is packed is as long as the structure's sizeof, and arrays are as long as their counts say (a
+driver that trusts the count never reads past them). Nothing is an address: a pointer is (slot, target), a
+handle is (slot, type, hash). Offsets in the heap never change once given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ALIGNMENT: Final = 8
 
 
 class PackError(OrchestratorError):
-    """A decoded value contradicts itself: an array that is not as long as its count, two arrays of one count."""
+    """A decoded value contradicts itself, as an array does that is not as long as its count."""
 
 
 @frozen

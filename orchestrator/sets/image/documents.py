@@ -1,20 +1,21 @@
 """Typed decoding of the JSON documents in a set's records, driven by the registry.
 
-One msgspec type a Vulkan structure, so that decoding is also the validation of untrusted input and costs one pass in C.
-Attributes have the registry's member names. The archive's names differ from Vulkan's in a few ways, which tables below state:
+One msgspec type a Vulkan structure, so that decoding is also the validation of untrusted input and costs one
+pass in C. Attributes have the registry's member names. The archive's names differ from Vulkan's in a few
+ways, which tables below state:
 
 - a pointer member `pFooBars` is written `fooBars`; some have a name of their own
-- VkRect2D is written flat; a list of lists stands for VkMutableDescriptorTypeListEXT; a component mapping of a ycbcr
-  conversion and a border colour are plain arrays
+- VkRect2D is written flat; a list of lists stands for VkMutableDescriptorTypeListEXT; a component mapping of
+  a ycbcr conversion and a border colour are plain arrays
 - a handle is the 16-digit hexadecimal hash of the record that it refers to
 - pNext is an array of structures tagged by sType; those entries have no pNext of their own
 
-Graphics pipelines of a set share most of their state, so each spelling of a state is decoded once (SharedStates), and whoever
-packs or checks it can remember what came of it. Absent scalars are zero and absent pointers are null, as in C: the archive
-leaves out what the driver must ignore.
+Graphics pipelines of a set share most of their state, so each spelling of a state is decoded once
+(SharedStates), and whoever packs or checks it can remember what came of it. Absent scalars are zero and
+absent pointers are null, as in C: the archive leaves out what the driver must ignore.
 
-Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown member or an
-unknown structure in a pNext chain refuses the document by name.
+Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown
+member or an unknown structure in a pNext chain refuses the document by name.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHARED_STATES: Final = frozenset({
     "pMultisampleState", "pDepthStencilState", "pColorBlendState", "pDynamicState",
 })  # fmt: skip
 
-#: Table and structure of each tag whose records hold one Vulkan structure. A render pass may be of either form.
+#: Table and structure of each tag whose records hold one structure. A render pass may be of either form.
 TABLES: dict[RecordTag, tuple[tuple[str, str], ...]] = {
     RecordTag.SAMPLER: (("samplers", "VkSamplerCreateInfo"),),
     RecordTag.DESCRIPTOR_SET_LAYOUT: (("setLayouts", "VkDescriptorSetLayoutCreateInfo"),),
@@ -71,8 +72,8 @@ _NOT_IN_SETS = frozenset({
     "VkGraphicsPipelineShaderGroupsCreateInfoNV",
 })  # fmt: skip
 
-# The archive records the conversion itself in the sampler's chain, where Vulkan has its handle. Sample locations
-# stand in render passes that recorders wrote; drivers pass over them there.
+# The archive records the conversion itself in the sampler's chain, where Vulkan has its handle. Sample
+# locations stand in render passes that recorders wrote; drivers pass over them there.
 _ALSO_IN_CHAIN = {
     "VkSamplerCreateInfo": ("VkSamplerYcbcrConversionCreateInfo",),
     "VkRenderPassCreateInfo": ("VkSampleLocationsInfoEXT",),
@@ -204,7 +205,7 @@ def chain_members(parent: str) -> tuple[Struct, ...]:
 
 
 class SharedStates:
-    """State structures of graphics pipelines, by their JSON. One thread; lives as long as what was decoded with it."""
+    """State structures of graphics pipelines, by their JSON. One thread."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, bytes], Any] = {}
@@ -305,7 +306,8 @@ def _chain_type(parent: str) -> Any:
     return list[functools.reduce(operator.or_, types)] | None  # type: ignore[misc]
 
 
-# msgspec may crash when two threads make a type's decoder at a time, so types and decoders are made under a lock.
+# msgspec may crash when two threads make a type's decoder at a time, so types and decoders are made under a
+# lock.
 _making: Final = threading.RLock()
 
 
@@ -320,7 +322,7 @@ def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
 
 
 def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
-    """The structure that a record holds: a msgspec value whose class has its name and whose attributes are its members.
+    """The structure that a record holds: a value whose class has its name, with its members as attributes.
 
     Args:
         tag: Tag of the record; one of `TABLES`.

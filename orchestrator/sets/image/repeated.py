@@ -1,11 +1,12 @@
 """`repeat_pipelines`: an image whose pipelines stand in it in another order and more than once.
 
-Benchmarks give workers duplicates with it, and make a run over a small set long enough to be measured. The new buffer holds
-create infos contiguous by kind, feedback, feedback chain links, and the old buffer, whole. Copies of a pipeline share what
-its create info points to; the create info, its feedback and the link that chains it are their own, because the driver writes
-there.
+Benchmarks give workers duplicates with it, and make a run over a small set long enough to be measured. The
+new buffer holds create infos contiguous by kind, feedback, feedback chain links, and the old buffer, whole.
+Copies of a pipeline share what its create info points to; the create info, its feedback and the link that
+chains it are their own, because the driver writes there.
 
-Guarantees: the given image is not changed. Every copy has the key, the modules and the libraries of its pipeline.
+Guarantees: the given image is not changed. Every copy has the key, the modules and the libraries of its
+pipeline.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.int32]) -> Cr
 
     Args:
         image: The image.
-        order: Which pipeline stands at each place, shape (m,): indices of the image, each as often as wanted, the
-            kinds in the order of `PipelineKind`. A library stands in it once, before what links it.
+        order: Which pipeline stands at each place, shape (m,): indices of the image, each as often as wanted,
+            the kinds in the order of `PipelineKind`. A library stands in it once, before what links it.
 
     Raises:
         ValueError: The order is not as described.

@@ -1,12 +1,14 @@
 """Requirements that take several members, or a member and its surroundings, to decide.
 
-State that dynamic state replaces, limits on sums, formats by the use that is made of them, descriptors of a pipeline layout,
-and what a structure must hold itself, whatever the device: where that is missing, common drivers read outside of an array.
+State that dynamic state replaces, limits on sums, formats by the use that is made of them, descriptors of a
+pipeline layout, and what a structure must hold itself, whatever the device: where that is missing, common
+drivers read outside of an array.
 
-Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or None. What a
-document lacks itself is `Malformed`. Nothing is assumed of untrusted values: every index is checked before it is used. A
-requirement is stated only where the device really cannot take the structure: what the specification forbids but no compiler
-looks at (a line width where no lines are drawn) is left alone. Nothing is asked for that a recorder leaves out rightly.
+Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or
+None. What a document lacks itself is `Malformed`. Nothing is assumed of untrusted values: every index is
+checked before it is used. A requirement is stated only where the device really cannot take the structure:
+what the specification forbids but no compiler looks at (a line width where no lines are drawn) is left alone.
+Nothing is asked for that a recorder leaves out rightly.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
 class Malformed(str):
     """A reason that is the captured document's own fault, not the device's: it refers to what is not there.
 
-    It is found where requirements are, and no driver may be given such a document, but the pipeline has failed
-    rather than been skipped.
+    It is found where requirements are, and no driver may be given such a document, but the pipeline has
+    failed rather than been skipped.
     """
 
     __slots__ = ()
@@ -147,7 +149,8 @@ def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | 
     conservative = chained(raster, "VkPipelineRasterizationConservativeStateCreateInfoEXT")
     if conservative is None or not conservative.conservativeRasterizationMode:
         return None
-    # VUID-VkGraphicsPipelineCreateInfo-conservativePointAndLineRasterization-08892, and primitiveUnderestimation.
+    # VUID-VkGraphicsPipelineCreateInfo-conservativePointAndLineRasterization-08892, and
+    # primitiveUnderestimation.
     struct = "VkPhysicalDeviceConservativeRasterizationPropertiesEXT"
     if topology in _POINTS_AND_LINES and not answers.property(
         struct, "conservativePointAndLineRasterization"
@@ -223,7 +226,7 @@ def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
 
 
 def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """Counts of viewports and scissors: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
+    """Counts of both: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
     counts = []
     if dynamic_state("VIEWPORT_WITH_COUNT") not in dynamic:
         counts.append(value.viewportCount or len(value.pViewports or ()))
@@ -397,7 +400,8 @@ _UPDATE_AFTER_BIND = 0x1
 _INLINE_UNIFORM_BLOCK = "VkPhysicalDeviceInlineUniformBlockFeatures"
 _ACCELERATION_STRUCTURE = "VkPhysicalDeviceAccelerationStructureFeaturesKHR"
 
-# VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-descriptorBinding*UpdateAfterBind-03005 to -03010, -02211, -03570.
+# VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-descriptorBinding*UpdateAfterBind-03005 to -03010, -02211,
+# -03570.
 _AFTER_BIND = {
     "SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
     "COMBINED_IMAGE_SAMPLER": (INDEXING, "descriptorBindingSampledImageUpdateAfterBind"),
@@ -416,7 +420,8 @@ _AFTER_BIND = {
 def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Bindings updated after bind, and limits on push descriptors and inline uniform blocks.
 
-    VUID-VkDescriptorSetLayoutCreateInfo-flags-00281 and VUID-VkDescriptorSetLayoutBinding-descriptorType-08004.
+    VUID-VkDescriptorSetLayoutCreateInfo-flags-00281 and
+    VUID-VkDescriptorSetLayoutBinding-descriptorType-08004.
     """
     bindings = value.pBindings or ()
     if value.flags & _PUSH_DESCRIPTOR:
@@ -509,7 +514,7 @@ def rendering_formats(
 
 
 def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """An attachment that holds shading rates: VkPhysicalDeviceFragmentShadingRateFeaturesKHR's description."""
+    """An attachment with shading rates: description of VkPhysicalDeviceFragmentShadingRateFeaturesKHR."""
     reference = value.pFragmentShadingRateAttachment
     if reference is None or reference.attachment == ATTACHMENT_UNUSED:
         return None
@@ -645,7 +650,7 @@ class DescriptorCounts:
     _by_key: _Counts | None = field(init=False, default=None, repr=False)
 
     def by_key(self) -> Mapping[_Key, list[int]]:
-        """By type and whether bindings are counted: how many any stage can access, then each of `stage_bits`."""
+        """By type and whether bindings count: how many any stage can access, then each of `stage_bits`."""
         if self._by_key is None:
             by_key: _Counts = {}
             bits = stage_bits()
@@ -774,8 +779,8 @@ _GROUP_SHADERS = ("generalShader", "closestHitShader", "anyHitShader", "intersec
 def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """State that a complete pipeline has.
 
-    VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic states
-    that may replace it; one of each is looked for here.
+    VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
+    states that may replace it; one of each is looked for here.
     """
     if value.flags & _LIBRARY or any(chained(value, each) is not None for each in _IN_PARTS):
         return None

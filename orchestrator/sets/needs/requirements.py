@@ -1,15 +1,17 @@
 """What a device lacks of what a captured pipeline needs, asked before the driver is to create it.
 
-What is needed comes from the registry (what provides each structure, enum value, flag bit, SPIR-V capability and extension),
-from tables of rules with their valid usage statements (`rules`, `shaders`), and from rules over several members (`context`).
-What there is to check in a structure is planned once for each structure on each device, and the answer for every value is
-kept, so that a pipeline costs a few dictionary look-ups a structure.
+What is needed comes from the registry (what provides each structure, enum value, flag bit, SPIR-V capability
+and extension), from tables of rules with their valid usage statements (`rules`, `shaders`), and from rules
+over several members (`context`). What there is to check in a structure is planned once for each structure on
+each device, and the answer for every value is kept, so that a pipeline costs a few dictionary look-ups a
+structure.
 
-Guarantees: what is returned as missing is something that the device does not have, by its name in the registry, or a value
-that the registry does not know and that no driver may be given. What a document refers to and does not have itself is
-returned as `Malformed`. Nothing is skipped for what no compiler looks at: masks of stages in layouts, dependencies of
-subpasses, state that a dynamic state or another member makes the driver ignore. Thread-safe: any thread would compute the
-same answers. Whether the device could have what is not enabled is not asked here: see prepare.py.
+Guarantees: what is returned as missing is something that the device does not have, by its name in the
+registry, or a value that the registry does not know and that no driver may be given. What a document refers
+to and does not have itself is returned as `Malformed`. Nothing is skipped for what no compiler looks at:
+masks of stages in layouts, dependencies of subpasses, state that a dynamic state or another member makes the
+driver ignore. Thread-safe: any thread would compute the same answers. Whether the device could have what is
+not enabled is not asked here: see prepare.py.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ from orchestrator.sets.spirv.walk import SpirvModule
 Missing = tuple[int, str]
 _MOST_ANSWERS = 1 << 16
 
-# Members that only later commands look at: a bit of a shader stage that the device does not have asks nothing of
-# it when a layout is created, nor do dependencies between subpasses, nor the layouts that images will be in
-# (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most captures, needs an extension that a device without a window lacks).
+# Members that only later commands look at: a bit of a shader stage that the device does not have asks nothing
+# of it when a layout is created, nor do dependencies between subpasses, nor the layouts that images will be
+# in (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most captures, needs an extension that a device without a window
+# lacks).
 _NOT_CHECKED = frozenset(
     {
         ("VkDescriptorSetLayoutBinding", "stageFlags"),
@@ -384,7 +387,7 @@ class RequirementChecker:
         return render_pass_formats(self._answers, value)
 
     def rendering_formats(self, value: Any) -> str | None:
-        """The format in a VkPipelineRenderingCreateInfo that the device cannot attach; `structure` includes it."""
+        """The format of dynamic rendering that the device cannot attach; `structure` includes it."""
         return rendering_formats(self._answers, value)
 
     def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
@@ -437,7 +440,8 @@ class RequirementChecker:
             if child is None or name in ignored:
                 continue
             if graphics and name == "pNext" and value.renderPass:
-                # In a render pass the formats of dynamic rendering are ignored (VkPipelineRenderingCreateInfo).
+                # In a render pass the formats of dynamic rendering are ignored
+                # (VkPipelineRenderingCreateInfo).
                 child = [each for each in child if type(each).__name__ != _RENDERING]
             if graphics and name in SHARED_STATES:
                 missing = self._shared(child, dynamic)
@@ -484,7 +488,7 @@ def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
 
 
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
-    """Members of a graphics pipeline that the driver does not look at (specification, "Graphics Pipelines")."""
+    """Members that the driver does not look at (specification, "Graphics Pipelines")."""
     ignored: frozenset[str] = frozenset()
     raster = value.pRasterizationState
     if raster is not None and raster.rasterizerDiscardEnable and _RASTERIZER_DISCARD_ENABLE not in dynamic:

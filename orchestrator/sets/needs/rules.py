@@ -1,13 +1,14 @@
 """Which captured state needs which feature or limit, and what a device has, both in the registry's terms.
 
-The tables hold what the registry's data does not: which value of which member needs which feature, and which member a limit
-bounds, each row with its valid usage statement. Every name in them is the registry's (a test proves that). `DeviceAnswers`
-says what a device has; the rules about aliases and promotion are written once, there.
+The tables hold what the registry's data does not: which value of which member needs which feature, and which
+member a limit bounds, each row with its valid usage statement. Every name in them is the registry's (a test
+proves that). `DeviceAnswers` says what a device has; the rules about aliases and promotion are written once,
+there.
 
-Guarantees: answers never change, as a device's capabilities do not. Thread-safe: dictionaries are only added to, with values
-that any thread would compute alike.
-Assumptions: absent members are zero, as in a decoded document, so a rule on zero is stated only for members that are always
-recorded. DeviceCapabilities is pure.
+Guarantees: answers never change, as a device's capabilities do not. Thread-safe: dictionaries are only added
+to, with values that any thread would compute alike.
+Assumptions: absent members are zero, as in a decoded document, so a rule on zero is stated only for members
+that are always recorded. DeviceCapabilities is pure.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
 """What a device lacks of what SPIR-V needs: modules, and the stages that use them.
 
-A module's version, capabilities, extensions and atomic operations, and a stage's entry point and limits. Capabilities and
-extensions come from the registry's SPIR-V tables, which let a capability be enabled by any of several features, one for each
-kind of memory. A compiler may end the process when it meets an atomic operation in memory whose own feature it lacks, so
-those have a table of their own: one row an operation, memory and type, with the feature in whose description the
-specification allows it. VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of integers; those of floating-point
-values (-06284 to -06287, -06337 to -06339) ask for less, since any feature of one memory or width will do for them. Operations
-that no row describes need nothing here, nor do sparse images: neither a shader nor a pipeline says that an image is sparse.
+A module's version, capabilities, extensions and atomic operations, and a stage's entry point and limits.
+Capabilities and extensions come from the registry's SPIR-V tables, which let a capability be enabled by any
+of several features, one for each kind of memory. A compiler may end the process when it meets an atomic
+operation in memory whose own feature it lacks, so those have a table of their own: one row an operation,
+memory and type, with the feature in whose description the specification allows it.
+VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of integers; those of floating-point values
+(-06284 to -06287, -06337 to -06339) ask for less, since any feature of one memory or width will do for them.
+Operations that no row describes need nothing here, nor do sparse images: neither a shader nor a pipeline says
+that an image is sparse.
 
 Guarantees: as in `requirements`; a capability or extension is looked up once a device.
-Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742, RuntimeSpirv).
+Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742,
+RuntimeSpirv).
 """
 
 from __future__ import annotations
@@ -42,8 +45,8 @@ _INT_64 = "VkPhysicalDeviceShaderAtomicInt64Features"
 _IMAGE_INT_64 = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
 _VECTOR = "VkPhysicalDeviceShaderAtomicFloat16VectorFeaturesNV"
 
-# SPIR-V storage classes: Uniform, StorageBuffer, PhysicalStorageBuffer; Workgroup, TaskPayloadWorkgroupEXT; Image.
-# Payloads are named by the descriptions of the shared features ("shared and payload memory").
+# SPIR-V storage classes: Uniform, StorageBuffer, PhysicalStorageBuffer; Workgroup, TaskPayloadWorkgroupEXT;
+# Image. Payloads are named by the descriptions of the shared features ("shared and payload memory").
 BUFFER, SHARED, IMAGE = frozenset({2, 12, 5349}), frozenset({4, 5402}), frozenset({11})
 
 _PLAIN = frozenset({OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE})
@@ -123,8 +126,9 @@ _MODELS: dict[int, tuple[int, ...]] = {
     0x4000: (_GL_COMPUTE,),
 }  # fmt: skip
 
-# Structure, and the names of its properties for size and invocations, by execution model. RuntimeSpirv-x-06429
-# to -06432 for compute; RuntimeSpirv-TaskEXT-07291 and RuntimeSpirv-MeshEXT-07295 and those after them.
+# Structure, and the names of its properties for size and invocations, by execution model.
+# RuntimeSpirv-x-06429 to -06432 for compute; RuntimeSpirv-TaskEXT-07291 and RuntimeSpirv-MeshEXT-07295 and
+# those after them.
 _MESH_PROPERTIES = "VkPhysicalDeviceMeshShaderPropertiesEXT"
 _MESH_PROPERTIES_NV = "VkPhysicalDeviceMeshShaderPropertiesNV"
 _WORKGROUPS = {
@@ -267,7 +271,7 @@ class ShaderRequirements:
         )
 
     def _subgroups(self, value: Any, entry: EntryPoint, width: int, invocations: int) -> str | None:
-        """Subgroups of a workgroup: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""
+        """Subgroups: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""
         required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
         if required is not None and entry.execution_model == _GL_COMPUTE:
             most = self._answers.property(_SUBGROUP_PROPERTIES, "maxComputeWorkgroupSubgroups")
@@ -290,7 +294,7 @@ class ShaderRequirements:
 
 
 def _specialization(info: Any) -> dict[int, int]:
-    """The 32-bit values of a VkSpecializationInfo, by constant id; entries that do not fit its data are left out."""
+    """The 32-bit values of a VkSpecializationInfo, by constant id, without those that do not fit its data."""
     data = info.pData or b""
     values: dict[int, int] = {}
     for each in info.pMapEntries or ():

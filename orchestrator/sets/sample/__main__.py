@@ -55,7 +55,7 @@ def compile_shaders(folder: Path, compiler: str) -> int:
 
 
 def difference(packed: RecordSource, committed: RecordSource) -> str | None:
-    """What the first difference between two sets is, or None where they hold the same records in the same order."""
+    """The first difference between two sets, or None where they hold the same records in the same order."""
     for tag in RecordTag:
         ours, theirs = list(packed.keys(tag)), list(committed.keys(tag))
         if ours != theirs:

@@ -1,9 +1,9 @@
 """The interface of a SPIR-V module: what it says of itself that a pipeline has to agree with.
 
-Entry points, descriptors, push constants, specialization constants and vertex inputs: what `layout = "auto"` is made of.
-Types, decorations and variables are collected by id, and the interface is read off the variables (Vulkan specification,
-"Shader Interfaces"). Descriptors and push constants are those of the module, not of one entry point: a layout may hold more
-than a stage uses.
+Entry points, descriptors, push constants, specialization constants and vertex inputs: what `layout = "auto"`
+is made of. Types, decorations and variables are collected by id, and the interface is read off the variables
+(Vulkan specification, "Shader Interfaces"). Descriptors and push constants are those of the module, not of
+one entry point: a layout may hold more than a stage uses.
 
 Guarantees: any bytes give an interface or a ManifestError; each id is resolved a bounded number of times.
 """

@@ -1,17 +1,18 @@
 """The walk over a SPIR-V module: its instructions, and what deciding about it needs of them.
 
-`walk_spirv` reads what lies before the first function and stops there: version, capabilities, extensions, entry points,
-execution modes, and the constants that a workgroup size may be made of. What atomic operations need depends on their memory,
-which only the functions say, so it goes on through modules that declare a capability for such operations, or that have
-memory which they may be done in and hold the words of a load, store or exchange: 9 of the 875 of the two largest captured
-sets. `instructions` gives all instructions to whoever needs others.
+`walk_spirv` reads what lies before the first function and stops there: version, capabilities, extensions,
+entry points, execution modes, and the constants that a workgroup size may be made of. What atomic operations
+need depends on their memory, which only the functions say, so it goes on through modules that declare a
+capability for such operations, or that have memory which they may be done in and hold the words of a load,
+store or exchange: 9 of the 875 of the two largest captured sets. `instructions` gives all instructions to
+whoever needs others.
 
-Guarantees: no byte outside the given ones is read, every instruction moves on by a word at least, and nothing is allocated
-that the module merely declares: any input gives a result or a SpirvError. Framing is proven as far as it is walked, not that
-instructions mean anything. Pure and thread-safe; results are frozen.
+Guarantees: no byte outside the given ones is read, every instruction moves on by a word at least, and nothing
+is allocated that the module merely declares: any input gives a result or a SpirvError. Framing is proven as
+far as it is walked, not that instructions mean anything. Pure and thread-safe; results are frozen.
 Assumptions: little-endian words, as on every host this package supports.
-Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4 "Logical Layout of a
-Module".
+Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4
+"Logical Layout of a Module".
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ DECORATION_SPEC_ID, DECORATION_BUFFER_BLOCK, DECORATION_BUILT_IN = 1, 3, 11
 BUILT_IN_WORKGROUP_SIZE = 25
 MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID = 17, 38
 
-# VkShaderStageFlagBits of execution models ("Execution Model" in the SPIR-V appendix of the Vulkan specification).
+# VkShaderStageFlagBits of execution models ("Execution Model" in the SPIR-V appendix of the Vulkan
+# specification).
 _STAGES = {
     0: 1, 1: 2, 2: 4, 3: 8, 4: 16, 5: 32, 5313: 0x100, 5314: 0x1000, 5315: 0x200, 5316: 0x400, 5317: 0x800,
     5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
@@ -59,7 +61,8 @@ _READ = frozenset({*_LEAST_WORDS, OP_FUNCTION})
 # Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
 # PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
 _SHARED_MEMORY = frozenset({4, 11, 12, 5349, 5402})
-# Of these instructions there are many, and few that say anything here: what the third word of one that does may be.
+# Of these instructions there are many, and few that say anything here: what the third word of one that does
+# may be.
 _CONCERNING = {
     OP_DECORATE: frozenset({DECORATION_SPEC_ID, DECORATION_BUILT_IN, DECORATION_BUFFER_BLOCK}),
     OP_TYPE_POINTER: _SHARED_MEMORY,
@@ -71,12 +74,13 @@ _TYPE_WORDS = {
 }  # fmt: skip
 _RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
 
-# Capabilities that say that atomic operations on 64-bit integers, or arithmetic ones on floating-point values, come:
-# Int64Atomics, Int64ImageEXT, AtomicFloat16VectorNV, AtomicFloat{32,64,16}MinMaxEXT, AtomicFloat{32,64,16}AddEXT. And
-# UntypedPointersKHR, with which any operation may take a floating-point value.
+# Capabilities that say that atomic operations on 64-bit integers, or arithmetic ones on floating-point
+# values, come: Int64Atomics, Int64ImageEXT, AtomicFloat16VectorNV, AtomicFloat{32,64,16}MinMaxEXT,
+# AtomicFloat{32,64,16}AddEXT. And UntypedPointersKHR, with which any operation may take a floating-point
+# value.
 _ATOMIC_CAPABILITIES = frozenset({12, 4473, 5016, 5404, 5612, 5613, 5616, 6033, 6034, 6095})
-# Where the pointer of each atomic operation is, in words from its first; the value of a store is the last operand.
-# OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231, of kernels only).
+# Where the pointer of each atomic operation is, in words from its first; the value of a store is the last
+# operand. OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231, of kernels only).
 _STORED_VALUE = 4
 _ATOMIC_POINTERS = {
     **dict.fromkeys((227, 229, 230, *range(232, 243)), 3),
@@ -189,10 +193,11 @@ class SpirvModule:
         execution_modes: In order.
         constants: Values of 32-bit constants and defaults of specialization constants, by id.
         spec_ids: SpecId decorations: constant_id of a specialization constant, by id.
-        composites: Constituent ids of composite constants, by id; specialization constant composites included.
+        composites: Constituent ids of composite constants, by id; specialization constant composites
+            included.
         workgroup_size: Id of the constant that is decorated BuiltIn WorkgroupSize, or 0.
-        atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those whose
-            types cannot be told are left out.
+        atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those
+            whose types cannot be told are left out.
     """
 
     version: tuple[int, int]
@@ -348,7 +353,8 @@ class _Walk:
     def preamble(self) -> int:
         """Walk to the first OpFunction, or the end; returns the word where it stopped.
 
-        Every module of a set goes through here, so this looks at few instructions, not through `instructions`.
+        Every module of a set goes through here, so this looks at few instructions, not through
+        `instructions`.
         """
         words, count, concerning = self.words, len(self.words), _CONCERNING
         at = HEADER_WORDS
@@ -465,7 +471,7 @@ class _Walk:
 
 
 def _may_hold_plain_atomics(code: bytes) -> bool:
-    """Whether an atomic load, store or exchange may be among the instructions; false only where there is none."""
+    """Whether an atomic load, store or exchange may be there; false only where there is none."""
     words = np.frombuffer(code, dtype=np.uint32)
     alike = (words & _PLAIN_ATOMICS_MASK) == _PLAIN_ATOMICS_BITS
     # Counting first is what makes modules that have none cheap.
