@@ -1,13 +1,14 @@
-# Purpose: the import directions of the package, as a table that has to be edited, in view of a reviewer,
-# before a new edge between two rooms can exist.
-# Guarantees: every import statement counts: inside functions, under TYPE_CHECKING, relative, and
-# importlib.import_module with a literal name. A module that belongs to no room fails, so does a row of the
-# table that names a room which is gone.
-"""Import directions: which room may import which, and which room may use which library."""
+"""Import directions: which room may import which, and which room may use which library.
+
+The table of rooms is the one in docs/design.md, so a new edge between two rooms has to be written down there, in view of a
+reviewer. Every import statement counts: inside functions, under TYPE_CHECKING, relative, and importlib.import_module with a
+literal name. A module that belongs to no room fails, and so does a row that names a module which is gone.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,81 +19,22 @@ from tests.drivers import REPOSITORY
 
 PACKAGE = "orchestrator"
 
-# The longest prefix that matches names the room of a module. "seam" is what crosses between rooms: the Device
-# Protocol and its values; "devices" is the one place that opens a device.
-ROOMS = {
-    "orchestrator.errors": "errors",
-    "orchestrator.version": "errors",
-    "orchestrator.children": "children",
-    "orchestrator.registry": "registry",
-    "orchestrator.devices": "devices",
-    "orchestrator.devices.device": "seam",
-    "orchestrator.devices.image": "seam",
-    "orchestrator.devices.request": "seam",
-    "orchestrator.devices.sources": "seam",
-    "orchestrator.devices.simulated": "simulated",
-    "orchestrator.devices.vulkan": "vulkan",
-    "orchestrator.sets": "sets",
-    "orchestrator.schedule": "schedule",
-    "orchestrator.run": "run",
-    "orchestrator.stores": "stores",
-    "orchestrator.stores.files": "files",
-    "orchestrator.bench": "bench",
-    "orchestrator.key_dependence": "key_dependence",
-    "orchestrator.cli": "cli",
-    "orchestrator.testing": "testing",
-}
 
-# What each room may import. The root package, which only re-exports, may import any but the command line and
-# the bindings.
-ALLOWED = {
-    "errors": set[str](),
-    # It names the services that a child may run, and imports none of them.
-    "children": {"errors"},
-    "registry": {"errors"},
-    # What a request enables is said in the registry's names.
-    "seam": {"errors", "registry"},
-    "simulated": {"errors", "registry", "seam"},
-    "vulkan": {"errors", "registry", "seam"},
-    "devices": {"errors", "seam", "simulated", "vulkan"},
-    "sets": {"errors", "children", "registry", "seam"},
-    "schedule": {"errors", "seam"},
-    # Nothing of Vulkan, and nothing of what the files are for.
-    "files": {"errors"},
-    "stores": {"errors", "seam", "files"},
-    # "devices" is the one place that opens a device; the main job opens one for each group of features.
-    "run": {"errors", "children", "registry", "seam", "devices", "sets", "schedule", "stores", "files"},
-    # Takes samples: opens devices and runs sets; then judges and reports.
-    "bench": {
-        "errors",
-        "children",
-        "registry",
-        "seam",
-        "devices",
-        "sets",
-        "schedule",
-        "stores",
-        "run",
-    },
-    # Opens devices in processes of its own, with pipelines of the sample set.
-    "key_dependence": {"errors", "children", "registry", "seam", "devices", "sets", "stores"},
-    "cli": {
-        "errors",
-        "registry",
-        "seam",
-        "devices",
-        "sets",
-        "schedule",
-        "stores",
-        "files",
-        "run",
-        "bench",
-        "key_dependence",
-    },
-    # What users test with, in one place.
-    "testing": {"seam", "simulated", "files"},
-    "root": {"errors", "seam", "devices", "simulated", "sets", "schedule", "stores", "files", "run"},
-}
+def table_of_rooms() -> dict[str, tuple[list[str], set[str]]]:
+    """The rooms of docs/design.md: the modules of each, and the rooms that it may import."""
+    page = (REPOSITORY / "docs" / "design.md").read_text("utf-8")
+    _, table = page.split("| room | modules | holds | may import |\n|---|---|---|---|\n")
+    rooms = {}
+    for row in table.split("\n\n")[0].splitlines():
+        room, modules_of, _, imported = (re.findall(r"`([\w.]+)`", cell) for cell in row.split("|")[1:-1])
+        rooms[room[0]] = ([f"{PACKAGE}.{each}" for each in modules_of], set(imported))
+    return rooms
+
+
+TABLE = table_of_rooms()
+# The longest prefix that matches names the room of a module.
+ROOMS = {module: room for room, (modules_of, _) in TABLE.items() for module in modules_of}
+ALLOWED = {room: allowed for room, (_, allowed) in TABLE.items()}
 
 # Libraries with a place of their own: module prefixes that may import them.
 LIBRARIES = {
@@ -165,8 +107,6 @@ def room_of(module: str) -> str | None:
     """The room of a module of the package, or None where it has none."""
     if module == PACKAGE:
         return "root"
-    if module == f"{PACKAGE}.__main__":
-        return "cli"
     prefixes = [prefix for prefix in ROOMS if module == prefix or module.startswith(prefix + ".")]
     return ROOMS[max(prefixes, key=len)] if prefixes else None
 
@@ -228,10 +168,21 @@ def test_imports_follow_the_table() -> None:
     assert violations(REPOSITORY / PACKAGE) == []
 
 
+def test_every_allowed_edge_is_used() -> None:
+    known = modules(REPOSITORY / PACKAGE)
+    used: dict[str | None, set[str | None]] = {room: set() for room in ALLOWED}
+    for name, path in known.items():
+        for each in imports_of(name, path, set(known)):
+            if each.imported.partition(".")[0] == PACKAGE:
+                used[room_of(name)].add(room_of(each.imported))
+    assert {room: allowed - used[room] for room, allowed in ALLOWED.items() if allowed - used[room]} == {}
+
+
 def test_every_row_names_something_that_exists() -> None:
     known = modules(REPOSITORY / PACKAGE)
     assert [prefix for prefix in ROOMS if prefix not in known] == []
     assert set(ALLOWED) == {*ROOMS.values(), "root"}
+    assert [room for room, allowed in ALLOWED.items() if not allowed <= set(ALLOWED)] == []
 
 
 def test_rooms_form_no_cycle() -> None:
