@@ -42,30 +42,38 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     profiles: str = ""
 
 
-class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="fill"):
-    """Compile a set once, keep its cache, and see how fast everything is found in that.
+class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked about a set and its cache file.
 
     Attributes:
         set_paths: The archives, or one manifest.
         device: The selector.
-        workers: Number of workers.
-        cache_directory: Where to put the cache file.
-        mode: The cache topology.
-        compiles: False: only look at the set and the device.
-        reuse: Leave a cache file that is there and proven as it is; then nothing is compiled.
-        passes: How often the set is in the runs that find everything; 0 for no such runs.
+        cache_directory: Where `FillJob` puts the cache file and `ProbeJob` finds it.
         profiles: The directory of key profiles, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]
     device: str
-    workers: int
     cache_directory: str
+    profiles: str = ""
+
+
+class FillJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="fill"):
+    """Compile a set once, keep its cache, and see how fast everything is found in that.
+
+    Attributes:
+        workers: Number of workers.
+        mode: The cache topology.
+        compiles: False: only look at the set and the device.
+        reuse: Leave a cache file that is there and proven as it is; then nothing is compiled.
+        passes: How often the set is in the runs that find everything; 0 for no such runs.
+    """
+
+    workers: int
     mode: CacheMode = CacheMode.SHARED
     compiles: bool = True
     reuse: bool = False
     passes: int = 8
-    profiles: str = ""
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
@@ -105,24 +113,16 @@ class ProbeStep(enum.StrEnum):
     GROW = "grow"
 
 
-class ProbeJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="probe"):
+class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"):
     """Ask a driver one question about a cache.
 
     Attributes:
         step: Which.
-        set_paths: The archives, or one manifest.
-        device: The selector.
-        cache_directory: Where `FillJob` put the cache file; without one the cache is empty.
         rounds: How often GROW loads, uses and reads.
-        profiles: As `FillJob` has it.
     """
 
     step: ProbeStep
-    set_paths: tuple[str, ...]
-    device: str
-    cache_directory: str
     rounds: int = 6
-    profiles: str = ""
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):

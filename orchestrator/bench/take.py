@@ -30,7 +30,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field
 
-from orchestrator.bench.jobs import Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Environment, Latencies, Sample, Start, turn_of
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
@@ -169,7 +169,7 @@ def probe(job: ProbeJob) -> Probed:
     return Probed(hits=hits, sizes=tuple(sizes) if job.step is ProbeStep.GROW else ())
 
 
-def _opener(job: SampleJob | FillJob | ProbeJob) -> ProfiledOpener:
+def _opener(job: SampleJob | CacheJob) -> ProfiledOpener:
     """Opens the device of a job as `compile` opens it."""
     profiles = Path(job.profiles) if job.profiles else None
     return ProfiledOpener(lambda request: open_for_child("", job.device, request), profiles)

@@ -30,6 +30,7 @@ from orchestrator.cli.options import (
     POSITIVE,
     JsonFlag,
     SetNames,
+    cache_directory,
     open_set,
     set_paths,
     time_limit_seconds,
@@ -170,6 +171,7 @@ class BenchArguments:
             samples=self.samples,
             batch=self.batch,
             warm_batch=self.warm_batch,
+            profiles=str(cache_directory(None)),
         )
 
 
