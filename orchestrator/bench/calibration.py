@@ -348,6 +348,7 @@ class _Calibration:
             processor=environment.processor if environment is not None else "",
             load_average=load,
             driver_caches=environment.driver_caches if environment is not None else "",
+            order=rows[0].order if rows else "",
             set_name=filled.set_name,
             set_hash=filled.set_hash,
             pipelines=filled.pipelines,

@@ -365,6 +365,7 @@ def _environment_table(report: ContentionReport) -> str:
         "versions": lambda each: (
             f"Python {each.environment.python}, orchestrator {each.environment.orchestrator}"
         ),
+        "order of pipelines": lambda each: each.order,
         "driver's own caches": lambda each: each.environment.driver_caches,
         "opened as": lambda each: "; ".join(each.environment.opened_as),
     }

@@ -392,6 +392,9 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
         output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
 
 
+ORDER_WORDS = {"cost": "by estimated cost, as compile hands them out", "given": "as in the set"}
+
+
 def _show_environment(output: Output, report: ContentionReport) -> None:
     of_device = {cell.cell.device: cell.samples[0].environment for cell in reversed(report.cells)}
     for where in of_device.values():
@@ -402,6 +405,8 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
         output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
         for each in where.opened_as:
             output.line(styled(f"device opened as: {each}", DIM))
+    for order in sorted({sample.order for cell in report.cells for sample in cell.samples}):
+        output.line(styled(f"order of pipelines: {ORDER_WORDS.get(order, order)}", DIM))
 
 
 def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:

@@ -139,7 +139,8 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
     output.line(
         f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
         f"{plural(profile.rounds, 'sample')} of each contender, {plural(profile.cores, 'processor')}, "
-        f"driver's own caches {profile.driver_caches or 'not known'}"
+        f"driver's own caches {profile.driver_caches or 'not known'}, "
+        f"order of pipelines: {profile.order or 'not known'}"
     )
     output.line("")
     for finding in profile.findings:

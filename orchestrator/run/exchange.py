@@ -5,11 +5,12 @@ The scheduler of a run behind one lock, with a clock, and a place to wait until 
     worker:  swap ──> its batch has ended, and its next one, or what to wait for
     caller:  with steering() ──> change ──> workers that wait ask again
 
-Guarantees: events reach the scheduler one at a time. No change is missed by who waits: an answer comes with the number
-of changes up to it, and waiting ends as soon as there was another. A worker is not woken by what gives it no work: each
-time costs a change of threads, and with many workers those add up to more than a frame has. After the end of the time
-limit no batch begins; one that has begun is never cut short.
-Assumptions: the lock is held for microseconds and nothing in it releases the GIL, so it is hardly ever contended.
+Guarantees: events reach the scheduler one at a time. No change is missed by who waits: an answer comes with
+the number of changes up to it, and waiting ends as soon as there was another. A worker is not woken by what
+gives it no work: each time costs a change of threads, and with many workers those add up to more than a frame
+has. After the end of the time limit no batch begins; one that has begun is never cut short.
+Assumptions: the lock is held for microseconds and nothing in it releases the GIL, so it is hardly ever
+contended.
 """
 
 from __future__ import annotations
@@ -116,8 +117,8 @@ class Exchange:
             elapsed_ns: What the batch took.
 
         Returns:
-            The answer, and the number of changes up to it, for `wait_changed`. Where the time is over but there may be
-            more, that is Wait.
+            The answer, and the number of changes up to it, for `wait_changed`. Where the time is over but
+            there may be more, that is Wait.
         """
         scheduler = self._scheduler
         with self._lock:

@@ -4,22 +4,22 @@
     (checks)   (schedule)                             worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy
                                                       ...      ─┘
 
-`run_pipelines` is this from one end to the other; a session (session.py) has it beside a caller who submits, promotes
-and cancels through the exchange. With a rolling merge (caches.py) workers also rotate their caches on the way, and a
-merger merges them into the primary.
+`run_pipelines` is this from one end to the other; a session (session.py) has it beside a caller who submits,
+promotes and cancels through the exchange. With a rolling merge (caches.py) workers also rotate their caches
+on the way, and a merger merges them into the primary.
 
 Guarantees:
-- While the run lasts its caches belong to it: a worker cache is used by its worker until the barrier and by the merge
-  after it, never by two at a time; the primary is not touched by anyone else (the caller's hook of a rolling merge
-  apart, which may read it).
-- A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in flight, and
-  only then merges and destroys. The merge still takes place, so that what was compiled is not lost to the primary; then
-  trio.Cancelled goes on to the caller.
-- Nothing that the run made is left behind, however it ends: worker caches, a primary of its own, and pipelines that
-  nobody can own any more because the report is lost.
+- While the run lasts its caches belong to it: a worker cache is used by its worker until the barrier and by
+  the merge after it, never by two at a time; the primary is not touched by anyone else (the caller's hook of
+  a rolling merge apart, which may read it).
+- A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in
+  flight, and only then merges and destroys. The merge still takes place, so that what was compiled is not
+  lost to the primary; then trio.Cancelled goes on to the caller.
+- Nothing that the run made is left behind, however it ends: worker caches, a primary of its own, and
+  pipelines that nobody can own any more because the report is lost.
 - A pipeline or a call that fails is an outcome. What is raised is misuse, cancellation, or a bug.
-Assumptions: one run at a time uses a PreparedPipelines and a primary; one `execute` a `Run`. Driver calls release the
-GIL.
+Assumptions: one run at a time uses a PreparedPipelines and a primary; one `execute` a `Run`. Driver calls
+release the GIL.
 """
 
 from __future__ import annotations
@@ -342,12 +342,13 @@ class Run:
             self.notes.append("the time limit was reached: run again, with the same cache, for what remains")
         if shared := int(np.count_nonzero(self._shared & (table.worker < 0))):
             self.notes.append(
-                f"{shared} pipelines are the same work as another one and share its outcome: they were not created"
+                f"{shared} pipelines are the same work as another one and share its outcome: "
+                "they were not created"
             )
         if len(calls) and not self.device.features.creation_feedback:
             self.notes.append(
-                "the device gives no creation feedback: hits are not known and count as compiled, and driver time "
-                "is the wall time of the calls"
+                "the device gives no creation feedback: hits are not known and count as compiled, "
+                "and driver time is the wall time of the calls"
             )
         if not all(worker.knows_run_delay for worker in self.workers):
             self.notes.append("time on the run queue is not known here: blocked time includes it")
@@ -389,24 +390,27 @@ async def run_pipelines(
         device: The device.
         prepared: What `device.prepare` returned; the caller keeps it open until the run is over.
         options: How.
-        primary: The primary cache. It stays the caller's, who must not use it during the run. Or initial data, or
-            None, for one that the run makes: its data is returned as `RunReport.cache_data`, and it is destroyed.
+        primary: The primary cache. It stays the caller's, who must not use it during the run. Or initial
+            data, or None, for one that the run makes: its data is returned as `RunReport.cache_data`, and it
+            is destroyed.
         scheduler: A new one over the jobs of the image, for who knows more of them than the image says (see
-            `scheduler_of`), or wants to ask it something; `options.schedule` is not looked at then. None for one with
-            estimated costs. Where pipelines share the outcome of others that are the same work
+            `scheduler_of`), or wants to ask it something; `options.schedule` is not looked at then. None for
+            one with estimated costs. Where pipelines share the outcome of others that are the same work
             (`Followers.SHARE`), they get that status, no driver time and no worker, for nobody tried.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
             report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
-        on_merged: Called in a thread after each merge on the way, with the primary, which it may read and save; what it
-            raises ends the run. The merge at the barrier does not call it: the primary is the caller's then.
+        on_merged: Called in a thread after each merge on the way, with the primary, which it may read and
+            save; what it raises ends the run. The merge at the barrier does not call it: the primary is the
+            caller's then.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
 
     Returns:
         The report.
 
     Raises:
-        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE; mode SHARED or TWO_LEVEL with an externally synchronized primary;
-            pipelines are to be kept that would only share an outcome.
+        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE; mode SHARED
+            or TWO_LEVEL with an externally synchronized primary; pipelines are to be kept that would only
+            share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
@@ -445,7 +449,8 @@ def scheduler_of(
         workers: Number of workers.
         options: Settings, such as `unsteered_schedule` gives.
         recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none.
-        warm: Whether the run begins with a cache that holds what was recorded, or everything where nothing was.
+        warm: Whether the run begins with a cache that holds what was recorded, or everything where nothing
+            was.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
 
     Raises:

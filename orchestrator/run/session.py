@@ -1,19 +1,21 @@
-"""A run that its caller steers while it goes on: what is needed first, what a frame may take, what is needed no more.
+"""A run that its caller steers while it goes on: what comes first, what a frame may take, what is dropped.
 
     open_session ──> caches, workers ──┐        submit, promote, require ─┐
                                        ├──────  limit_time, run_for       ├──> exchange ──> workers
     finish / close <── merge, report ──┘        cancel_* ─────────────────┘
 
-It is the run of `run_pipelines` (execution.py) with a streamed schedule: pipelines are queued as they are submitted.
+It is the run of `run_pipelines` (execution.py) with a streamed schedule: pipelines are queued as they are
+submitted.
 
 Guarantees, beside those of a run:
-- What `cancel_jobs`, `cancel_group` and `cancel_all` name has come to rest when they return: no driver call is about it,
-  so no cache is in use for it.
-- A time limit stops between batches. What is left stays queued for the next one, and its order may be changed in between.
+- What `cancel_jobs`, `cancel_group` and `cancel_all` name has come to rest when they return: no driver call
+  is about it, so no cache is in use for it.
+- A time limit stops between batches. What is left stays queued for the next one, and its order may be changed
+  in between.
 - `submit` waits where the queue is full, and takes what it is given in order.
-- Leaving the block waits for what was submitted. Leaving it by an exception, or cancelled, does not: the calls in flight
-  are waited for, what was compiled is merged, and what was kept and not taken is destroyed. What ends the block, the
-  caller's exception or that of a worker, comes out as itself.
+- Leaving the block waits for what was submitted. Leaving it by an exception, or cancelled, does not: the
+  calls in flight are waited for, what was compiled is merged, and what was kept and not taken is destroyed.
+  What ends the block, the caller's exception or that of a worker, comes out as itself.
 Assumptions: a session belongs to the trio thread; any number of tasks may use it there.
 """
 
@@ -90,7 +92,7 @@ class PipelineTicket:
         return not len(self._session.unsettled(self.indices))
 
     async def wait(self) -> tuple[PipelineOutcome, ...]:
-        """Wait until all of them have an outcome, or were cancelled, or the session has ended; returns what became of each."""
+        """What became of each, once all have an outcome, or were cancelled, or the session has ended."""
         return await self._session.wait(self.indices)
 
 
@@ -165,14 +167,15 @@ class PipelineSession:
     ) -> PipelineTicket:
         """Queue pipelines, with the libraries that they link; wait for room where the queue is full.
 
-        One that is queued becomes at least so urgent; one that was created or failed is left alone; one that was cancelled is
-        queued again. Producers of one priority are served in their order. Cancelled while it waits, what was taken stays.
+        One that is queued becomes at least so urgent; one that was created or failed is left alone; one that
+        was cancelled is queued again. Producers of one priority are served in their order. Cancelled while it
+        waits, what was taken stays.
 
         Args:
             pipelines: The pipelines.
             priority: How urgent they are.
-            group: A number of the caller's, at least 0, by which they can be cancelled; a pipeline is in the group that it
-                was last submitted with.
+            group: A number of the caller's, at least 0, by which they can be cancelled; a pipeline is in the
+                group that it was last submitted with.
 
         Raises:
             ValueError: There is no such pipeline, or group.
@@ -216,9 +219,10 @@ class PipelineSession:
         return PipelineTicket(self, asked)
 
     async def require(self, pipeline: int) -> PipelineOutcome:
-        """Wait until a pipeline is there, before everything else: submit or promote it, or join it if it is in flight.
+        """Wait until a pipeline is there, before everything else.
 
-        It passes a full queue, and while somebody waits here what is due NOW passes a time limit that is over too.
+        It is submitted or promoted, or joined if it is in flight. It passes a full queue, and while somebody
+        waits here what is due NOW passes a time limit that is over too.
 
         Raises:
             ValueError: There is no such pipeline.
@@ -241,7 +245,8 @@ class PipelineSession:
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
         """Make pipelines that are queued at least so urgent, with what they wait for.
 
-        One that is in flight or settled stays as it is, one that was not submitted is left alone. Nothing becomes less urgent.
+        One that is in flight or settled stays as it is, one that was not submitted is left alone. Nothing
+        becomes less urgent.
 
         Returns:
             How many became more urgent, what they wait for included.
@@ -258,8 +263,8 @@ class PipelineSession:
     def limit_time(self, seconds: float | None) -> None:
         """Let batches begin for so long from now, in the place of what was said before.
 
-        A batch begins where it is estimated to end in time; where nothing does, one pipeline all the same, if nothing else is in
-        flight, so that a pipeline that takes longer than a frame gets its turn.
+        A batch begins where it is estimated to end in time; where nothing does, one pipeline all the same, if
+        nothing else is in flight, so that a pipeline that takes longer than a frame gets its turn.
 
         Args:
             seconds: 0 stops after the batches in flight; None or infinity: without end, as a session begins.
@@ -272,9 +277,10 @@ class PipelineSession:
         self._exchange.limit_time(None if seconds is None or seconds == math.inf else round(seconds * 1e9))
 
     async def run_for(self, seconds: float) -> Remainder:
-        """Spend so much of a frame: set a time limit, and come back when it is over, or before if nothing is left to do.
+        """Set a time limit, and come back when it is over, or before if nothing is left to do.
 
-        A batch that has begun goes on beside the caller; it is not waited for, or one long pipeline would hold the frame.
+        A batch that has begun goes on beside the caller; it is not waited for, or one long pipeline would
+        hold the frame.
 
         Returns:
             What is left, for the next time limit.
@@ -292,8 +298,8 @@ class PipelineSession:
     async def cancel_jobs(self, pipelines: Pipelines) -> int:
         """Cancel those of some pipelines that are queued, and wait for those that are in flight.
 
-        What others link is created all the same. When this returns nothing uses a cache for any other of them; cancelled itself,
-        it returns early, but nothing more of them begins.
+        What others link is created all the same. When this returns nothing uses a cache for any other of
+        them; cancelled itself, it returns early, but nothing more of them begins.
 
         Returns:
             How many were cancelled, libraries that only they needed included.
@@ -320,7 +326,9 @@ class PipelineSession:
     # --- looking
 
     async def wait(self, what: Pipelines) -> tuple[PipelineOutcome, ...]:
-        """Wait until pipelines are settled: created, failed, skipped or cancelled, never submitted, or the session has ended.
+        """Wait until pipelines are settled, or the session has ended.
+
+        Settled is what was created, failed, skipped or cancelled, or never submitted.
 
         Raises:
             ValueError: There is no such pipeline.
@@ -372,7 +380,8 @@ class PipelineSession:
         They are not in the report, and are not destroyed with a session that fails.
 
         Returns:
-            Their handles, in ascending order of the indices, shape (n,), 0 where there is none (yet), or it was taken before.
+            Their handles, in ascending order of the indices, shape (n,), 0 where there is none (yet), or it
+            was taken before.
 
         Raises:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
@@ -401,7 +410,7 @@ class PipelineSession:
         return self._report
 
     async def finish(self) -> RunReport:
-        """Create everything that was submitted, whatever the time limit, and end the session: merge, and report.
+        """Create all that was submitted, whatever the time limit; then merge, report and end the session.
 
         Raises:
             trio.BrokenResourceError: The session failed; its block raises the cause.
@@ -511,13 +520,14 @@ async def open_session(
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> AsyncIterator[PipelineSession]:
-    """Open the caches, start the workers, and give what steers them. Nothing is created before it is submitted.
+    """Open the caches, start the workers, and give what steers them; nothing is created unless submitted.
 
     Args:
         device: As in `run_pipelines`, like all that is not described here.
         prepared: Everything that may be submitted; the caller keeps it open until the block is left.
-        options: How. Of `schedule`, the capacity makes `submit` wait beyond so many queued pipelines; libraries that
-            come along are let in. With a time limit of 0 it begins with nothing; see `PipelineSession.limit_time`.
+        options: How. Of `schedule`, the capacity makes `submit` wait beyond so many queued pipelines;
+            libraries that come along are let in. With a time limit of 0 it begins with nothing; see
+            `PipelineSession.limit_time`.
         primary: The primary cache, which stays the caller's, or initial data for one that the session makes.
         costs_ns: Recorded cost of each pipeline, shape (n,), nanoseconds, 0 where there is none.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.

@@ -1,16 +1,16 @@
 """Which of the ready jobs make the next batch, and how large it is.
 
-    ReadyQueue    one kind at one priority is a line ──> 256 buckets by length, 8 an octave ──> a first-in-first-out
-                  queue each. A bucket spans 9 %: jobs in it count as equally long. Entering and taking a job are O(1),
-                  and a line's longest bucket is the top bit of one integer.
-    Affinity      jobs that share code prefer one worker, so that its private cache can hit.
-    Selector      takes a batch from a line: the longest first, those that suit the worker before others, as many as
-                  fit into the time; hits in the order of the set, in one piece.
+    ReadyQueue    one kind at one priority is a line ──> 256 buckets by length, 8 an octave, each first in,
+                  first out. A bucket spans 9 %: jobs in it count as equally long. Entering and taking
+                  a job are O(1), and a line's longest bucket is the top bit of one integer.
     Experience    what batches have taught about hits and costs.
+    Affinity      jobs that share code prefer one worker, so that its private cache can hit.
+    Selector      takes a batch from a line: the longest first, those that suit the worker before others, as
+                  many as fit into the time; expected hits in the order of the set, in one piece.
 
-Guarantees: no entry is searched for: a job that was promoted, joined another one or was cancelled leaves its entry
-behind, and whoever takes entries skips those whose job has another state by now. Estimates are positive whatever is
-reported.
+Guarantees: no entry is searched for: a job that was promoted, joined another one or was cancelled leaves its
+entry behind, and whoever takes entries skips those whose job has another state by now. Estimates are positive
+whatever is reported.
 """
 
 from __future__ import annotations
@@ -210,9 +210,10 @@ class Experience:
 
         a = share of hits x time of a hit               b = (1 - share of hits) x scale
 
-    The share is a count of hits and misses, older ones fading; the time of a hit is averaged over batches that hit in
-    full; the scale is measured over estimated cost of what was compiled, older ones fading. So a warm run goes from
-    batches of a few to the largest within eight batches, and a cold one to single jobs after one.
+    The share is a count of hits and misses, older ones fading; the time of a hit is averaged over batches
+    that hit in full; the scale is measured over estimated cost of what was compiled, older ones fading. So a
+    warm run goes from batches of a few to the largest within eight batches, and a cold one to single jobs
+    after one.
 
     Args:
         expect_hits: Estimated share of hits at the start, 0..1.
@@ -345,14 +346,15 @@ _NOBODY = -1
 class Affinity:
     """Labels of jobs and homes of labels.
 
-    Each job gets at most one label: the rarest shader module that it shares with another job (what is shared by few is
-    what a cache can make the most of), else the first library that it links. The first worker that is assigned a job of a
-    label is the label's home. A worker takes, of jobs that are about equally urgent and long, those at home with it or
-    not at home anywhere.
+    Each job gets at most one label: the rarest shader module that it shares with another job (what is shared
+    by few is what a cache can make the most of), else the first library that it links. The first worker that
+    is assigned a job of a label is the label's home. A worker takes, of jobs that are about equally urgent
+    and long, those at home with it or not at home anywhere.
 
-    It costs no balance: a preference only orders jobs inside a window, and where nothing in the window suits, the first
-    one is taken. What is passed over must be short, at most a worker's share of what is left divided by SHORT: so the
-    longest job starts first whoever's it is, and towards the end the preference is off.
+    It costs no balance: a preference only orders jobs inside a window, and where nothing in the window suits,
+    the first one is taken. What is passed over must be short, at most a worker's share of what is left
+    divided by SHORT: so the longest job starts first whoever's it is, and towards the end the preference is
+    off.
 
     Args:
         table: The jobs; their column `label` is written here.
@@ -464,7 +466,8 @@ class Limits:
         most_ns: Time that the first job has to fit into; not less than time_ns.
         size: Most jobs.
         picky: Whether to take only jobs that suit the worker.
-        adjacent: Whether jobs are wanted that follow one another in the set, where a driver reads them in place.
+        adjacent: Whether jobs are wanted that follow one another in the set, where a driver reads them in
+            place.
     """
 
     base_ns: float
@@ -479,8 +482,9 @@ class Limits:
 class Selector:
     """Takes batches for workers: job by job for a few, slices of buckets with array operations for many.
 
-    Both remove what they take and what is stale, and keep the order of the rest. What is taken is ASSIGNED from then
-    on. Where the first job may take any time, and none is asked to suit, a batch holds a job if the line does.
+    Both remove what they take and what is stale, and keep the order of the rest. What is taken is ASSIGNED
+    from then on. Where the first job may take any time, and none is asked to suit, a batch holds a job if the
+    line does.
 
     Args:
         table: The jobs.
@@ -648,7 +652,7 @@ class Selector:
 
 
 def _piece(jobs: Int32s) -> int:
-    """How many of some jobs make one batch: the first piece in which one follows another, or short ones together."""
+    """How many of some jobs make a batch: the first long piece of neighbours, or short pieces together."""
     gaps = np.flatnonzero(jobs[1:] != jobs[:-1] + 1) + 1
     if not len(gaps):
         return len(jobs)

@@ -2,12 +2,12 @@
 
     cost = base(kind) + per_stage(kind) x stages + per_byte(kind) x bytes of SPIR-V          nanoseconds
 
-The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about 2 ms a
-pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit` gives the
-coefficients of a device from its recorded compiles.
+The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about
+2 ms a pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit`
+gives the coefficients of a device from its recorded compiles.
 
-Guarantees: pure; images are only read; every estimate is at least 1 ns, so that a sum of costs is never zero while
-jobs are left.
+Guarantees: pure; images are only read; every estimate is at least 1 ns, so that a sum of costs is never zero
+while jobs are left.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
 def candidate_duplicates(image: CreateInfoImage) -> npt.NDArray[np.bool_]:
     """Pipelines that may have the same pipeline key as another one of the image, shape (n,).
 
-    Those that share their kind, all of their shader modules and all of their libraries with another one: a driver
-    makes the key of a pipeline of its code and of the state that the code depends on. By accident of a 64-bit hash
-    different pipelines may be among them, which costs a question. Pipelines whose modules differ in their bytes and not
-    to the driver are missed, and compiled twice.
+    Those that share their kind, all of their shader modules and all of their libraries with another one: a
+    driver makes the key of a pipeline of its code and of the state that the code depends on. By accident of a
+    64-bit hash different pipelines may be among them, which costs a question. Pipelines whose modules differ
+    in their bytes and not to the driver are missed, and compiled twice.
     """
     code = (
         _mixed(image.kinds.astype(np.uint64) + _KIND)

@@ -2,26 +2,25 @@
 
 One job is one pipeline, numbered as in the set. `JobTable` is the one place where a job changes its state:
 
-    event                                           from                        to
-    entered                                         ABSENT, CANCELLED           WAITING; READY if it waits for no
-                                                                                library; JOINED if the same work is
-                                                                                there already
-    the last of its libraries was created           WAITING                     READY; PINNED for a duplicate
-    requested                                       READY, PINNED               ASSIGNED
-    finished, failed                                ASSIGNED                    CREATED, FAILED
-    its leader was created                          JOINED                      SHARED; WAITING or PINNED where it is
-                                                                                to be created too (a duplicate)
-    its leader failed                               JOINED                      UNASSIGNABLE
-    its leader was cancelled or is unassignable     JOINED                      WAITING, READY for one of the
-                                                                                followers, which leads the others
-    excluded, or a library of it was not created    WAITING, READY, PINNED,     UNASSIGNABLE
-    cancelled                                       JOINED                      CANCELLED
+    event                                          from                     to
+    entered                                        ABSENT, CANCELLED        WAITING; READY if it waits for
+                                                                            nothing; JOINED behind its leader
+    the last of its libraries was created          WAITING                  READY; PINNED for a duplicate
+    requested                                      READY, PINNED            ASSIGNED
+    finished, failed                               ASSIGNED                 CREATED, FAILED
+    its leader was created                         JOINED                   SHARED; WAITING or PINNED where it
+                                                                            is created too (a duplicate)
+    its leader failed                              JOINED                   UNASSIGNABLE
+    its leader was cancelled or is unassignable    JOINED                   WAITING or READY for the first
+                                                                            follower, which leads the others
+    excluded, or a library of it was not created   WAITING, READY, PINNED,  UNASSIGNABLE
+    cancelled                                      JOINED                   CANCELLED
 
 CREATED, SHARED, FAILED and UNASSIGNABLE are final.
 
-Guarantees: the number of jobs in each state, and the cost of those that are WAITING, READY or PINNED, are known
-without a scan. An edge between a job and a library is walked a bounded number of times: all in all O(edges).
-Keys are compared in full.
+Guarantees: the number of jobs in each state, and the cost of those that are WAITING, READY or PINNED, are
+known without a scan. An edge between a job and a library is walked a bounded number of times: all in all
+O(edges). Keys are compared in full.
 Assumptions: at most 2^31 jobs; a library has a smaller number than its dependents, so links form no circle.
 """
 
@@ -56,7 +55,7 @@ class Priority(enum.IntEnum):
 
 @frozen(eq=False)
 class JobGraph:
-    """What a scheduler knows about the jobs of a set, as arrays; jobs are numbered 0..n-1 in the order of the set.
+    """What a scheduler knows about the jobs of a set, as arrays; jobs are numbered in the order of the set.
 
     Attributes:
         kinds: Kind of each job, shape (n,), uint8; a batch holds jobs of one kind only.
@@ -65,8 +64,8 @@ class JobGraph:
             number (so that the graph has no cycle).
         costs_ns: Estimated cost of compiling each job, shape (n,), nanoseconds.
         keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
-        pipeline_keys: Second-level key of each job, shape (n,), uint64; 0 where it is not known. Jobs with one
-            such key compile to the same code.
+        pipeline_keys: Second-level key of each job, shape (n,), uint64; 0 where it is not known. Jobs with
+            one such key compile to the same code.
         hits: Jobs that a cache is expected to hold, shape (n,), bool.
         module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
         module_index: The shader modules of each job, shape (m,), int32.
@@ -103,10 +102,11 @@ class JobGraph:
 
         Args:
             image: The image, which is only read.
-            recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none and it is
-                estimated.
+            recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none and it
+                is estimated.
             hits: Pipelines that a cache is expected to hold, shape (n,).
-            pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was asked.
+            pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was
+                asked.
 
         Raises:
             ValueError: The number of costs or keys is not that of the pipelines.
@@ -224,8 +224,8 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
 class JobTable:
     """Columns of all jobs, each ABSENT and its own leader at first.
 
-    Each column `x` is an array, and `x_at` the same memory for single elements, because reading one element of an
-    array takes three times as long.
+    Each column `x` is an array, and `x_at` the same memory for single elements, because reading one element
+    of an array takes three times as long.
 
     Args:
         count: Number of jobs.
@@ -432,10 +432,11 @@ _SMALLEST = 16  # places of an empty table
 class KeyTable:
     """A map from 64-bit keys to the first job that claimed each; no key is ever removed.
 
-    Two arrays with open addressing, linear probing, at most half full: a dictionary of a million integers takes a
-    hundred bytes an entry and this takes 24 to 64. The place of a key is the top of its product with 2^64 / golden
-    ratio (Fibonacci hashing), so that keys that count upwards spread too. A round of insertion tries one place for all
-    keys at once; where several want one place, one of them wins, and the others go on to the next. Expected O(1) a key.
+    Two arrays with open addressing, linear probing, at most half full: a dictionary of a million integers
+    takes a hundred bytes an entry and this takes 24 to 64. The place of a key is the top of its product with
+    2^64 / golden ratio (Fibonacci hashing), so that keys that count upwards spread too. A round of insertion
+    tries one place for all keys at once; where several want one place, one of them wins, and the others go on
+    to the next. Expected O(1) a key.
     """
 
     def __init__(self) -> None:
@@ -474,7 +475,8 @@ class KeyTable:
         while len(left):
             free = self._jobs[places] < 0
             if free.any():
-                # Of several new keys at one place one stays; all are read back below, and see whether it is theirs.
+                # Of several new keys at one place one stays; all are read back below, and see whether it is
+                # theirs.
                 self._keys[places[free]] = keys[left[free]]
                 self._jobs[places[free]] = -2
             mine = self._keys[places] == keys[left]

@@ -1,7 +1,7 @@
 """`Scheduler`: who compiles what, when. A pure machine: events in, assignments out.
 
-It leaves nothing for last: the longest job first (or jobs as they are given), no work done twice, batches of the right
-size, urgent work first, and a stop whenever it is asked for.
+It leaves nothing for last: the longest job first (or jobs as they are given), no work done twice, batches of
+the right size, urgent work first, and a stop whenever it is asked for.
 
     Lifecycle    what an event does to a job, and what follows from it for others (jobs.py has the states)
     batches.py   which ready jobs make a batch
@@ -14,14 +14,15 @@ Answers to `request`:
     a duplicate for this worker, else a ready job                       ──> Assignment, most urgent first
     otherwise                                                           ──> Wait
 
-Ready jobs are not handed to workers ahead of time, so a worker that is free takes what is left, whoever it suited
+Ready jobs are not handed to workers ahead of time, so a worker that is free takes what is left, whoever it
+suited
 better: that is all the stealing there is.
 
-Guarantees: a job is assigned at most once, and after all libraries that it links were created. One that can no longer
-be assigned is in `unassignable`, with the reason, from the event on that made it so. After `cancel` nothing more is
-assigned. The same events give the same answers.
-Assumptions: not thread-safe; the caller holds a lock (run/exchange.py), and wakes who waits. No clock: time is what
-`request` is told.
+Guarantees: a job is assigned at most once, and after all libraries that it links were created. One that can
+no longer be assigned is in `unassignable`, with the reason, from the event on that made it so. After `cancel`
+nothing more is assigned. The same events give the same answers.
+Assumptions: not thread-safe; the caller holds a lock (run/exchange.py), and wakes who waits. No clock: time
+is what `request` is told.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Done:
 
 @frozen
 class Paused(Done):
-    """The time is up. Nothing will be assigned to this worker until there is a new deadline; jobs may be left."""
+    """The time is over: nothing will be assigned to this worker under this deadline; jobs may be left."""
 
 
 class Order(enum.StrEnum):
@@ -133,8 +134,8 @@ class Order(enum.StrEnum):
 class Followers(enum.StrEnum):
     """What becomes of a job that is the same work as another one (its leader), once the leader was created.
 
-    CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job has
-        a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
+    CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job
+        has a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
     SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
     SEPARATE: It follows nobody: it is created as if it were other work.
     """
@@ -151,19 +152,19 @@ class ScheduleOptions:
     Attributes:
         order: In which order jobs are assigned.
         followers: What becomes of duplicates.
-        pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the code.
-            False where all workers use one cache.
-        affinity: Whether jobs that share a module or a library prefer one worker. Even so, a worker never idles
-            and a long job never waits for the sake of it. Without effect where jobs are taken as given.
-        target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs: what
-            is urgent waits no longer than that for a worker. A cold run that nobody steers does well with 200 ms, for
-            a call costs half a millisecond beside the driver.
+        pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the
+            code. False where all workers use one cache.
+        affinity: Whether jobs that share a module or a library prefer one worker. Even so, a worker never
+            idles and a long job never waits for the sake of it. Without effect where jobs are taken as given.
+        target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs:
+            what is urgent waits no longer than that for a worker. A cold run that nobody steers does well
+            with 200 ms, for a call costs half a millisecond beside the driver.
         batch_limit: Largest batch.
-        expect_hits: Estimated share of hits before anything was learned, 0..1, among jobs of which a cache is not
-            expected to hold each (`JobGraph.hits`).
+        expect_hits: Estimated share of hits before anything was learned, 0..1, among jobs of which a cache is
+            not expected to hold each (`JobGraph.hits`).
         capacity: Most jobs that may be queued: those who submit to a session wait beyond it. None: no bound.
-        streaming: Whether jobs are entered while it runs, and none at the start: workers are told to wait, not
-            that all is done, until `close` is called.
+        streaming: Whether jobs are entered while it runs, and none at the start: workers are told to wait,
+            not that all is done, until `close` is called.
     """
 
     order: Order = Order.COST
@@ -208,8 +209,8 @@ class ScheduleStatistics:
 class Cancellation:
     """What a call to cancel did. The scheduler changes it; the caller reads it, under the scheduler's lock.
 
-    A driver call cannot be stopped, so a cancelled job may still be inside one: `quiet` turns true with the event
-    that ends the last such batch, and stays true.
+    A driver call cannot be stopped, so a cancelled job may still be inside one: `quiet` turns true with the
+    event that ends the last such batch, and stays true.
 
     Attributes:
         cancelled: Jobs that will not be assigned any more because of it.
@@ -230,13 +231,15 @@ class Cancellation:
 class Lifecycle:
     """The jobs of a scheduler and the queues they are in.
 
-    Jobs that are the same work form a chain behind the one that does it, their leader; `unite` joins two chains, whatever
-    either is doing. Who waits for whom cannot form a circle: a job waits for its libraries, which are less deep than it, or
-    for its leader, which is as deep (others are never united) and itself waits for libraries only.
+    Jobs that are the same work form a chain behind the one that does it, their leader; `unite` joins two
+    chains, whatever either is doing. Who waits for whom cannot form a circle: a job waits for its libraries,
+    which are less deep than it, or for its leader, which is as deep (others are never united) and itself
+    waits for libraries only.
 
-    Guarantees: every queued job is ready, or waits for a library or a leader that is queued or assigned; so when nothing
-    is ready and nothing assigned, nothing is queued. An event costs O(jobs that it changes), except `raise_`, which may walk
-    up the same libraries once for each level of urgency or length.
+    Guarantees: every queued job is ready, or waits for a library or a leader that is queued or assigned; so
+        when nothing
+    is ready and nothing assigned, nothing is queued. An event costs O(jobs that it changes), except `raise_`,
+    which may walk up the same libraries once for each level of urgency or length.
 
     Args:
         jobs: All jobs that there may be.
@@ -377,7 +380,8 @@ class Lifecycle:
     def _inherit(self, libraries: Int32s, dependents: Int32s) -> None:
         """A library is as urgent as what links it, and so long that the whole chain starts in time.
 
-        From the last dependent to the first, so that a dependent's own length is final when its libraries' is found.
+        From the last dependent to the first, so that a dependent's own length is final when its libraries' is
+        found.
         """
         table = self.table
         for library, job in zip(reversed(libraries.tolist()), reversed(dependents.tolist()), strict=True):
@@ -743,7 +747,8 @@ class Scheduler:
     """The machine; see the top of the module. Not thread-safe.
 
     Args:
-        jobs: All jobs that there may be. They are queued at once, unless the options say that they are streamed.
+        jobs: All jobs that there may be. They are queued at once, unless the options say that they are
+            streamed.
         workers: Number of workers, numbered 0..workers-1.
         options: Settings.
 
@@ -783,8 +788,8 @@ class Scheduler:
     def enter(self, jobs: Int32s, priority: Priority, group: int = -1) -> None:
         """Queue jobs, with the libraries that they link; make those that are queued at least so urgent.
 
-        One that was created, or failed, is left alone; one that was cancelled is queued again. A library that nobody
-        asked for by itself goes when the last job that links it is cancelled.
+        One that was created, or failed, is left alone; one that was cancelled is queued again. A library that
+        nobody asked for by itself goes when the last job that links it is cancelled.
 
         Args:
             jobs: The jobs, ascending, none twice.
@@ -857,7 +862,7 @@ class Scheduler:
 
     @property
     def unassignable(self) -> Mapping[int, str]:
-        """Jobs that were queued and will never be assigned, by number, with the reason. Grows; do not change it."""
+        """Jobs that were queued and will never be assigned, with the reason. Grows; do not change it."""
         return self._life.unassignable
 
     @property
@@ -896,7 +901,7 @@ class Scheduler:
 
     @property
     def flights(self) -> list[tuple[Assignment, float]]:
-        """What workers are doing, with the estimated time of it, nanoseconds; may be read beside the workers."""
+        """What workers do, with the estimated time of it, nanoseconds; may be read beside the workers."""
         found = []
         for worker, assignment in enumerate(self._assigned):
             if assignment is not None:
@@ -953,7 +958,7 @@ class Scheduler:
         return jobs, table.find_all(jobs)
 
     def take_settled(self) -> Int32s:
-        """Jobs that were settled since the last call and still are, ascending: created, shared, lost or cancelled."""
+        """Jobs that were created, shared, lost or cancelled since the last call, and still are; ascending."""
         settled = self._life.settled
         jobs = np.unique(settled.jobs[settled.head : settled.tail])
         settled.head = settled.tail = 0
@@ -1015,7 +1020,8 @@ class Scheduler:
             assignment: What it was assigned.
             hits: How many of its jobs a cache had.
             compiles: How many were compiled.
-            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned then.
+            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned
+                then.
 
         Raises:
             ValueError: It is not what the worker was assigned last.
@@ -1079,10 +1085,11 @@ class Scheduler:
         return sum(self._life.raise_(self._checked(int(job)), priority) for job in jobs)
 
     def set_deadline(self, deadline_ns: float | None) -> None:
-        """Work may begin until then, in the place of what was said before: "2 s from now", "4 ms for this frame".
+        """Let work begin until then, in the place of what was said before.
 
-        A worker is handed what is estimated to end in time, and `Paused` where nothing is. The first batch under a
-        deadline may overrun it by one job, if nothing else is in flight, or jobs longer than a frame would never run.
+        A worker is handed what is estimated to end in time, and `Paused` where nothing is. The first batch
+        under a deadline may overrun it by one job, if nothing else is in flight, or jobs longer than a frame
+        would never run.
 
         Args:
             deadline_ns: On the clock that `request` is told; None: for ever.
@@ -1095,14 +1102,14 @@ class Scheduler:
         self._exempt = 0 if priority is None else priority + 1
 
     def cancel(self) -> None:
-        """Assign nothing more. Assignments in flight still end; what is queued stays so, for `remaining`. Idempotent."""
+        """Assign nothing more. What is in flight still ends; what is queued stays so. Idempotent."""
         self._cancelled = True
 
     def cancel_jobs(self, jobs: Iterable[int]) -> Cancellation:
         """Cancel those of the jobs that are queued, and the libraries that nobody else wants.
 
-        One that others link is created all the same, unless they are cancelled too. One that is in flight ends
-        as it would; the answer says when. One that others follow hands the work over to them.
+        One that others link is created all the same, unless they are cancelled too. One that is in flight
+        ends as it would; the answer says when. One that others follow hands the work over to them.
         """
         table = self._table
         given = (
@@ -1141,7 +1148,7 @@ class Scheduler:
         return self._experiences.hits if queue is self._life.hits else self._experiences.duplicates
 
     def _take(self, queue: ReadyQueue, line: int, worker: int, left_ns: float) -> Int32s:
-        """A batch from a line that has entries, or nothing where its jobs do not fit into the time that is left."""
+        """A batch from a line that has entries; empty where its jobs do not fit into the time left."""
         experience = self._experience_of(queue, line)
         base, slope = experience.line()
         table, workers = self._table, self.workers

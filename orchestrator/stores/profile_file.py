@@ -243,6 +243,7 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
         processor: What the processor calls itself.
         load_average: Highest load of the machine while it was measured.
         driver_caches: How the driver's own caches were turned off.
+        order: In which order pipelines were handed out, as `Order` has it; "" where that is not known.
         set_name: What was compiled.
         set_hash: Hash over the names of its records, 16 hex digits.
         pipelines: Pipelines of it that the device takes.
@@ -286,6 +287,7 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
     cache_keeps: bool | None
     read_back_grows: bool | None
     notes: tuple[str, ...] = ()
+    order: str = ""
     format: int = PROFILE_FORMAT
 
 

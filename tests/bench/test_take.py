@@ -40,6 +40,7 @@ def test_a_sample_is_taken_on_a_device_as_compile_opens_it(recorded: tuple[str],
     )
     row = take_sample(job)
     assert row.created == row.pipelines == 4
+    assert row.order == "cost"
     assert [note for note in row.notes if f"{CONTROL[1]} is left off" in note]
     without = SampleJob(**{name: getattr(job, name) for name in job.__struct_fields__} | {"profiles": ""})
     assert not [note for note in take_sample(without).notes if "left off" in note]

@@ -67,6 +67,7 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert done.code == 0
     assert "6 of 6 samples, 6 of them from before" in done.out
     assert "driver's own caches" in done.out
+    assert "order of pipelines: by estimated cost, as compile hands them out" in done.out
     assert "pipelines/s" in done.out
     assert "no verdict yet, 1 of the 5 pairs" in done.out
 

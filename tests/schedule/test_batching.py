@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.schedule import ScheduleOptions, Scheduler
@@ -79,6 +79,7 @@ def test_the_time_of_a_hit_is_averaged() -> None:
     assert remaining == pytest.approx([1_000, 2_000, 3_000])
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 300), st.integers(0, 10**12), st.integers(0, 300), st.integers(0, 10**12)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.devices.image import PipelineKind
@@ -19,6 +19,7 @@ def estimate_cost(kind: PipelineKind, size: int, stages: int, model: CostModel =
     return int(cost)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(0, 10**8), st.integers(0, 100))
 def test_more_code_costs_more(kind: PipelineKind, size: int, stages: int) -> None:
     one = estimate_cost(kind, size, stages)

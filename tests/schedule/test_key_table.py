@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.schedule.jobs import KeyTable
@@ -12,6 +12,7 @@ from orchestrator.schedule.jobs import KeyTable
 KEYS = st.sampled_from([0, 1, 2, 3, 2**63, 2**64 - 1]) | st.integers(0, 2**64 - 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(KEYS, max_size=60), max_size=8))
 def test_it_is_a_dictionary(calls: list[list[int]]) -> None:
     table, expected, job = KeyTable(), dict[int, int](), 0
