@@ -5,10 +5,9 @@ batch of 64; asking the scheduler under a lock costs a few microseconds. trio is
 or at the end.
 
 Guarantees: a driver call is never abandoned: cancellation is looked at between batches only. A call that
-    fails as a whole
-becomes the outcome of its pipelines, one by one where several were in it, so that a good pipeline is not lost
-to a bad neighbour. The cache of a worker is touched by its own thread only, until the barrier or until the
-worker rotates it between two batches.
+fails as a whole becomes the outcome of its pipelines, one by one where several were in it, so that a good
+pipeline is not lost to a bad neighbour. The cache of a worker is touched by its own thread only, until the
+barrier or until the worker rotates it between two batches.
 """
 
 from __future__ import annotations

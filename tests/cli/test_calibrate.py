@@ -60,7 +60,7 @@ def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_pat
     assert "one shared cache is slower than a cache for each" in done.out
     assert "cold  --mode per-worker --workers 1" in done.out
     assert "two-level" in done.out
-    assert "order of pipelines: cost" in " ".join(done.out.split())
+    assert "order of pipelines: given" in " ".join(done.out.split())
     (kept,) = folder.glob("*.calibration.json")
     assert str(kept) in done.out
     compiled = call("compile", "sample", "--device", "simulated", "--cache-dir", folder, "--json").document
