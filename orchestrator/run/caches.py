@@ -1,25 +1,18 @@
 """The sources of a run: made before the workers by its topology, handed to them, merged, destroyed.
 
-    RunCaches.open ─> creator_of each worker ─> (Rotation.serve) ─> merge ─> read_back ─> destroy
-
-A `Creator` turns a worker's batches into pipelines. A `Rotation` merges while workers run:
+A `Rotation` merges while workers run:
 
     worker   current ──(enough, and a standby is there)──> rotated out ─┐      standby <── made by the merger
     merger   merge <────────────────────────────────────────────────────┘  ──> primary ──> on_merged
 
-- What a device lacks is replaced by what comes nearest to it, and a note says so. `destroy` leaves nothing
-  that was made here; the caller's primary is never destroyed.
 - A source is at one place: current of one worker, rotated out, or standby. It moves between two batches and
   under a lock, so two threads never use it, and a merge takes what was rotated out only.
-- A worker waits for nothing here. Where no standby is ready it goes on with what it has. Its pause is a look
-  at the thresholds, and one lock where it rotates. It makes no driver call, after which it would have to wait
-  for the GIL.
-- Nothing is lost: what was rotated out and not merged when the run ends is merged then.
-- Standbys begin with the data that worker sources begin with, not with what the primary has gained: that is
-  read once, and a scheduler sends no pipeline twice, so what others compiled is not asked for again.
-
-Nobody but the run merges into the primary. One method of `RunCaches` that blocks at a time, and none while
-workers run.
+- A worker waits for nothing here: where no standby is ready it goes on with what it has. It makes no driver
+  call to rotate, after which it would have to wait for the GIL.
+- Nothing is lost: what was rotated out and not merged when the run ends is merged then. Nobody but the run
+  merges into the primary, and `destroy` leaves nothing but the caller's.
+- Standbys begin with the data that worker sources begin with, not with what the primary has gained: a
+  scheduler sends no pipeline twice, so what others compiled is not asked for again.
 """
 
 from __future__ import annotations
@@ -29,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -91,7 +84,6 @@ class PrimaryGuard:
     """
 
     def __init__(self, *, needed: bool) -> None:
-        """Make a guard."""
         self.needed = needed
         self._changed = threading.Condition()
         self._looking = 0
@@ -130,39 +122,26 @@ class PrimaryGuard:
                 self._changed.notify_all()
 
 
-@define(eq=False)
+@frozen
 class WorkerSources:
-    """Makes the sources that workers fill, all with the same data to begin with. Blocking.
+    """How the sources that workers fill are made.
 
     Attributes:
         primary: What they are merged into.
         data: What they begin with.
         externally_synchronized: Whether the driver need not lock them.
-        notes: Where a driver's refusal is told.
     """
 
     primary: PipelineSource
-    data: bytes = field(default=b"", repr=False)
-    externally_synchronized: bool = False
-    notes: list[str] = field(factory=list)
+    data: bytes = field(repr=False)
+    externally_synchronized: bool
 
-    def make(self, name: str) -> PipelineSource:
-        """Make one.
+    def make(self, name: str, data: bytes) -> PipelineSource:
+        """Make one. Blocking.
 
         Raises:
             DriverError: The driver refused.
         """
-        return self._with(self.data, name)
-
-    def make_first(self, name: str) -> PipelineSource:
-        """Make one, empty where the driver refuses the data.
-
-        Raises:
-            DriverError: The driver refused an empty one.
-        """
-        return _with_data_or_empty(lambda data: self._with(data, name), self.data, name, self.notes)
-
-    def _with(self, data: bytes, name: str) -> PipelineSource:
         return self.primary.for_worker(data, name, externally_synchronized=self.externally_synchronized)
 
 
@@ -177,6 +156,9 @@ class _Slot:
     waits_for_standby: bool = False
     longest_pause_ns: int = 0
 
+    def paused(self, began_ns: int) -> None:
+        self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
+
 
 @frozen(eq=False)
 class _Rotated:
@@ -184,81 +166,72 @@ class _Rotated:
     compiled: int
 
 
+@define(eq=False)
 class Rotation:
     """The worker sources of a run that merges on the way; see the top of the module.
 
-    `current`, `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the
-    run when no worker is there yet or left.
-
-    Args:
-        workers: Makes fresh sources; called here and in the merger's thread.
-        current: The first source of each worker; owned by the rotation from now on.
-        policy: When to merge.
-        token: Of the trio run.
-        primary_bytes: Size of the primary now.
-        looked_up: Whether workers look pipelines up in the primary.
-        on_merged: Called after each merge.
+    `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the run when no
+    worker is there yet or left.
 
     Attributes:
+        workers: Makes fresh sources; called here and in the merger's thread.
+        first: The first source of each worker; owned by the rotation from now on.
+        looked_up: Whether workers look pipelines up in the primary.
+        primary_is_filled: Whether the primary holds a pipeline.
         guard: Keeps look-ups and merges apart.
         warnings: What a user should know.
-        primary_is_filled: Whether the primary holds a pipeline.
     """
 
-    def __init__(
-        self,
-        workers: WorkerSources,
-        current: Sequence[PipelineSource],
-        policy: MergePolicy,
-        token: trio.lowlevel.TrioToken,
-        *,
-        primary_bytes: int = 0,
-        looked_up: bool = False,
-        on_merged: MergedHook | None = None,
-    ) -> None:
-        self._workers = workers
-        self._primary = primary = workers.primary
-        self._policy = policy
-        self._looked_up = looked_up
-        self._on_merged = on_merged
+    workers: WorkerSources
+    first: Sequence[PipelineSource]
+    policy: MergePolicy
+    token: trio.lowlevel.TrioToken
+    looked_up: bool
+    primary_is_filled: bool
+    on_merged: MergedHook | None
+    guard: PrimaryGuard = field(init=False)
+    warnings: list[str] = field(factory=list, init=False)
+    _slots: list[_Slot] = field(init=False)
+    _lock: threading.Lock = field(factory=threading.Lock, init=False)
+    _standbys: list[PipelineSource] = field(factory=list, init=False)
+    _rotated: deque[_Rotated] = field(factory=deque, init=False)
+    _merging: list[_Rotated] = field(factory=list, init=False)
+    _made: int = field(default=0, init=False)
+    _wanted: bool = field(default=False, init=False)
+    _standbys_refused: bool = field(default=False, init=False)
+    _deferred: int = field(default=0, init=False)
+    _hook_ns: int = field(default=0, init=False)
+    _merges: list[RollingMerge] = field(factory=list, init=False)
+    _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
+    _each_bytes: int = field(default=_BYTES_A_PIPELINE, init=False)
+
+    def __attrs_post_init__(self) -> None:
         now = time.perf_counter_ns()
-        self._slots = [_Slot(source, now) for source in current]
-        self._lock = threading.Lock()
-        self._standbys: list[PipelineSource] = []
-        self._rotated: deque[_Rotated] = deque()
-        self._merging: list[_Rotated] = []
-        self._made = 0
-        self._wanted = False
-        self._standbys_refused = False
-        self._deferred = 0
-        self._hook_ns = 0
-        self._merges: list[RollingMerge] = []
-        self._lot = trio.lowlevel.ParkingLot()
-        self._token = token
-        self.guard = PrimaryGuard(needed=looked_up and not primary.internally_synchronized_merge)
-        self.warnings: list[str] = []
-        self.primary_is_filled = primary_bytes > primary.empty_bytes
-        self._each_bytes = _BYTES_A_PIPELINE
-        if policy.rolling and not workers.data:
+        self._slots = [_Slot(source, now) for source in self.first]
+        in_driver = self.workers.primary.internally_synchronized_merge
+        self.guard = PrimaryGuard(needed=self.looked_up and not in_driver)
+        if self.policy.rolling and not self.workers.data:
             # Empty ones cost next to nothing. Others are made when the run turns out to compile something.
             self._make_standbys()
 
     # --- a worker's side
 
-    def current(self, worker: int) -> PipelineSource:
-        """The source of a worker."""
-        return self._slots[worker].source
-
-    def batch_ended(self, worker: int, compiled: int) -> None:
+    def batch_ended(self, worker: int, compiled: int) -> PipelineSource:
         """A worker has ended a batch and begun no other; rotate its source out if that is due.
 
         Args:
             worker: Which.
             compiled: Pipelines that the batch compiled in its source.
+
+        Returns:
+            The worker's source from now on.
         """
-        if not self._policy.rolling:
-            return
         slot = self._slots[worker]
+        if self.policy.rolling:
+            self._count(slot, compiled)
+        return slot.source
+
+    def _count(self, slot: _Slot, compiled: int) -> None:
         slot.batches += 1
         slot.compiled += compiled
         if not slot.compiled:
@@ -269,15 +242,14 @@ class Rotation:
             self._wake()
         if self._is_due(slot, began):
             self._rotate(slot)
-        self.note_pause(worker, time.perf_counter_ns() - began)
+        slot.paused(began)
 
-    def note_pause(self, worker: int, pause_ns: int) -> None:
-        """A worker paused."""
-        slot = self._slots[worker]
-        slot.longest_pause_ns = max(slot.longest_pause_ns, pause_ns)
+    def note_pause(self, worker: int, began_ns: int) -> None:
+        """A worker paused until now."""
+        self._slots[worker].paused(began_ns)
 
     def _is_due(self, slot: _Slot, now_ns: int) -> bool:
-        policy = self._policy
+        policy = self.policy
         if slot.waits_for_standby:
             return True
         if policy.batches is not None and slot.batches >= policy.batches:
@@ -300,7 +272,7 @@ class Rotation:
             self._wake()
 
     def _wake(self) -> None:
-        self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
+        self.token.run_sync_soon(self._lot.unpark_all, idempotent=True)
 
     # --- the merger's side
 
@@ -328,16 +300,16 @@ class Rotation:
         merge = self._merge()
         # Before the hook, which may take its time: workers need them.
         self._make_standbys()
-        if merge is not None and self._on_merged is not None:
+        if merge is not None and self.on_merged is not None:
             began = time.perf_counter_ns()
-            self._on_merged(self._primary, merge)
+            self.on_merged(self.workers.primary, merge)
             self._hook_ns += time.perf_counter_ns() - began
 
     def _make_standbys(self) -> None:
         while self._lacks_standbys():
             self._made += 1
             try:
-                standby = self._workers.make(f"fresh {self._made}")
+                standby = self.workers.make(f"fresh {self._made}", self.workers.data)
             except DriverError as refused:
                 self._standbys_refused = True
                 self.warnings.append(f"no more fresh caches for workers, which keep theirs: {refused}")
@@ -352,8 +324,9 @@ class Rotation:
         if not self._merging:
             return None
         sources = [each.source for each in self._merging]
+        primary = self.workers.primary
         with self.guard.merge():
-            merged = merge_into(self._primary, sources, seed_bytes=len(self._workers.data))
+            merged = merge_into(primary, sources, seed_bytes=len(self.workers.data))
         merge = RollingMerge(
             number=len(self._merges) + 1,
             pipelines=sum(each.compiled for each in self._merging),
@@ -363,7 +336,7 @@ class Rotation:
         )
         self._merges.append(merge)
         self.warnings += merged.warnings
-        self.primary_is_filled |= merged.after > self._primary.empty_bytes
+        self.primary_is_filled |= merged.after > primary.empty_bytes
         self._learn_size()
         while self._merging:
             self._merging.pop().source.destroy()
@@ -371,7 +344,7 @@ class Rotation:
 
     def _learn_size(self) -> None:
         """Learn what a pipeline takes in a source, from all merges."""
-        start = max(len(self._workers.data), self._primary.header_bytes)
+        start = max(len(self.workers.data), self.workers.primary.header_bytes)
         gained = sum(max(0, size - start) for size in self.merged_bytes())
         if pipelines := sum(each.pipelines for each in self._merges):
             self._each_bytes = max(1, gained // pipelines)
@@ -395,7 +368,7 @@ class Rotation:
     def report(self) -> RollingReport:
         """What it did."""
         merges = self._merges
-        synchronized_by = "lock" if self.guard.needed else "driver" if self._looked_up else "nothing"
+        synchronized_by = "lock" if self.guard.needed else "driver" if self.looked_up else "nothing"
         return RollingReport(
             folds=len(merges),
             caches=len(self.merged_bytes()),
@@ -421,23 +394,12 @@ class Rotation:
         return tuple(different)
 
 
-class Creator(Protocol):
-    """Creates a worker's batches. Belongs to that worker's thread.
+@define(eq=False)
+class Creator:
+    """Creates a worker's batches, all with one source. Belongs to that worker's thread.
 
     A batch that comes out has one result a pipeline, whatever number of calls it took, and a pipeline is
     compiled at most once for it. Nothing that was kept is lost where a second call fails.
-    """
-
-    def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
-        """Create a batch; see `Device.create_pipelines`."""
-
-    def between_batches(self) -> None:
-        """A batch has ended and the next has not begun: no source of the worker is in use."""
-
-
-@frozen(eq=False)
-class OneSource:
-    """Creates everything with one source, from the start to the barrier.
 
     Attributes:
         device: The device.
@@ -452,45 +414,30 @@ class OneSource:
     keep: bool
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
-        """Create a batch."""
+        """Create a batch; see `Device.create_pipelines`."""
         return self.device.create_pipelines(self.prepared, indices, self.source, keep=self.keep)
 
     def between_batches(self) -> None:
-        """There is nothing to do."""
+        """A batch has ended and the next has not begun: no source of the worker is in use."""
 
 
-class RotatingSource:
-    """Creates everything with the worker's current source, which it rotates between batches.
+@define(eq=False)
+class RotatingSource(Creator):
+    """Creates everything with the worker's current source, which it rotates between batches."""
 
-    Args:
-        device: The device.
-        prepared: The pipelines.
-        rotation: Where the current source is.
-        worker: The worker's number.
-        keep: Whether to keep the pipelines.
-    """
-
-    def __init__(
-        self, device: Device, prepared: PreparedPipelines, rotation: Rotation, worker: int, *, keep: bool
-    ) -> None:
-        self._device = device
-        self._prepared = prepared
-        self._rotation = rotation
-        self._worker = worker
-        self._keep = keep
-        self._has_feedback = device.features.creation_feedback
-        self._compiled = 0
+    rotation: Rotation
+    worker: int
+    _compiled: int = field(default=0, init=False)
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
         """Create a batch."""
-        source = self._rotation.current(self._worker)
-        batch = self._device.create_pipelines(self._prepared, indices, source, keep=self._keep)
+        batch = super().create(indices)
         self._compiled += self._news_in(batch)
         return batch
 
     def _news_in(self, batch: CreationBatch) -> int:
         """Pipelines that a batch may have added to the source: created, and no hit."""
-        if not self._has_feedback:
+        if not self.device.features.creation_feedback:
             return int(np.count_nonzero(batch.results == SUCCESS))
         # No feedback where the driver gives some: it linked libraries and compiled nothing.
         flags = batch.feedback_flags & np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
@@ -499,44 +446,28 @@ class RotatingSource:
     def between_batches(self) -> None:
         """Rotate the source, if that is due."""
         compiled, self._compiled = self._compiled, 0
-        self._rotation.batch_ended(self._worker, compiled)
+        self.source = self.rotation.batch_ended(self.worker, compiled)
 
 
+@define(eq=False)
 class TwoLevels(RotatingSource):
     """Takes what the primary holds from there, and compiles the rest with the worker's current source.
 
-    Args:
-        device: A device with compile_required.
-        prepared: The pipelines.
-        rotation: Where the current source is, and who merges it into the primary.
-        worker: The worker's number.
-        primary: What is looked up first.
-        keep: Whether to keep the pipelines.
+    The device has compile_required.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        prepared: PreparedPipelines,
-        rotation: Rotation,
-        worker: int,
-        primary: PipelineSource,
-        *,
-        keep: bool,
-    ) -> None:
-        super().__init__(device, prepared, rotation, worker, keep=keep)
-        self._primary = primary
+    primary: PipelineSource
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
         """Look a batch up, and compile what is missing."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
-        if not self._rotation.primary_is_filled:
+        if not self.rotation.primary_is_filled:
             return super().create(indices)
         began = time.perf_counter_ns()
-        with self._rotation.guard.look_up():
-            self._rotation.note_pause(self._worker, time.perf_counter_ns() - began)
-            batch = self._device.create_pipelines(
-                self._prepared, indices, self._primary, keep=self._keep, fail_on_compile_required=True
+        with self.rotation.guard.look_up():
+            self.rotation.note_pause(self.worker, began)
+            batch = self.device.create_pipelines(
+                self.prepared, indices, self.primary, keep=self.keep, fail_on_compile_required=True
             )
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if not missing.size:
@@ -545,7 +476,7 @@ class TwoLevels(RotatingSource):
             made = super().create(indices[missing])
         except BaseException:
             # The call is made again pipeline by pipeline, or the run ends: nobody will learn of these.
-            self._device.destroy_pipelines(batch.handles)
+            self.device.destroy_pipelines(batch.handles)
             raise
         batch.results[missing] = made.results
         batch.feedback_flags[missing] = made.feedback_flags
@@ -554,32 +485,14 @@ class TwoLevels(RotatingSource):
         return batch
 
 
-def _with_data_or_empty(
-    create: Callable[[bytes], PipelineSource], data: bytes, name: str, notes: list[str]
-) -> PipelineSource:
-    """Make a source with data, or an empty one and a note where the driver refuses those."""
-    try:
-        return create(data)
-    except DriverError as refused:
-        if not data:
-            raise
-        notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
-        return create(b"")
-
-
 @define(eq=False)
 class RunCaches:
-    """The sources of a run; see the top of the module.
+    """The sources of a run; see the top of the module. One method that blocks at a time, none beside workers.
 
     Attributes:
-        device: The device.
-        worker_count: Number of workers.
-        mode: The topology.
         policy: When worker sources are merged.
         seed: Whether worker sources begin with what the primary holds.
         primary: The primary: the caller's, or made by `open`.
-        on_merged: Called after each merge on the way.
-        token: Of the trio run.
         rotation: Where worker sources are, if they may change during the run.
         notes: What a reader of the report must know.
         open_ns: Time of `open`, ns.
@@ -609,10 +522,7 @@ class RunCaches:
     # --- before the workers
 
     def open(self, primary_data: bytes) -> None:
-        """Make the sources. Blocking.
-
-        Args:
-            primary_data: What a primary that is made here begins with.
+        """Make the sources; a primary that is made here begins with `primary_data`. Blocking.
 
         Raises:
             DriverError: The driver refused an empty one.
@@ -642,9 +552,17 @@ class RunCaches:
                 self.notes.append(
                     f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
                 )
-        return _with_data_or_empty(
-            lambda data: device.create_pipeline_cache(data, name="primary"), data, "primary", self.notes
-        )
+        return self._make(lambda name, data: device.create_pipeline_cache(data, name=name), "primary", data)
+
+    def _make(self, make: Callable[[str, bytes], PipelineSource], name: str, data: bytes) -> PipelineSource:
+        """Make a source with data, or an empty one and a note where the driver refuses those."""
+        try:
+            return make(name, data)
+        except DriverError as refused:
+            if not data:
+                raise
+            self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
+            return make(name, b"")
 
     def _open_worker_sources(self, primary: PipelineSource) -> None:
         features = self.device.features
@@ -660,20 +578,16 @@ class RunCaches:
                 "the device has no externally synchronized caches (pipelineCreationCacheControl): worker "
                 "caches are internally synchronized, as in mode per-worker-internal"
             )
-        seeded = self.seed and not self.looks_up and self._primary_bytes > primary.empty_bytes
-        workers = WorkerSources(primary, self._read(primary) or b"" if seeded else b"", flagged, self.notes)
+        is_filled = self._primary_bytes > primary.empty_bytes
+        data = self._read(primary) if self.seed and is_filled and not self.looks_up else None
+        workers = WorkerSources(primary, data or b"", flagged)
         self._seed_bytes = len(workers.data)
         for number in range(self.worker_count):
-            self._worker_sources.append(workers.make_first(f"worker {number}"))
+            self._worker_sources.append(self._make(workers.make, f"worker {number}", workers.data))
         if self.policy.rolling or self.looks_up:
+            first = self._worker_sources
             self.rotation = Rotation(
-                workers,
-                self._worker_sources,
-                self.policy,
-                self.token,
-                primary_bytes=self._primary_bytes,
-                looked_up=self.looks_up,
-                on_merged=self.on_merged,
+                workers, first, self.policy, self.token, self.looks_up, is_filled, self.on_merged
             )
             self._worker_sources = []
 
@@ -685,20 +599,15 @@ class RunCaches:
             return None
 
     def creator_of(self, number: int, prepared: PreparedPipelines, *, keep: bool) -> Creator:
-        """How a worker creates its batches; after `open`.
-
-        Args:
-            number: Which worker.
-            prepared: The pipelines.
-            keep: Whether to keep the pipelines.
-        """
+        """How a worker creates its batches; after `open`."""
         rotation, primary = self.rotation, self.primary or NO_SOURCE
         if rotation is None:
             source = self._worker_sources[number] if self._worker_sources else primary
-            return OneSource(self.device, prepared, source, keep)
+            return Creator(self.device, prepared, source, keep)
+        source = rotation.current_sources()[number]
         if self.looks_up:
-            return TwoLevels(self.device, prepared, rotation, number, primary, keep=keep)
-        return RotatingSource(self.device, prepared, rotation, number, keep=keep)
+            return TwoLevels(self.device, prepared, source, keep, rotation, number, primary)
+        return RotatingSource(self.device, prepared, source, keep, rotation, number)
 
     # --- after the barrier
 
@@ -746,14 +655,7 @@ class RunCaches:
         duplicate_job_keys: Duplicates,
         duplicate_pipeline_keys: Duplicates | None,
     ) -> MergeReport | None:
-        """What merging did; None in mode NONE.
-
-        Args:
-            compiled: Pipelines that were compiled.
-            barrier_waits_ns: How long each worker waited at the barrier.
-            duplicate_job_keys: Keys that more than one worker compiled.
-            duplicate_pipeline_keys: The same by the driver's keys.
-        """
+        """What merging did, with what the run knows of it; None in mode NONE."""
         merged, primary = self._merged, self.primary
         if merged is None or primary is None:
             return None
