@@ -6,12 +6,10 @@ which the thread was runnable but not scheduled. Their differences are what cont
     blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
     overhead = wall x workers - driver     building, the interpreter, idle workers
 
-Guarantees: one meter belongs to one thread; reading it costs under 1 us, twice a batch, and 2 us more where
-    the thread was
-off the processor. It never releases the GIL: with 16 threads that costs more than all else between two calls.
-Assumptions: Linux for the run delay (field 2 of /proc/thread-self/schedstat); elsewhere, or where the kernel
-    keeps no such
-statistics, it counts as 0 and an oversubscribed machine looks like contention.
+A reading costs under 1 us, twice a batch, and 2 us more where the thread was off the processor. It never
+releases the GIL: with 16 threads that costs more than all else between two calls. The run delay is field 2 of
+Linux's /proc/thread-self/schedstat; where there is none it counts as 0, and an oversubscribed machine looks
+like contention.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -55,15 +54,12 @@ class ThreadMeter:
     """Reads the clocks of the thread that opened it; use as a context manager in that thread."""
 
     def __init__(self) -> None:
-        """Open the run queue statistics of this thread, where there are any."""
         self._wall_ns = self._cpu_ns = self._delay_ns = 0  # at the last reading; the first one looks at all
         self._text = ctypes.create_string_buffer(_STATISTICS_BYTES + 1)
         self._fd = -1
         if _pread is not None:
-            try:
+            with suppress(OSError):  # a kernel without them: has_run_delay says so
                 self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                self._fd = -1  # a kernel without them: has_run_delay says so
 
     def __enter__(self) -> Self:
         """Return the meter."""
@@ -154,9 +150,6 @@ class CallLog:
     """The calls of one worker, as they come. One thread at a time.
 
     Between two calls a worker holds the GIL, which others want: so it only notes here what it read.
-
-    Attributes:
-        worker: Who makes the calls.
     """
 
     worker: int
@@ -169,14 +162,7 @@ class CallLog:
         batch: CreationBatch | None,
         indices: npt.NDArray[np.int32],
     ) -> None:
-        """Note a call.
-
-        Args:
-            before: The clocks before it.
-            after: The clocks after it.
-            batch: What it gave; None where it failed as a whole, so that no feedback came from it.
-            indices: The pipelines.
-        """
+        """Note a call between two readings; no batch where it failed as a whole, so gave no feedback."""
         # Not the batch itself: what is kept here is new memory for each call.
         feedback = None if batch is None else (batch.feedback_flags, batch.durations_ns)
         self._noted.append((before, after, feedback, indices))

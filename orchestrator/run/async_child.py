@@ -72,11 +72,7 @@ async def open_child(
 
 
 async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
-    """Run a blocking function in a thread; cancelled, it ends its children, and waits for the function.
-
-    Args:
-        function: Called with the group that its children belong to.
-    """
+    """Run a blocking function in a thread; cancelled, end its children, which are of the group, and wait."""
     group = ChildGroup()
 
     async def end_when_cancelled() -> None:

@@ -1,42 +1,14 @@
-"""`CompileSchedule`: how the pipelines of a compile are scheduled, and what that saved.
+"""`compile_set`: compile a pipeline set on a device and keep the cache.
 
-The schedule of one group's run of a compile: what pipelines are estimated to cost, which of them are the
-same work, how large batches are; and, from what it did, what was saved and how long the rest will take.
+    set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
 
-recorded costs ─┐ code sizes ─────┼─> Scheduler: longest first, the same work once ──> time to go,
-compiles saved pipeline keys ──┘
-
-Batches aim at a fifth of a second. A call of one pipeline costs about 0.5 ms of interpreter, most of it
-because the compiler has filled the processor's caches: at 200 ms that is nothing, and whoever stops a run
-still waits no longer than that beyond the longest pipeline. The tail stays short, because batches shrink
-with what is left.
-
-Keys are asked for before the run, in one thread (two would wait for each other in the interpreter), and
-only of pipelines that could have one in common: those of one code that the cache is not
-expected to hold. What links libraries is told apart by its state alone: they do not exist yet.
-
-Guarantees: keys and costs are hints. A driver that refuses a key costs compiles, never a pipeline.
-
-Assumptions: one thread at a time; `ask_keys` blocks. `eta_s` may be called beside the workers.
-
-`CompileJob`: one compile.
-
-The steps of a compile, group by group, and its report.
-
-set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
-
-Guarantees: those of `compile_set`. Groups run one after the other: each is a device with features of its
-own, and all keep one cache file, since the features are in the driver's keys and not in the identity of the
-cache.
-
-`compile_set`: compile a pipeline set on a device and keep the cache.
-
-The main job, whole: a set, a device, a cache file. This is the way in; the work is compile_job.py's, the
-cache file and the choice of topology compile_cache.py's.
+Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
+features are in the driver's keys and not in the identity of the cache.
 
 Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
-before this returns or raises (cancellation included), unless saving itself fails, which the report says.
-The device is closed.
+before `compile_set` returns or raises (cancellation included), unless saving itself fails, which the report
+says. The device is closed. Keys and costs are hints: a driver that refuses a key costs compiles, never a
+pipeline.
 """
 
 from __future__ import annotations
@@ -56,12 +28,18 @@ import trio
 from attrs import define, field
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import (
+    CacheMode,
+    Device,
+    ExecutableInspector,
+    PipelineCache,
+    PipelineExecutables,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.registry import registry
-from orchestrator.run.executables import inspect_pipelines, require_inspector
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.keeping import CompileCache, RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
@@ -95,7 +73,6 @@ from orchestrator.run.records import (
     problem_outcomes,
     status_code,
 )
-from orchestrator.run.vetting import Vetter
 from orchestrator.schedule import Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.sets.groups import FeatureGroup
@@ -115,16 +92,20 @@ _MOST_FOR_KEYS: Final = 0.02
 
 @define(eq=False)
 class CompileSchedule:
-    """See the top of the module.
+    """How the pipelines of one group's run are scheduled, and what that saved.
+
+    Keys are asked for before the run, in one thread (two would wait for each other in the interpreter), and
+    only of pipelines that could have one in common: those of one code that the cache is not expected to hold.
+    What links libraries is told apart by its state alone: they do not exist yet.
+
+    One thread at a time; `eta_s` may be called beside the workers.
 
     Attributes:
-        image: The pipelines.
-        mode: The cache topology.
-        workers: Number of workers.
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
         warm: Whether the run begins with a cache that holds something.
         batch: Largest batch of a warm run, by a calibration; None for the usual.
-        time_limit_s: How long work may begin; batches are so small then that a wrong estimate overruns it by little.
+        time_limit_s: How long work may begin; batches are then so small that a wrong estimate overruns it by
+            little.
         notes: What a reader of the report must know.
     """
 
@@ -160,19 +141,11 @@ class CompileSchedule:
         stop: trio.Event | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Ask the driver for pipeline keys, where that may save compiles. Blocking.
-
-        Args:
-            device: The device; one without pipeline keys is not asked.
-            prepared: The pipelines.
-            use: Whether to ask.
-            stop: Ends the asking early when set.
-            clock_ns: The clock.
-        """
+        """Ask the driver for pipeline keys, where that may save compiles. Blocking; `stop` ends it early."""
         if use is PipelineKeyUse.OFF:
             return
         if self.mode is CacheMode.NONE or (self.workers == 1 and use is PipelineKeyUse.AUTO):
-            return  # no cache has what was compiled before, or there is one, which all pipelines are looked up in
+            return  # no cache has what was compiled before, or all pipelines are looked up in one
         if not device.features.pipeline_binaries:
             if device.features.keys_withheld:
                 self.notes.append(
@@ -204,8 +177,8 @@ class CompileSchedule:
             self._keys_ns = clock_ns() - began
             if use is PipelineKeyUse.AUTO and self._keys_ns > limit_ns and self._asked < len(indices):
                 self.notes.append(
-                    f"the driver takes {self._keys_ns / self._asked / 1e3:.0f} us for a pipeline key, too long for what "
-                    f"that can save: {self._asked} of {len(indices)} were asked for"
+                    f"the driver takes {self._keys_ns / self._asked / 1e3:.0f} us for a pipeline key, too "
+                    f"long for what that can save: {self._asked} of {len(indices)} were asked for"
                 )
                 break
         if self._asked:
@@ -228,30 +201,22 @@ class CompileSchedule:
         return made
 
     def eta_s(self, now_ns: int) -> float | None:
-        """Seconds to go in this run, by costs; None until something is known of them.
-
-        Args:
-            now_ns: Now, on any one clock.
-        """
+        """Seconds to go in this run, by costs; None until something is known of them. Any one clock."""
         return None if self._time_to_go is None else self._time_to_go.eta_s(now_ns)
 
     def savings(self, report: RunReport) -> Savings:
         """Compiles that the run did not make, because it made the same one before.
 
-        A follower counts where its leader was compiled and itself was found in the cache; its cost is what its leader took.
-
-        Args:
-            report: The run's report.
+        A follower counts where its leader was compiled and itself was found in the cache; its cost is what
+        its leader took.
         """
         saved, leaders = self._saved(report)
-        work_ns = report.pipelines.driver_ns[leaders].astype(np.int64) - report.pipelines.driver_ns[
-            saved
-        ].astype(np.int64)
-        # The first of each state key that is not its leader's own was told by the driver's key, the others by state.
-        other = report.pipelines.keys[saved] != report.pipelines.keys[leaders]
-        told = len(
-            set(zip(leaders[other].tolist(), report.pipelines.keys[saved[other]].tolist(), strict=True))
-        )
+        driver_ns, keys = report.pipelines.driver_ns.astype(np.int64), report.pipelines.keys
+        work_ns = driver_ns[leaders] - driver_ns[saved]
+        # The first of each state key that is not its leader's own was told by the driver's key, the others by
+        # state.
+        other = keys[saved] != keys[leaders]
+        told = len(set(zip(leaders[other].tolist(), keys[saved[other]].tolist(), strict=True)))
         return Savings(
             by_state_key=len(saved) - told,
             by_pipeline_key=told,
@@ -261,7 +226,7 @@ class CompileSchedule:
         )
 
     def compile_times(self, report: RunReport) -> npt.NDArray[np.int64]:
-        """What the run knows to be the cost of compiling each pipeline, shape (n,), nanoseconds; 0 where it knows none.
+        """What compiling each pipeline cost, shape (n,), ns; 0 where the run does not know.
 
         A pipeline that was found because the same work was done before costs what that took.
         """
@@ -289,58 +254,39 @@ _T = TypeVar("_T")
 
 @define(eq=False)
 class CompileJob:
-    """One compile. Its public methods run in the trio thread; what blocks goes to a thread.
-
-    Attributes:
-        source: The set.
-        options: What was asked for.
-        cache_directory: Where the cache file is kept, or None.
-        opener: Opens the device.
-        stop: Ends the job early when set.
-        on_stage: Told what begins.
-        on_progress: Told how far it is.
-    """
+    """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
     source: PipelineSet
     options: CompileOptions
-    cache_directory: Path | None
-    opener: DeviceOpener
-    stop: trio.Event | None
+    cache: CompileCache
+    opener: ProfiledOpener
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
-    _cache: CompileCache = field(init=False)
-    _opener: ProfiledOpener = field(init=False)
     _device: Device | None = field(default=None, init=False)
     _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
-    _spent: dict[str, int] = field(factory=dict, init=False)
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
     _savings: Savings = field(factory=Savings, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self._cache = CompileCache(self.options, self.cache_directory, self.stop)
-        self._opener = ProfiledOpener(self.opener, self.cache_directory)
-
     @property
     def _stopped(self) -> bool:
-        """Whether the job was asked to end."""
-        return self.stop is not None and self.stop.is_set()
+        return self.cache.stop is not None and self.cache.stop.is_set()
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
         self.on_stage("reading the set")
         subset = self.options.subset
-        groups = await self._timed("read_ns", lambda: subset.groups_of(self.source))
+        groups = await self._timed("read", lambda: subset.groups_of(self.source))
         self._tally.total = sum(len(subset.of(group.pipelines)) for group in groups)
         if len(groups) > 1:
             self._notes.append(
-                f"the set was recorded from applications that tell the driver {len(groups)} different things; "
-                "each one's pipelines are compiled on a device opened as its own"
+                f"the set was recorded from applications that tell the driver {len(groups)} different "
+                "things; each one's pipelines are compiled on a device opened as its own"
             )
         self._waiting = deque(groups)
         while self._waiting and (self._device is None or not (self._stopped or self._time_left_s == 0.0)):
@@ -349,7 +295,7 @@ class CompileJob:
 
     def _note_groups(self) -> None:
         """Note beside each cache file what it was made for."""
-        for path, loaded in self._cache.loads.items():
+        for path, loaded in self.cache.loads.items():
             if not path.is_file():
                 continue  # nothing was saved
             groups = [
@@ -373,27 +319,27 @@ class CompileJob:
     async def _run_group(self, group: FeatureGroup) -> None:
         options = self.options
         chunks = opened_group(
-            self.source, group, self._opener, subset=options.subset, during=self._during_step
+            self.source, group, self.opener, subset=options.subset, during=self._during_step
         )
         try:
             opened = await trio.to_thread.run_sync(next, chunks)
             group, built = opened.group, opened.built  # without what was split off
             device = self._device = opened.device
             if options.inspect_executables:
-                require_inspector(device)
+                _inspector(device)
             self._waiting.extend(opened.split)
             self._tally.total += len(built.dependencies)
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
-            prepared = await self._timed("prepare_ns", lambda: device.prepare(built.image))
+            prepared = await self._timed("prepare", lambda: device.prepare(built.image))
             self.on_stage("loading the cache")
-            primary = await self._timed("cache_load_ns", lambda: self._cache.open(device))
+            primary = await self._timed("cache_load", lambda: self.cache.open(device))
             compiled: int | None = None
             try:
                 self.on_stage("compiling")
-                async with self._cache.keeping(primary):
+                async with self.cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
                 self._tally.take_run(report)
                 self._notes += report.notes
@@ -402,7 +348,7 @@ class CompileJob:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
                 with trio.CancelScope(shield=True):
                     if primary is not None:
-                        await self._timed("cache_save_ns", lambda: self._cache.close(primary, compiled))
+                        await self._timed("cache_save", lambda: self.cache.close(primary, compiled))
             if options.inspect_executables and not self._stopped:
                 self.on_stage("inspecting the code of the pipelines")
                 await self._inspect(device, prepared, report)
@@ -413,34 +359,34 @@ class CompileJob:
     async def _run_pipelines(
         self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
     ) -> RunReport:
-        options, cache = self.options, self._cache
-        costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache_directory, device.identity)
+        options, cache, decision = self.options, self.cache, self.cache.decision
+        costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         schedule = self._schedule = CompileSchedule(
             prepared.image,
-            cache.mode,
-            cache.workers,
+            decision.mode,
+            decision.workers,
             costs.of(prepared.image),
             warm=cache.warm,
-            batch=cache.batch,
+            batch=decision.batch,
             time_limit_s=self._time_left_s,
         )
         await self._timed(
-            "pipeline_keys_ns",
-            lambda: schedule.ask_keys(device, prepared, options.pipeline_keys, self.stop),
+            "pipeline_keys",
+            lambda: schedule.ask_keys(device, prepared, options.pipeline_keys, self.cache.stop),
         )
         report = await run_pipelines(
             device,
             prepared,
             RunOptions(
-                workers=cache.workers,
-                mode=cache.mode,
+                workers=decision.workers,
+                mode=decision.mode,
                 merge=cache.merge,
                 count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
                 time_limit_s=self._time_left_s,
             ),
             primary=primary,
             scheduler=schedule.scheduler(),
-            stop=self.stop,
+            stop=self.cache.stop,
             on_merged=cache.on_merged,
             on_progress=self._progress,
         )
@@ -450,59 +396,75 @@ class CompileJob:
         return report
 
     def _progress(self, progress: Progress) -> None:
-        self._cache.progress(progress.compiled)
+        self.cache.progress(progress.compiled)
         if self._schedule is not None and progress.done < progress.total:
             now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
             progress = msgspec.structs.replace(progress, eta_s=self._schedule.eta_s(now_ns))
         self.on_progress(self._tally.during(progress))
 
-    async def _timed(self, what: str, work: Callable[[], _T]) -> _T:
-        """Do blocking work in a thread and add its time to a total."""
-        with self._clocked(what):
+    async def _timed(self, stage: str, work: Callable[[], _T]) -> _T:
+        """Do blocking work in a thread."""
+        with self._clocked(stage):
             return await trio.to_thread.run_sync(work)
 
     @contextmanager
-    def _clocked(self, what: str) -> Iterator[None]:
+    def _clocked(self, stage: str) -> Iterator[None]:
         started = time.perf_counter_ns()
         try:
             yield
         finally:
-            duration = time.perf_counter_ns() - started
-            self._spent[what] = self._spent.get(what, 0) + duration
-            self._stages.append(Stage(what.removesuffix("_ns"), started, duration))
+            self._stages.append(Stage(stage, started, time.perf_counter_ns() - started))
 
     def _during_step(self, step: str) -> AbstractContextManager[None]:
         """Tell of a step of `opened_group`, and time it; called in its thread."""
         stage = "opening the device" if step == "open" else "preparing"
         trio.from_thread.run_sync(self.on_stage, stage)
-        return self._clocked(f"{step}_ns")
+        return self._clocked(step)
 
     async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
-        created = np.flatnonzero(
-            (report.pipelines.status == status_code(OutcomeStatus.COMPILED))
-            | (report.pipelines.status == status_code(OutcomeStatus.CACHE_HIT))
-        )
-        found_of = await inspect_pipelines(
-            device, prepared, created.tolist(), workers=self._cache.workers, stop=self.stop
-        )
-        for index, found in sorted(found_of.items()):
+        """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
+        inspector, status = _inspector(device), report.pipelines.status
+        created = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
+        waiting: deque[int] = deque(np.flatnonzero(np.isin(status, created)).tolist())
+        found: dict[int, PipelineExecutables] = {}
+        errors: list[OrchestratorError] = []
+        limiter = trio.CapacityLimiter(self.cache.decision.workers)
+
+        async def work() -> None:
+            while waiting and not self._stopped:
+                index = waiting.popleft()
+                try:
+                    found[index] = await trio.to_thread.run_sync(
+                        inspector.pipeline_executables, prepared, index, limiter=limiter
+                    )
+                except OrchestratorError as error:
+                    errors.append(error)
+                    waiting.clear()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(self.cache.decision.workers, len(waiting))):
+                nursery.start_soon(work)
+        if errors:
+            raise errors[0]  # as itself, not in the nursery's group
+        for index, executables in sorted(found.items()):
             row = report.pipelines.row(index)
-            self._inspected.append(InspectedPipeline(row.key, row.kind, found))
+            self._inspected.append(InspectedPipeline(row.key, row.kind, executables))
 
     def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
-        """Keep for the report what a group's device was opened as, and what of it matters to the driver's keys."""
-        directory = self.cache_directory
+        """Keep for the report what a group's device was opened as, and what of it matters to its keys."""
+        directory = self.cache.directory
         path = None if directory is None else cache_path(directory, device.identity)
         self._groups.append((group, GroupRecord.of(group, len(built.image), path)))
-        profile = self._opener.profile(device)
+        profile = self.opener.profile(device)
         if profile is not None and len(built.image):
             self._notes += key_notes(profile, group, device, built.image)
         if group.added and len(built.image):
             several = len(group.pipelines) > 1
             self._notes.append(
-                f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is recorded to "
-                f"have enabled: {', '.join(group.added)}; compiled on a device that has it. The application finds "
-                f"{'them' if several else 'it'} only if it enables the same, or if this driver's keys do not depend on it"
+                f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is "
+                f"recorded to have enabled: {', '.join(group.added)}; compiled on a device that has it. The "
+                f"application finds {'them' if several else 'it'} only if it enables the same, or if this "
+                "driver's keys do not depend on it"
             )
 
     async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
@@ -510,17 +472,11 @@ class CompileJob:
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE
         self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
-        vetter = Vetter(
-            self.source,
-            options.spirv_val,
-            self._cache.workers,
-            options.selector,
-            options.driver_caches,
-            options.trial_limits,
-        )
-        started = time.perf_counter_ns()
-        vetted = await vetter.vet(built.image, group.request, self.stop)
-        self._stages.append(Stage("vet", started, time.perf_counter_ns() - started))
+        from orchestrator.run.vetting import Vetter
+
+        vetter = Vetter(self.source, options, self.cache.decision.workers)
+        with self._clocked("vet"):
+            vetted = await vetter.vet(built.image, group.request, self.cache.stop)
         self._notes += vetted.notes
         self._tally.leave_out(vetted.left_out)
         self._untried += len(vetted.untried)
@@ -528,19 +484,19 @@ class CompileJob:
             return built
         known = {each.job for each in built.problems}
         rest = vetted.allowed([job for job in group.pipelines if job not in known])
-        return await self._timed("prepare_ns", lambda: build_image(self.source, rest, device.capabilities))
+        return await self._timed("prepare", lambda: build_image(self.source, rest, device.capabilities))
 
     def report(self) -> CompileReport:
         """The report; after `run`."""
         assert self._device is not None  # noqa: S101 - a set has at least one group
-        source, runs, spent = self.source, self._tally.runs, self._spent
+        source, runs = self.source, self._tally.runs
         subset = self.options.subset
         chosen = subset.of(source.pipelines)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
-                name: spent.get(name, 0)
-                for name in ("open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns")
+                f"{name}_ns": sum(each.duration_ns for each in self._stages if each.name == name)
+                for name in ("open", "prepare", "cache_load", "cache_save")
             }
         )
         return CompileReport.of(
@@ -555,21 +511,27 @@ class CompileJob:
                 groups=tuple(each for _, each in self._groups),
                 damage=tuple(map(DamageRecord.of, source.damage)),
             ),
-            mode=self._cache.mode,
-            workers=self._cache.workers,
+            mode=self.cache.decision.mode,
+            workers=self.cache.decision.workers,
             pipelines=self._tally.outcomes(chosen),
             runs=runs,
-            cache_file=self._cache.file,
+            cache_file=self.cache.file,
             timing=sum((each.timing for each in runs), around),
             stopped=stopped,
             # Each is told once, whichever groups it is of.
-            notes=tuple(dict.fromkeys([*self._notes, *self._opener.notes, *self._cache.notes])),
+            notes=tuple(dict.fromkeys([*self._notes, *self.opener.notes, *self.cache.notes])),
             versions=Versions(platform.python_version(), version(), registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
+
+
+def _inspector(device: Device) -> ExecutableInspector:
+    if not isinstance(device, ExecutableInspector):
+        raise DeviceError(f"{device.identity.device_name} tells nothing about the code of pipelines")
+    return device
 
 
 async def compile_set(
@@ -589,8 +551,8 @@ async def compile_set(
         options: How.
         cache_directory: Where the cache file is kept; None keeps none.
         opener: Opens the device instead of `options.selector`, as each group of the set asks for it.
-        stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved, and
-            the report says NOT_RUN for the rest.
+        stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved,
+            and the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
 
@@ -608,6 +570,8 @@ async def compile_set(
         return open_device(options.selector, request=request, driver_caches=options.driver_caches)
 
     directory = None if options.mode is CacheMode.NONE else cache_directory
-    job = CompileJob(source, options, directory, opener or default_opener, stop, on_stage, on_progress)
+    cache = CompileCache(options, directory, stop)
+    profiled = ProfiledOpener(opener or default_opener, directory)
+    job = CompileJob(source, options, cache, profiled, on_stage, on_progress)
     await job.run()
     return job.report()

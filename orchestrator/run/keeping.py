@@ -6,16 +6,11 @@
     rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
     all              finish()   ─> once more, where something is new since the last save
 
-- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new, and one
-  keeper makes one save at a time.
+- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new.
 - A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
   report, never an error. The next save tries again with all that is new since the last that worked, and the
   last one waits longest for other processes, for there is no other chance.
-- What the caller chose stays. A calibration made with more processors never asks for more workers than there
-  are.
-
-One keeper a run, which uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread,
-`merged` to one thread at a time while workers run, `finish` to whoever has the primary alone.
+- What the caller chose stays.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
@@ -65,11 +60,6 @@ class CacheFileStore:
     """Keeps a primary that is a pipeline cache in a cache file. Blocking.
 
     A keeper saves through `load` and `save` alone, so another kind of source is kept by another class.
-
-    Attributes:
-        device: The device of the primary.
-        path: The cache file.
-        relax_driver_version: See `LoadPolicy`.
     """
 
     device: Device
@@ -111,10 +101,12 @@ class CacheFileStore:
 
 @define(eq=False)
 class CacheKeeper:
-    """Saves the primary of one run to where it is kept.
+    """Saves the primary of one run to where it is kept, one save at a time.
+
+    A run uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread, `merged` to
+    one thread at a time while workers run, `finish` to whoever has the primary alone.
 
     Attributes:
-        store: Where.
         loaded: What became of it at the start.
         policy: When a save is due on the way.
         last_lock_wait_s: How long the last save waits for another process, seconds.
@@ -141,11 +133,7 @@ class CacheKeeper:
     # --- on the way, mode shared
 
     def progress(self, compiled: int) -> None:
-        """So many pipelines were compiled since the run began. Never blocks.
-
-        Args:
-            compiled: All of them, those told before included.
-        """
+        """So many pipelines were compiled since the run began, those told before included. Never blocks."""
         now = time.monotonic_ns()
         self._created(now, compiled)
         due = self._decider.due(now)
@@ -196,12 +184,7 @@ class CacheKeeper:
     # --- on the way, rolling merge
 
     def merged(self, primary: PipelineSource, merge: RollingMerge) -> None:
-        """A rolling merge has ended; save if that is due. Blocking. As `MergedHook`.
-
-        Args:
-            primary: The primary.
-            merge: What was merged into it.
-        """
+        """A rolling merge has ended; save if that is due. Blocking. As `MergedHook`."""
         now = time.monotonic_ns()
         # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
@@ -218,27 +201,19 @@ class CacheKeeper:
 
         Args:
             primary: The primary, merged.
-            reason: CANCELLED, SIGNAL or EXIT.
-            compiled: Pipelines that the run compiled; None where that is not known: it was cancelled, or
-                failed.
+            reason: One of `FORCED`.
+            compiled: Pipelines that the run compiled; None where it was cancelled, or failed.
         """
         now = time.monotonic_ns()
-        if compiled is None:
-            self._decider.created(now, 1)
-        else:
-            self._created(now, compiled)
-        if self.loaded.instead_of is not None and not self._has_saved():
+        self._created(now, self._told + 1 if compiled is None else compiled)
+        if self.loaded.instead_of is not None and not any(each.saved_bytes for each in self.saves):
             # One generation is left, and a run that loads it again and again would never make a second one.
             self._decider.created(now, 1)
         if self._decider.forced(reason) is not None:
             self._save(primary, reason, self.last_lock_wait_s)
 
     def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
-        """The job's summary with this run's saves; after `finish`.
-
-        Args:
-            before: The summary so far: of the load, and of the runs before this one.
-        """
+        """The job's summary so far (the load, and runs before) with this run's saves; after `finish`."""
         last = self.saves[-1] if self.saves else CacheSave(SaveReason.EXIT)
         saved = next(
             (each.saved_bytes for each in reversed(self.saves) if each.saved_bytes), before.saved_bytes
@@ -246,11 +221,8 @@ class CacheKeeper:
         not_saved = last.skipped
         if not self.saves and not saved:
             held = self.loaded.status is LoadStatus.LOADED
-            not_saved = (
-                "nothing new: the loaded cache held everything"
-                if held
-                else "nothing new: nothing was compiled"
-            )
+            why = "the loaded cache held everything" if held else "nothing was compiled"
+            not_saved = f"nothing new: {why}"
         return msgspec.structs.replace(
             before,
             saved_bytes=saved,
@@ -284,22 +256,16 @@ class CacheKeeper:
             self._decider.created(now, compiled - self._told)
             self._told = compiled
 
-    def _has_saved(self) -> bool:
-        return any(one.saved_bytes for one in self.saves)
-
     def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
         self._decider.started()
         worked = False
         try:
             save = self._try(primary, reason, lock_wait_s)
-            worked = not (save.error or save.locked_out)
             self.saves.append(save)
+            worked = not (save.error or save.locked_out)
         finally:
-            now = time.monotonic_ns()
-            if worked:
-                self._decider.saved(now)
-            else:
-                self._decider.failed(now)
+            ended = self._decider.saved if worked else self._decider.failed
+            ended(time.monotonic_ns())
 
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         try:
@@ -315,10 +281,8 @@ class CacheKeeper:
         )
         if report.data_hash:
             self._own_hashes.add(report.data_hash)
-        note = report.note
-        if report.leftovers:
-            left = ", ".join(str(each) for each in report.leftovers)
-            note = "; ".join(each for each in (note, f"could not be removed: {left}") if each)
+        left = ", ".join(map(str, report.leftovers))
+        notes = [report.note, f"could not be removed: {left}" if left else ""]
         return CacheSave(
             reason,
             saved_bytes=report.saved_bytes,
@@ -327,7 +291,7 @@ class CacheKeeper:
             merged_with_others=others,
             skipped=report.skipped,
             locked_out=report.locked_out,
-            note=note or None,
+            note="; ".join(filter(None, notes)) or None,
         )
 
 
@@ -358,12 +322,7 @@ class RecordedCosts:
         return self._known.of(image.keys)
 
     def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
-        """Record what compiling took.
-
-        Args:
-            keys: The pipelines, shape (n,).
-            times_ns: What each took, shape (n,), nanoseconds; 0 where that is not known: a hit says nothing.
-        """
+        """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
         if self.path is None or not times_ns.any():
             return
         try:
@@ -378,8 +337,6 @@ class Decision:
     """How a run goes.
 
     Attributes:
-        mode: The cache topology.
-        workers: Number of workers.
         note: Why, for the report; "" where the caller chose the mode.
         batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None:
             the usual.
@@ -407,7 +364,7 @@ def decide(
         mode: The caller's choice, or None.
         workers: The caller's choice, or None.
         warm: Whether the run begins with a cache that holds something.
-        available: Processors that there are.
+        available: Processors that there are. A calibration never asks for more workers than that.
         selector: What the device was called, for the note.
     """
     choice = _choice(loaded, warm=warm)
@@ -458,12 +415,9 @@ class CompileCache:
     """Decides, loads and saves for one compile. What it opens is the caller's to use until `close`.
 
     Attributes:
-        options: What was asked for.
         directory: Where the cache file is kept; None: nowhere.
         stop: Set where the compile was asked to end.
-        mode: The topology, as decided so far.
-        workers: Number of workers, likewise.
-        batch: Largest batch, where a calibration says; None: the usual.
+        decision: How the run goes, as decided so far.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
         loads: What became of each cache file when it was first opened. There may be several: a driver may
@@ -473,37 +427,34 @@ class CompileCache:
     options: CompileOptions
     directory: Path | None
     stop: trio.Event | None
-    mode: CacheMode = field(init=False)
-    workers: int = field(init=False)
-    batch: int | None = field(default=None, init=False)
+    decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     warm: bool = field(default=False, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
-    _decision_note: str = field(default="", init=False)
     _notes: list[str] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
         options = self.options
-        self.mode = options.mode or CacheMode.PER_WORKER
-        self.workers = available_workers() if options.workers is None else options.workers
+        workers = available_workers() if options.workers is None else options.workers
+        self.decision = Decision(options.mode or CacheMode.PER_WORKER, workers)
 
     @property
     def notes(self) -> list[str]:
         """What a reader of the report must know."""
-        return [*([self._decision_note] if self._decision_note else []), *self._notes]
+        return [*filter(None, [self.decision.note]), *self._notes]
 
     @property
     def merge(self) -> MergePolicy | None:
         """When to merge; what the caller asked for means nothing where the mode has no worker caches."""
-        return None if self.mode in NO_WORKER_CACHES else self.options.merge
+        return None if self.decision.mode in NO_WORKER_CACHES else self.options.merge
 
     @property
     def on_merged(self) -> MergedHook | None:
         """What a rolling merge tells, so that the file is saved on the way."""
         policy = self.merge
-        rolls = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
+        rolls = self.decision.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
         return self._keeper.merged if rolls and self._keeper is not None else None
 
     def open(self, device: Device) -> PipelineCache | None:
@@ -516,7 +467,7 @@ class CompileCache:
         try:
             return self._load(device)
         except DriverError as error:
-            self.mode = CacheMode.NONE
+            self.decision = evolve(self.decision, mode=CacheMode.NONE)
             self._say(
                 f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
             )
@@ -526,13 +477,13 @@ class CompileCache:
 
     def keeping(self, primary: PipelineSource | None) -> AbstractAsyncContextManager[None]:
         """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
-        if self._keeper is None or primary is None or self.mode is not CacheMode.SHARED:
+        if self._keeper is None or primary is None or self.decision.mode is not CacheMode.SHARED:
             return nullcontext()
         return self._keeper.beside(primary, self.stop)
 
     def progress(self, compiled: int) -> None:
         """So many pipelines were compiled in the current run. Never blocks."""
-        if self._keeper is not None and self.mode is CacheMode.SHARED:
+        if self._keeper is not None and self.decision.mode is CacheMode.SHARED:
             self._keeper.progress(compiled)
 
     def close(self, primary: PipelineSource, compiled: int | None) -> None:
@@ -540,7 +491,7 @@ class CompileCache:
 
         Args:
             primary: The primary, merged.
-            compiled: Pipelines that the run compiled; None where it was cancelled, or failed.
+            compiled: As for `CacheKeeper.finish`.
         """
         try:
             if self._keeper is not None:
@@ -556,12 +507,15 @@ class CompileCache:
         options = self.options
         if self.directory is None:
             self._decide(device, warm=False)
-            return None if self.mode is CacheMode.NONE else device.create_pipeline_cache(name="primary")
+            without = self.decision.mode is CacheMode.NONE
+            return None if without else device.create_pipeline_cache(name="primary")
         path = cache_path(self.directory, device.identity)
         self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
-        in_driver = device.features.internally_synchronized_merge and self.mode is CacheMode.TWO_LEVEL
         store = CacheFileStore(device, path, options.relax_driver_version)
-        cache, loaded = store.load(internally_synchronized_merge=in_driver)
+        two_level = self.decision.mode is CacheMode.TWO_LEVEL
+        cache, loaded = store.load(
+            internally_synchronized_merge=two_level and device.features.internally_synchronized_merge
+        )
         self.warm = loaded.status is LoadStatus.LOADED
         if not self.warm:
             self._decide(device, warm=False)
@@ -589,7 +543,7 @@ class CompileCache:
         options = self.options
         if self._decided or (options.mode is not None and options.workers is not None):
             return
-        decision = decide(
+        self.decision = decide(
             None if self.directory is None else load_profile(self.directory, device.identity),
             mode=options.mode,
             workers=options.workers,
@@ -597,8 +551,6 @@ class CompileCache:
             available=available_workers(),
             selector=options.selector,
         )
-        self.mode, self.workers, self.batch = decision.mode, decision.workers, decision.batch
-        self._decision_note = decision.note
 
     def _say(self, *notes: str) -> None:
         self._notes += [each for each in notes if each not in self._notes]

@@ -1,13 +1,9 @@
 """What a compile makes of a key profile: which of our own features a device gets, and what its report says.
 
-A profile (`orchestrator doctor --keys`) says on what a driver's keys depend. Where it proves that they do not depend on a feature
-that the orchestrator uses itself, the feature is enabled, whichever driver it is; where it proves that they do, it stays off, since
-the application's pipelines are worth more. Whatever else matters and is enabled or set here, but not in the application's record, is
-told.
-
-Guarantees: without a profile nothing changes. Of all the devices of an opener, which are of one driver, the first alone is opened
-twice. Not thread-safe; whoever calls it may do so in any
-one thread at a time.
+A profile (`orchestrator doctor --keys`) says on what a driver's keys depend. A feature that the orchestrator
+uses itself is enabled where the profile proves that keys do not depend on it, and stays off where they do:
+the application's pipelines are worth more. Whatever else matters and is enabled or set here, but not in the
+application's record, is told. Without a profile nothing changes.
 """
 
 from __future__ import annotations
@@ -36,7 +32,9 @@ from orchestrator.stores.profile_file import (
 )
 
 _LOST: Mapping[str, str] = {
-    "pipelineCreationCacheControl": "worker caches have the driver's own locks, and compiling cannot be forbidden",
+    "pipelineCreationCacheControl": (
+        "worker caches have the driver's own locks, and compiling cannot be forbidden"
+    ),
     "pipelineBinaries": "the driver is not asked for pipeline keys",
     "pipelineExecutableInfo": "there are no statistics of pipelines",
     "shaderModuleIdentifier": "modules are always handed over with their code",
@@ -48,8 +46,9 @@ _LIBRARY = "pipeline library"
 class ProfiledOpener:
     """Opens devices, each with those of the orchestrator's features that leave the driver's keys alone.
 
+    Of all the devices, which are of one driver, the first alone is opened twice. In any one thread at a time.
+
     Attributes:
-        opener: Opens a device.
         directory: The directory of cache files; None where there is none.
         notes: What was left off, and why; each once.
     """
@@ -81,7 +80,8 @@ class ProfiledOpener:
         wanted = (on | {each for each in own if _is_harmless(profile, each)}) - harmful
         for _, member in sorted(harmful):
             self._say(
-                f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); so {_LOST[member]}"
+                f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); "
+                f"so {_LOST[member]}"
             )
         if wanted == on:
             return device
@@ -90,7 +90,7 @@ class ProfiledOpener:
         return self.opener(_with_own(request, self._own))
 
     def profile(self, device: Device) -> KeyProfile | None:
-        """What is known of the keys of a device's driver, or None."""
+        """What is known of the keys of a device's driver."""
         if self.directory is None:
             return None
         about = ProfileIdentity.of(device.identity)
@@ -126,26 +126,28 @@ def key_notes(
     given = os.environ if environment is None else environment
     source = f"by the key profile of {_day(profile)}"
     notes = []
-    if not group.applications and depends:
-        settings = list(
-            dict.fromkeys(_setting(each) for each in depends if each.aspect not in ("environment", "layer"))
-        )
+    if not group.applications:
+        settings = [_setting(each) for each in depends if each.aspect not in ("environment", "layer")]
         if settings:
             notes.append(
-                f"no application is recorded. This driver's keys depend on {', '.join(settings)}, {source}: an application "
-                "finds these pipelines only where it tells the driver the same"
+                f"no application is recorded. This driver's keys depend on {_listed(settings)}, {source}: an "
+                "application finds these pipelines only where it tells the driver the same"
             )
     elif beyond := list(_beyond_the_record(depends, group, device)):
         notes.append(
-            f"enabled here, and in no application's record: {', '.join(dict.fromkeys(beyond))}. This driver's keys depend on "
+            f"enabled here, and in no application's record: {_listed(beyond)}. This driver's keys depend on "
             f"that, {source}: the application finds these pipelines only where it enables the same"
         )
     if active := list(_set_here(profile, depends, given, device)):
         notes.append(
-            f"set here: {', '.join(dict.fromkeys(active))}. This driver's keys depend on that, {source}: the application finds "
+            f"set here: {_listed(active)}. This driver's keys depend on that, {source}: the application finds "
             "these pipelines only where it runs with the same"
         )
     return notes
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(dict.fromkeys(names))
 
 
 def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
@@ -219,9 +221,9 @@ def _is_harmless(profile: KeyProfile, feature: Feature) -> bool:
     """Whether it is proven for all kinds of pipelines, as is what the feature cannot be without."""
     kinds = {each.kind for each in profile.kinds if not each.problem}
     proven = [each for each in profile.independent if each.features == (feature,) and kinds <= {*each.kinds}]
-    return any(
+    return not _matters(profile, feature) and any(
         all(_is_harmless(profile, base) for base in each.given if base != feature) for each in proven
-    ) and not _matters(profile, feature)
+    )
 
 
 def _day(profile: KeyProfile) -> str:

@@ -35,15 +35,7 @@ crashes in the trial, and not only where the memory happens to hold something ba
 
 
 class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
-    """The first request: what to open.
-
-    Attributes:
-        archive: Path of the set.
-        selector: The device, as `open_device` takes it.
-        opener: See `orchestrator.run.options.TrialLimits`.
-        driver_caches: Leave the driver's own caches on.
-        request: What the device is opened as.
-    """
+    """The first request: open this set on this device; `opener` as in `TrialLimits`."""
 
     archive: str
     selector: str = ""
@@ -53,12 +45,7 @@ class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
 
 
 class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
-    """A request: compile this pipeline now.
-
-    Attributes:
-        kind: Its `PipelineKind`.
-        key: Its hash.
-    """
+    """A request: compile the pipeline of this `PipelineKind` and hash now."""
 
     kind: str
     key: int
@@ -69,21 +56,13 @@ class Ready(msgspec.Struct, tag="ready", forbid_unknown_fields=True):
 
 
 class Unready(msgspec.Struct, tag="unready", forbid_unknown_fields=True):
-    """Something could not be opened, and the child ends.
-
-    Attributes:
-        reason: Why.
-    """
+    """Something could not be opened, for this reason, and the child ends."""
 
     reason: str
 
 
 class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
-    """The driver came back from this pipeline, whatever it said.
-
-    Attributes:
-        key: Its hash.
-    """
+    """The driver came back from the pipeline of this hash, whatever it said."""
 
     key: int
 
@@ -122,7 +101,7 @@ async def try_pipelines(
         setup: What children open.
         limits: What one may take.
         processes: How many children at a time.
-        stop: Ends it early when set: the pipelines in flight and those not yet tried are in neither list.
+        stop: Ends it early when set: what was not tried to its end did neither survive nor die.
 
     Raises:
         DeviceError: A child could not open the device or the set.

@@ -1,10 +1,11 @@
-"""The child's side of trials.
+"""The child's side of trials: whatever ends the process while it compiles one pipeline names its cause.
 
-It compiles one pipeline at a time, so that whatever ends the process names its cause. Nothing that it makes
-is kept; what the driver says of a pipeline is found out again by the run.
+Nothing that it makes is kept; what the driver says of a pipeline is found out again by the run.
 """
 
 from __future__ import annotations
+
+from contextlib import closing, suppress
 
 import numpy as np
 
@@ -41,13 +42,5 @@ def serve(channel: Channel[Request, Answer]) -> None:
 def _try(source: PipelineSet, device: Device, job: PipelineJob) -> None:
     """Compile one pipeline and what it links."""
     built = build_image(source, [job], device.capabilities)
-    try:
-        prepared = device.prepare(built.image)
-    except OrchestratorError:
-        return
-    try:
+    with suppress(OrchestratorError), closing(device.prepare(built.image)) as prepared:
         device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
-    except OrchestratorError:
-        return
-    finally:
-        prepared.close()

@@ -11,23 +11,23 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import trio
 from attrs import field, frozen
 
+from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
-from orchestrator.run.options import ModulePolicy, TrialLimits
+from orchestrator.run import trial
+from orchestrator.run.async_child import run_with_children
+from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
-
-if TYPE_CHECKING:
-    from orchestrator.children.parent import ChildGroup
-    from orchestrator.sets.spirv.validation import Judgement
+from orchestrator.sets.spirv import validation
+from orchestrator.sets.spirv.validation import Judgement, Verdict
 
 _SHOWN = 3
 
@@ -54,50 +54,29 @@ class Vetted:
 
 @frozen
 class Vetter:
-    """Vets the pipelines of one set.
-
-    Attributes:
-        source: The set.
-        policy: What to do.
-        processes: Processes at a time.
-        selector: The device, for trials.
-        driver_caches: See `open_device`.
-        limits: What a trial may take.
-    """
+    """Vets the pipelines of one set, in so many processes at a time."""
 
     source: PipelineSet
-    policy: ModulePolicy
+    options: CompileOptions
     processes: int
-    selector: str = ""
-    driver_caches: bool = False
-    limits: TrialLimits = field(factory=TrialLimits)
 
     async def vet(
         self, image: CreateInfoImage, request: DeviceRequest, stop: trio.Event | None = None
     ) -> Vetted:
-        """Vet the pipelines of an image.
-
-        Args:
-            image: The image.
-            request: What its device was opened as.
-            stop: Ends trials early when set.
+        """Vet the pipelines of an image whose device was opened as `request`; `stop` ends trials early.
 
         Raises:
             DeviceError: A trial process could not open the device.
             ArchiveError: The set could not be written where trial processes read it.
         """
-        if self.policy is ModulePolicy.OFF or not len(image):
+        if self.options.spirv_val is ModulePolicy.OFF or not len(image):
             return Vetted()
-        from orchestrator.sets.spirv import validation
-
         judged, notes = await self._judge(image)
-        refused = {
-            index: each for index, each in judged.items() if each.verdict is validation.Verdict.INVALID
-        }
+        refused = {index: each for index, each in judged.items() if each.verdict is Verdict.INVALID}
         notes += self._module_notes(image, judged)
-        if self.policy is ModulePolicy.WARN:
+        if self.options.spirv_val is ModulePolicy.WARN:
             return Vetted(notes=tuple(notes))
-        if self.policy is ModulePolicy.SKIP:
+        if self.options.spirv_val is ModulePolicy.SKIP:
             reasons = {
                 index: f"module {image.modules[module].key:016x}: {refused[module].reason}"
                 for index in range(len(image))
@@ -108,9 +87,6 @@ class Vetter:
         return await self._isolate(image, request, refused, notes, stop)
 
     async def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
-        from orchestrator.run.async_child import run_with_children
-        from orchestrator.sets.spirv import validation
-
         program = validation.find_spirv_val()
         if program is None:
             return {}, ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
@@ -129,10 +105,12 @@ class Vetter:
         return await run_with_children(judge), []
 
     def _module_notes(self, image: CreateInfoImage, judged: dict[int, Judgement]) -> list[str]:
-        from orchestrator.sets.spirv.validation import Verdict
-
         notes = []
-        compiled = "; their pipelines are compiled all the same" if self.policy is ModulePolicy.WARN else ""
+        compiled = (
+            "; their pipelines are compiled all the same"
+            if self.options.spirv_val is ModulePolicy.WARN
+            else ""
+        )
         for verdict, words in (
             (Verdict.INVALID, f"spirv-val refuses {{count}} of {len(judged)} modules{compiled}"),
             (Verdict.UNKNOWN, f"spirv-val has no answer for {{count}} of {len(judged)} modules"),
@@ -154,8 +132,7 @@ class Vetter:
         notes: list[str],
         stop: trio.Event | None,
     ) -> Vetted:
-        from orchestrator.run import trial
-
+        options = self.options
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="orchestrator-trial-") as folder:
@@ -165,12 +142,12 @@ class Vetter:
                 jobs,
                 trial.Setup(
                     archive=str(archive),
-                    selector=self.selector,
-                    opener=self.limits.opener,
-                    driver_caches=self.driver_caches,
+                    selector=options.selector,
+                    opener=options.trial_limits.opener,
+                    driver_caches=options.driver_caches,
                     request=request,
                 ),
-                limits=self.limits,
+                limits=options.trial_limits,
                 processes=self.processes,
                 stop=stop,
             )
