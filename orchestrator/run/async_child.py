@@ -22,17 +22,12 @@ _T = TypeVar("_T")
 
 @frozen(eq=False)
 class AsyncChild(Generic[_A]):
-    """A child; one task sends to it and one receives."""
+    """A child; one task asks it."""
 
     child: Child[_A]
 
     async def ask(self, request: msgspec.Struct) -> _A | Ended:
-        """`send`, then `receive`."""
-        await self.send(request)
-        return await self.receive()
-
-    async def send(self, request: msgspec.Struct) -> None:
-        """See `Child.send`. Cancelled, it may have sent a part; the child is of no use then.
+        """Send a request and wait for its answer; see `Child`. Cancelled, the child is of no use any more.
 
         Raises:
             FrameError: The request is over the bound.
@@ -40,9 +35,6 @@ class AsyncChild(Generic[_A]):
         left = self.child.packed(request)
         while left := left[self.child.write_some(left) :]:
             await trio.lowlevel.wait_writable(self.child.request_descriptor)
-
-    async def receive(self) -> _A | Ended:
-        """See `Child.receive`."""
         while (answer := self.child.take()) is None:
             if self.child.is_over:
                 return await trio.to_thread.run_sync(self.child.end)

@@ -146,7 +146,7 @@ class WorkerSources:
 
 
 @define(eq=False)
-class _Slot:
+class Slot:
     """A worker's current source. Used by that worker's thread, and by the run when no worker is left."""
 
     source: PipelineSource
@@ -157,6 +157,7 @@ class _Slot:
     longest_pause_ns: int = 0
 
     def paused(self, began_ns: int) -> None:
+        """The worker paused until now."""
         self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
 
 
@@ -170,14 +171,15 @@ class _Rotated:
 class Rotation:
     """The worker sources of a run that merges on the way; see the top of the module.
 
-    `batch_ended` and `note_pause` belong to the worker's thread, `serve` to trio, the rest to the run when no
-    worker is there yet or left.
+    `batch_ended` belongs to the worker's thread, `serve` to trio, the rest to the run when no worker is there
+    yet or left.
 
     Attributes:
         workers: Makes fresh sources; called here and in the merger's thread.
         first: The first source of each worker; owned by the rotation from now on.
         looked_up: Whether workers look pipelines up in the primary.
         primary_is_filled: Whether the primary holds a pipeline.
+        slots: The current source of each worker.
         guard: Keeps look-ups and merges apart.
         warnings: What a user should know.
     """
@@ -189,13 +191,12 @@ class Rotation:
     looked_up: bool
     primary_is_filled: bool
     on_merged: MergedHook | None
+    slots: list[Slot] = field(init=False)
     guard: PrimaryGuard = field(init=False)
     warnings: list[str] = field(factory=list, init=False)
-    _slots: list[_Slot] = field(init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _standbys: list[PipelineSource] = field(factory=list, init=False)
     _rotated: deque[_Rotated] = field(factory=deque, init=False)
-    _merging: list[_Rotated] = field(factory=list, init=False)
     _made: int = field(default=0, init=False)
     _wanted: bool = field(default=False, init=False)
     _standbys_refused: bool = field(default=False, init=False)
@@ -207,7 +208,7 @@ class Rotation:
 
     def __attrs_post_init__(self) -> None:
         now = time.perf_counter_ns()
-        self._slots = [_Slot(source, now) for source in self.first]
+        self.slots = [Slot(source, now) for source in self.first]
         in_driver = self.workers.primary.internally_synchronized_merge
         self.guard = PrimaryGuard(needed=self.looked_up and not in_driver)
         if self.policy.rolling and not self.workers.data:
@@ -216,22 +217,15 @@ class Rotation:
 
     # --- a worker's side
 
-    def batch_ended(self, worker: int, compiled: int) -> PipelineSource:
+    def batch_ended(self, slot: Slot, compiled: int) -> None:
         """A worker has ended a batch and begun no other; rotate its source out if that is due.
 
         Args:
-            worker: Which.
+            slot: The worker's.
             compiled: Pipelines that the batch compiled in its source.
-
-        Returns:
-            The worker's source from now on.
         """
-        slot = self._slots[worker]
-        if self.policy.rolling:
-            self._count(slot, compiled)
-        return slot.source
-
-    def _count(self, slot: _Slot, compiled: int) -> None:
+        if not self.policy.rolling:
+            return
         slot.batches += 1
         slot.compiled += compiled
         if not slot.compiled:
@@ -244,11 +238,7 @@ class Rotation:
             self._rotate(slot)
         slot.paused(began)
 
-    def note_pause(self, worker: int, began_ns: int) -> None:
-        """A worker paused until now."""
-        self._slots[worker].paused(began_ns)
-
-    def _is_due(self, slot: _Slot, now_ns: int) -> bool:
+    def _is_due(self, slot: Slot, now_ns: int) -> bool:
         policy = self.policy
         if slot.waits_for_standby:
             return True
@@ -258,7 +248,7 @@ class Rotation:
             return True
         return policy.gained_bytes is not None and slot.compiled * self._each_bytes >= policy.gained_bytes
 
-    def _rotate(self, slot: _Slot) -> None:
+    def _rotate(self, slot: Slot) -> None:
         with self._lock:
             fresh = self._standbys.pop() if self._standbys else None
             if fresh is not None:
@@ -293,11 +283,11 @@ class Rotation:
 
     def _lacks_standbys(self) -> bool:
         # Each holds the data that workers begin with; a worker that finds none goes on and loses nothing.
-        most = min(len(self._slots), _MOST_STANDBYS)
+        most = min(len(self.slots), _MOST_STANDBYS)
         return not self._standbys_refused and len(self._standbys) < most
 
     def _serve_once(self) -> None:
-        merge = self._merge()
+        merge = self.merge()
         # Before the hook, which may take its time: workers need them.
         self._make_standbys()
         if merge is not None and self.on_merged is not None:
@@ -317,19 +307,19 @@ class Rotation:
             with self._lock:
                 self._standbys.append(standby)
 
-    def _merge(self) -> RollingMerge | None:
+    def merge(self) -> RollingMerge | None:
+        """Merge what was rotated out. Blocking; one thread at a time."""
         with self._lock:
-            self._merging.extend(self._rotated)
-            self._rotated.clear()
-        if not self._merging:
+            merging = list(self._rotated)
+        if not merging:
             return None
-        sources = [each.source for each in self._merging]
         primary = self.workers.primary
         with self.guard.merge():
+            sources = [each.source for each in merging]
             merged = merge_into(primary, sources, seed_bytes=len(self.workers.data))
         merge = RollingMerge(
             number=len(self._merges) + 1,
-            pipelines=sum(each.compiled for each in self._merging),
+            pipelines=sum(each.compiled for each in merging),
             source_bytes=merged.source_bytes,
             primary_bytes=merged.after,
             merge_ns=merged.merge_ns,
@@ -338,8 +328,8 @@ class Rotation:
         self.warnings += merged.warnings
         self.primary_is_filled |= merged.after > primary.empty_bytes
         self._learn_size()
-        while self._merging:
-            self._merging.pop().source.destroy()
+        for _ in merging:
+            self._rotated.popleft().source.destroy()
         return merge
 
     def _learn_size(self) -> None:
@@ -351,18 +341,14 @@ class Rotation:
 
     # --- the run's side, when no worker is left
 
-    def finish(self) -> None:
-        """Merge what was rotated out and not merged. Blocking."""
-        self._merge()
-
     def current_sources(self) -> list[PipelineSource]:
         """The last source of each worker, worker by worker."""
-        return [slot.source for slot in self._slots]
+        return [slot.source for slot in self.slots]
 
     def destroy(self) -> None:
         """Destroy everything that is left. Blocking; idempotent."""
-        left = (*self._rotated, *self._merging)
-        for source in (*self.current_sources(), *self._standbys, *(each.source for each in left)):
+        rotated = (each.source for each in self._rotated)
+        for source in (*self.current_sources(), *self._standbys, *rotated):
             source.destroy()
 
     def report(self) -> RollingReport:
@@ -376,7 +362,7 @@ class Rotation:
             source_bytes=sum(self.merged_bytes()),
             merge_ns=sum(each.merge_ns for each in merges),
             hook_ns=self._hook_ns,
-            longest_pause_ns=max((slot.longest_pause_ns for slot in self._slots), default=0),
+            longest_pause_ns=max((slot.longest_pause_ns for slot in self.slots), default=0),
             deferred=self._deferred,
             synchronized_by=synchronized_by,
         )
@@ -426,7 +412,7 @@ class RotatingSource(Creator):
     """Creates everything with the worker's current source, which it rotates between batches."""
 
     rotation: Rotation
-    worker: int
+    slot: Slot
     _compiled: int = field(default=0, init=False)
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
@@ -446,7 +432,8 @@ class RotatingSource(Creator):
     def between_batches(self) -> None:
         """Rotate the source, if that is due."""
         compiled, self._compiled = self._compiled, 0
-        self.source = self.rotation.batch_ended(self.worker, compiled)
+        self.rotation.batch_ended(self.slot, compiled)
+        self.source = self.slot.source
 
 
 @define(eq=False)
@@ -465,7 +452,7 @@ class TwoLevels(RotatingSource):
             return super().create(indices)
         began = time.perf_counter_ns()
         with self.rotation.guard.look_up():
-            self.rotation.note_pause(self.worker, began)
+            self.slot.paused(began)
             batch = self.device.create_pipelines(
                 self.prepared, indices, self.primary, keep=self.keep, fail_on_compile_required=True
             )
@@ -604,10 +591,10 @@ class RunCaches:
         if rotation is None:
             source = self._worker_sources[number] if self._worker_sources else primary
             return Creator(self.device, prepared, source, keep)
-        source = rotation.current_sources()[number]
+        slot = rotation.slots[number]
         if self.looks_up:
-            return TwoLevels(self.device, prepared, source, keep, rotation, number, primary)
-        return RotatingSource(self.device, prepared, source, keep, rotation, number)
+            return TwoLevels(self.device, prepared, slot.source, keep, rotation, slot, primary)
+        return RotatingSource(self.device, prepared, slot.source, keep, rotation, slot)
 
     # --- after the barrier
 
@@ -621,7 +608,7 @@ class RunCaches:
             return
         started = time.perf_counter_ns()
         if self.rotation is not None:
-            self.rotation.finish()
+            self.rotation.merge()
         finish_ns = time.perf_counter_ns() - started
         sources = self._worker_sources if self.rotation is None else self.rotation.current_sources()
         merged = merge_into(self.primary, sources, seed_bytes=self._seed_bytes)

@@ -127,12 +127,6 @@ class CompileSchedule:
     def __attrs_post_init__(self) -> None:
         self._estimated_ns = estimated_costs(self.image, self.recorded_ns)
 
-    @property
-    def known(self) -> float:
-        """Share of the estimated costs that was recorded, 0..1."""
-        total = int(self._estimated_ns.sum())
-        return float(self._estimated_ns[self.recorded_ns > 0].sum()) / total if total else 0.0
-
     def ask_keys(
         self,
         device: Device,
@@ -196,7 +190,8 @@ class CompileSchedule:
             pipeline_keys=self._keys,
         )
         # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
-        trusted = self.known > _MOSTLY and not self.warm
+        recorded_ns = self._estimated_ns[self.recorded_ns > 0].sum()
+        trusted = not self.warm and bool(recorded_ns > _MOSTLY * self._estimated_ns.sum())
         self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
         return made
 
@@ -474,16 +469,18 @@ class CompileJob:
         self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
         from orchestrator.run.vetting import Vetter
 
-        vetter = Vetter(self.source, options, self.cache.decision.workers)
+        vetter = Vetter(
+            self.source, built.image, options, self.cache.decision.workers, group.request, self.cache.stop
+        )
         with self._clocked("vet"):
-            vetted = await vetter.vet(built.image, group.request, self.cache.stop)
-        self._notes += vetted.notes
-        self._tally.leave_out(vetted.left_out)
-        self._untried += len(vetted.untried)
-        if not (len(vetted.left_out) or vetted.untried):
+            await vetter.vet()
+        self._notes += vetter.notes
+        self._tally.leave_out(vetter.left_out)
+        self._untried += len(vetter.untried)
+        if not (len(vetter.left_out) or vetter.untried):
             return built
         known = {each.job for each in built.problems}
-        rest = vetted.allowed([job for job in group.pipelines if job not in known])
+        rest = vetter.allowed([job for job in group.pipelines if job not in known])
         return await self._timed("prepare", lambda: build_image(self.source, rest, device.capabilities))
 
     def report(self) -> CompileReport:

@@ -2,7 +2,7 @@
 
 `CompileCache` decides what was left open and holds the primary from load to save. `CacheKeeper` saves it:
 
-    shared cache     progress() ─> SaveDecider ─> serve() saves in a thread, beside the workers
+    shared cache     progress() ─> SaveDecider ─> beside() saves in a thread while workers run
     rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
     all              finish()   ─> once more, where something is new since the last save
 
@@ -35,6 +35,7 @@ from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave
 from orchestrator.stores.cache_file import (
+    DEFAULT_POLICY,
     LoadPolicy,
     LoadResult,
     LoadStatus,
@@ -64,7 +65,7 @@ class CacheFileStore:
 
     device: Device
     path: Path
-    relax_driver_version: bool = False
+    policy: LoadPolicy = DEFAULT_POLICY
 
     def load(self, *, internally_synchronized_merge: bool) -> tuple[PipelineCache, LoadResult]:
         """Make a primary of what is kept, and say what became of it; see `load_into_cache`.
@@ -75,7 +76,7 @@ class CacheFileStore:
         return load_into_cache(
             self.device,
             self.path,
-            LoadPolicy(relax_driver_version=self.relax_driver_version),
+            self.policy,
             internally_synchronized_merge=internally_synchronized_merge,
             name="primary",
         )
@@ -90,20 +91,14 @@ class CacheFileStore:
         """
         if not isinstance(primary, PipelineCache):
             raise DeviceError(f"{self.path} keeps pipeline caches, not {primary!r}")
-        return save_merged(
-            self.device,
-            self.path,
-            primary,
-            LoadPolicy(relax_driver_version=self.relax_driver_version),
-            lock_wait_s=lock_wait_s,
-        )
+        return save_merged(self.device, self.path, primary, self.policy, lock_wait_s=lock_wait_s)
 
 
 @define(eq=False)
 class CacheKeeper:
     """Saves the primary of one run to where it is kept, one save at a time.
 
-    A run uses either `progress` or `merged`. `progress` and `serve` belong to the trio thread, `merged` to
+    A run uses either `progress` or `merged`. `progress` and `beside` belong to the trio thread, `merged` to
     one thread at a time while workers run, `finish` to whoever has the primary alone.
 
     Attributes:
@@ -136,16 +131,24 @@ class CacheKeeper:
         """So many pipelines were compiled since the run began, those told before included. Never blocks."""
         now = time.monotonic_ns()
         self._created(now, compiled)
-        due = self._decider.due(now)
-        if due is not None:
-            self._ask(due)
+        self._ask(self._decider.due(now))
 
     @asynccontextmanager
     async def beside(self, primary: PipelineSource, stop: trio.Event | None = None) -> AsyncIterator[None]:
-        """Serve while a block runs; what the block raises comes out as itself. See `serve`."""
+        """While a block runs, save when that is due; a save that has begun is waited for.
+
+        What the block raises comes out as itself.
+
+        Args:
+            primary: The cache that all workers use; internally synchronized.
+            stop: When set, what is new is saved at once: the calls in flight may take longer than the
+                patience of whoever asked this process to end.
+        """
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.serve, primary, stop)
+                nursery.start_soon(self._serve, primary)
+                if stop is not None:
+                    nursery.start_soon(self._watch, stop)
                 yield
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:
@@ -153,33 +156,22 @@ class CacheKeeper:
                 raise group.exceptions[0] from None
             raise
 
-    async def serve(self, primary: PipelineSource, stop: trio.Event | None = None) -> None:
-        """Save when that is due, until cancelled; a save that has begun is waited for.
-
-        Args:
-            primary: The cache that all workers use; internally synchronized.
-            stop: When set, what is new is saved at once: the calls in flight may take longer than the
-                patience of whoever asked this process to end.
-        """
-        async with trio.open_nursery() as nursery:
-            if stop is not None:
-                nursery.start_soon(self._watch, stop)
-            while True:
-                await self._changed.wait()
-                self._changed = trio.Event()
-                due, self._due = self._due, None
-                if due is not None:
-                    await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
+    async def _serve(self, primary: PipelineSource) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            due, self._due = self._due, None
+            if due is not None:
+                await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
 
     async def _watch(self, stop: trio.Event) -> None:
         await stop.wait()
-        reason = self._decider.forced(SaveReason.SIGNAL)
-        if reason is not None:
-            self._ask(reason)
+        self._ask(self._decider.forced(SaveReason.SIGNAL))
 
-    def _ask(self, reason: SaveReason) -> None:
-        self._due = reason
-        self._changed.set()
+    def _ask(self, reason: SaveReason | None) -> None:
+        if reason is not None:
+            self._due = reason
+            self._changed.set()
 
     # --- on the way, rolling merge
 
@@ -511,7 +503,7 @@ class CompileCache:
             return None if without else device.create_pipeline_cache(name="primary")
         path = cache_path(self.directory, device.identity)
         self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
-        store = CacheFileStore(device, path, options.relax_driver_version)
+        store = CacheFileStore(device, path, LoadPolicy(relax_driver_version=options.relax_driver_version))
         two_level = self.decision.mode is CacheMode.TWO_LEVEL
         cache, loaded = store.load(
             internally_synchronized_merge=two_level and device.features.internally_synchronized_merge

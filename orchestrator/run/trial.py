@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 
 from orchestrator.children.parent import Ended
 from orchestrator.children.protocol import ChildLimits
@@ -71,19 +71,19 @@ Request = Setup | Try
 Answer = Ready | Unready | Survived
 
 
-@frozen
+@define
 class Trials:
     """What came of trials.
 
     Attributes:
-        survived: Pipelines that the driver came back from, in no order.
+        survived: Pipelines that the driver came back from.
         died: Those that it did not, each with what happened.
         processes: Children that were started.
     """
 
-    survived: frozenset[PipelineJob]
-    died: dict[PipelineJob, str]
-    processes: int
+    survived: set[PipelineJob] = field(factory=set)
+    died: dict[PipelineJob, str] = field(factory=dict)
+    processes: int = 0
 
 
 async def try_pipelines(
@@ -116,7 +116,7 @@ async def try_pipelines(
                 for _ in range(min(processes, len(jobs))):
                     nursery.start_soon(lanes.run_one)
             beside.cancel_scope.cancel()
-    return Trials(frozenset(lanes.survived), lanes.died, lanes.started)
+    return lanes.trials
 
 
 async def _end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
@@ -129,14 +129,12 @@ class _Lanes:
     queue: deque[PipelineJob]
     setup: Setup
     limits: TrialLimits
-    survived: list[PipelineJob] = field(factory=list)
-    died: dict[PipelineJob, str] = field(factory=dict)
-    started: int = 0
+    trials: Trials = field(factory=Trials)
 
     async def run_one(self) -> None:
         """Try pipelines until none is left, in as many children as it takes, one at a time."""
         while self.queue:
-            self.started += 1
+            self.trials.processes += 1
             bounds = ChildLimits(memory_bytes=self.limits.memory_bytes)
             async with open_child("trial", Answer, bounds, {**_JUNK, **os.environ}) as child:
                 await self._set_up(child)
@@ -144,9 +142,9 @@ class _Lanes:
                     job = self.queue.popleft()
                     end = await self._attempt(child, job)
                     if end is not None:
-                        self.died[job] = end
+                        self.trials.died[job] = end
                         break
-                    self.survived.append(job)
+                    self.trials.survived.add(job)
 
     async def _set_up(self, child: AsyncChild[Answer]) -> None:
         answer: Answer | Ended | None = None

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import trio
-from attrs import field, frozen
+from attrs import define, field
 
 from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.image import CreateInfoImage
@@ -32,68 +32,66 @@ from orchestrator.sets.spirv.validation import Judgement, Verdict
 _SHOWN = 3
 
 
-@frozen
-class Vetted:
-    """What a vetting found.
+@define(eq=False)
+class Vetter:
+    """Vets the pipelines of an image, in so many processes at a time.
 
     Attributes:
+        request: What the image's device was opened as.
+        stop: Ends trials early when set.
         left_out: Outcomes of pipelines that the driver must not be given here, in the order of the image.
         untried: Pipelines that were not come to before the run was stopped.
         notes: What a reader of the report should know.
     """
 
-    left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()))
-    untried: frozenset[PipelineJob] = frozenset()
-    notes: tuple[str, ...] = ()
+    source: PipelineSet
+    image: CreateInfoImage
+    options: CompileOptions
+    processes: int
+    request: DeviceRequest
+    stop: trio.Event | None = None
+    left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()), init=False)
+    untried: frozenset[PipelineJob] = field(default=frozenset(), init=False)
+    notes: list[str] = field(factory=list, init=False)
 
     def allowed(self, jobs: list[PipelineJob]) -> list[PipelineJob]:
         """Those of some pipelines that the driver may be given."""
         out = {each.job for each in self.left_out} | self.untried
         return [job for job in jobs if job not in out]
 
-
-@frozen
-class Vetter:
-    """Vets the pipelines of one set, in so many processes at a time."""
-
-    source: PipelineSet
-    options: CompileOptions
-    processes: int
-
-    async def vet(
-        self, image: CreateInfoImage, request: DeviceRequest, stop: trio.Event | None = None
-    ) -> Vetted:
-        """Vet the pipelines of an image whose device was opened as `request`; `stop` ends trials early.
+    async def vet(self) -> None:
+        """Vet as the options say.
 
         Raises:
             DeviceError: A trial process could not open the device.
             ArchiveError: The set could not be written where trial processes read it.
         """
-        if self.options.spirv_val is ModulePolicy.OFF or not len(image):
-            return Vetted()
-        judged, notes = await self._judge(image)
+        image, policy = self.image, self.options.spirv_val
+        if policy is ModulePolicy.OFF or not len(image):
+            return
+        judged = await self._judge()
         refused = {index: each for index, each in judged.items() if each.verdict is Verdict.INVALID}
-        notes += self._module_notes(image, judged)
-        if self.options.spirv_val is ModulePolicy.WARN:
-            return Vetted(notes=tuple(notes))
-        if self.options.spirv_val is ModulePolicy.SKIP:
+        self._note_modules(judged)
+        if policy is ModulePolicy.SKIP:
             reasons = {
                 index: f"module {image.modules[module].key:016x}: {refused[module].reason}"
                 for index in range(len(image))
                 for module in image.modules_of(index)
                 if module in refused
             }
-            return Vetted(_outcomes(image, OutcomeStatus.SKIPPED, reasons), notes=tuple(notes))
-        return await self._isolate(image, request, refused, notes, stop)
+            self._leave_out(OutcomeStatus.SKIPPED, reasons)
+        elif policy is ModulePolicy.ISOLATE:
+            await self._isolate(refused)
 
-    async def _judge(self, image: CreateInfoImage) -> tuple[dict[int, Judgement], list[str]]:
+    async def _judge(self) -> dict[int, Judgement]:
         program = validation.find_spirv_val()
         if program is None:
-            return {}, ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
+            self.notes.append("spirv-val was not found, so no module was validated (Debian: spirv-tools)")
+            return {}
 
         def judge(children: ChildGroup) -> dict[int, Judgement]:
             modules = []
-            for index, each in enumerate(image.modules):
+            for index, each in enumerate(self.image.modules):
                 try:
                     modules.append((index, each.load()))
                 except RecordError:
@@ -102,15 +100,11 @@ class Vetter:
                 validation.validate_modules(modules, program, processes=self.processes, children=children)
             )
 
-        return await run_with_children(judge), []
+        return await run_with_children(judge)
 
-    def _module_notes(self, image: CreateInfoImage, judged: dict[int, Judgement]) -> list[str]:
-        notes = []
-        compiled = (
-            "; their pipelines are compiled all the same"
-            if self.options.spirv_val is ModulePolicy.WARN
-            else ""
-        )
+    def _note_modules(self, judged: dict[int, Judgement]) -> None:
+        warns = self.options.spirv_val is ModulePolicy.WARN
+        compiled = "; their pipelines are compiled all the same" if warns else ""
         for verdict, words in (
             (Verdict.INVALID, f"spirv-val refuses {{count}} of {len(judged)} modules{compiled}"),
             (Verdict.UNKNOWN, f"spirv-val has no answer for {{count}} of {len(judged)} modules"),
@@ -118,21 +112,13 @@ class Vetter:
             found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
             if found:
                 shown = "; ".join(
-                    f"{image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]
+                    f"{self.image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]
                 )
                 more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                notes.append(f"{words.format(count=len(found))}: {shown}{more}")
-        return notes
+                self.notes.append(f"{words.format(count=len(found))}: {shown}{more}")
 
-    async def _isolate(
-        self,
-        image: CreateInfoImage,
-        request: DeviceRequest,
-        refused: dict[int, Judgement],
-        notes: list[str],
-        stop: trio.Event | None,
-    ) -> Vetted:
-        options = self.options
+    async def _isolate(self, refused: dict[int, Judgement]) -> None:
+        image, options = self.image, self.options
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
         with tempfile.TemporaryDirectory(prefix="orchestrator-trial-") as folder:
@@ -145,13 +131,13 @@ class Vetter:
                     selector=options.selector,
                     opener=options.trial_limits.opener,
                     driver_caches=options.driver_caches,
-                    request=request,
+                    request=self.request,
                 ),
                 limits=options.trial_limits,
                 processes=self.processes,
-                stop=stop,
+                stop=self.stop,
             )
-        notes.append(
+        self.notes.append(
             f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: "
             f"the driver survived {len(trials.survived)}, and not {len(trials.died)} "
             f"({trials.processes} processes, {time.perf_counter() - started:.1f} s)"
@@ -161,28 +147,24 @@ class Vetter:
             if job in trials.died:
                 said = [refused[module].reason for module in image.modules_of(index) if module in refused]
                 reasons[index] = "; ".join([trials.died[job], *said[:1]])
-        out = _outcomes(image, OutcomeStatus.FAILED, reasons)
-        untried = frozenset(jobs) - trials.survived - set(trials.died)
-        return Vetted(out, untried, tuple(notes))
+        self._leave_out(OutcomeStatus.FAILED, reasons)
+        self.untried = frozenset(jobs) - trials.survived - set(trials.died)
 
     def _write(self, archive: Path) -> None:
         with ArchiveWriter(archive) as writer:
             self.source.copy_to(writer)
 
+    def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:
+        """Leave out pipelines with a reason, and what links them: libraries come first in an image."""
+        image = self.image
+        for index in range(len(image)):
+            blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
+            if blamed is not None and index not in reasons:
+                reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
+        indices = sorted(reasons)
+        jobs = [_job(image, index) for index in indices]
+        self.left_out = OutcomeTable.of(jobs, [status] * len(jobs), [reasons[index] for index in indices])
+
 
 def _job(image: CreateInfoImage, index: int) -> PipelineJob:
     return PipelineJob(int(image.keys[index]), image.kind_of(index))
-
-
-def _outcomes(image: CreateInfoImage, status: OutcomeStatus, reasons: dict[int, str]) -> OutcomeTable:
-    """Outcomes of pipelines with a reason, and of what links them: libraries come first in an image."""
-    for index in range(len(image)):
-        blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
-        if blamed is not None and index not in reasons:
-            reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
-    indices = sorted(reasons)
-    return OutcomeTable.of(
-        [_job(image, index) for index in indices],
-        [status] * len(indices),
-        [reasons[index] for index in indices],
-    )
