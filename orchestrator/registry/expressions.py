@@ -1,9 +1,9 @@
-# Purpose: the registry's requirement expressions: names joined by "+" (and), "," (or) and parentheses.
-# Guarantees: pure; an expression that is not well formed raises ValueError and never evaluates.
-# Assumptions: as vk.xml defines them, both operators bind equally and from the left. The tables beside this
-# module hold the normal form only, which has parentheses wherever the operators mix, so that it reads the
-# same under any precedence.
-"""Requirement expressions of the registry: normal form and evaluation."""
+"""Requirement expressions of the registry: names joined by "+" (and), "," (or) and parentheses. Pure.
+
+As vk.xml defines them, both operators bind equally and from the left. The tables hold the normal form, with
+parentheses wherever the operators mix, so that it reads the same under any precedence. Every function raises
+ValueError for an expression that is not well formed, and never evaluates it.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +25,10 @@ class _Operation:
 
 
 def evaluate(expression: str, provides: Callable[[str], bool]) -> bool:
-    """Whether an expression holds.
+    """Whether an expression, such as "VK_VERSION_1_3,VK_KHR_dynamic_rendering", holds; "" holds always.
 
-    Args:
-        expression: Such as "VK_VERSION_1_3,VK_KHR_dynamic_rendering"; "" holds always.
-        provides: Whether one name is there: a version ("VK_VERSION_1_3"), an extension, or a feature
-            ("VkPhysicalDeviceVulkan12Features::descriptorIndexing").
-
-    Raises:
-        ValueError: The expression is not well formed.
+    `provides` says whether one name is there: a version, an extension, or a feature
+    ("VkPhysicalDeviceVulkan12Features::descriptorIndexing").
     """
     if not expression:
         return True
@@ -41,31 +36,19 @@ def evaluate(expression: str, provides: Callable[[str], bool]) -> bool:
 
 
 def names(expression: str) -> tuple[str, ...]:
-    """The names in an expression, in order, each once; none for "".
-
-    Raises:
-        ValueError: The expression is not well formed.
-    """
+    """The names in an expression, in order, each once; none for ""."""
     if not expression:
         return ()
     return tuple(dict.fromkeys(_names(_parse(expression))))
 
 
 def normal_form(expression: str) -> str:
-    """The same expression with parentheses exactly where the operators mix; "" stays "".
-
-    Raises:
-        ValueError: The expression is not well formed.
-    """
+    """The same expression with parentheses exactly where the operators mix; "" stays ""."""
     return _text(_parse(expression)) if expression else ""
 
 
 def any_of(alternatives: Iterable[str]) -> str:
-    """The normal form of "one of these"; "" where one of them always holds, or there is none.
-
-    Raises:
-        ValueError: One of them is not well formed.
-    """
+    """The normal form of "one of these"; "" where one of them always holds, or there is none."""
     parsed = [_parse(each) if each else None for each in alternatives]
     known = [each for each in parsed if each is not None]
     if not known or len(known) < len(parsed):
@@ -74,11 +57,7 @@ def any_of(alternatives: Iterable[str]) -> str:
 
 
 def all_of(conditions: Iterable[str]) -> str:
-    """The normal form of "all of these"; "" where all of them always hold.
-
-    Raises:
-        ValueError: One of them is not well formed.
-    """
+    """The normal form of "all of these"; "" where all of them always hold."""
     known = [_parse(each) for each in conditions if each]
     return _text(_join("+", known)) if known else ""
 

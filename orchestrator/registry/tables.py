@@ -1,26 +1,11 @@
-"""Tables of the Vulkan registry.
+"""What the Khronos registry says about Vulkan, as far as pipelines need it: typed and read-only.
 
-Typed, read-only access to what the Khronos registry says about Vulkan, as far as pipelines need it:
-structure layouts, pNext chains, and which version, extension or feature enables what. The data lies in
-registry.json beside this file; `python -m orchestrator.registry.codegen` writes it from the vk.xml inside
-the vulkan-object package. This module only decodes it.
-
-Guarantees: pure and lazy (nothing is read before the first call of registry()); immutable; thread-safe.
+Structure layouts, pNext chains, which version, extension or feature enables what, which structures hold the
+same feature, and a device that has everything. The data is registry.json beside this file, written from
+vk.xml by `python -m orchestrator.registry.codegen`, and decoded on the first call of `registry`. Pure,
+immutable, thread-safe.
 
 Assumptions: 64-bit little-endian C ABI for offsets and sizes (checked against a C compiler in the tests).
-
-Names of features and properties: which structures hold the same one, and which extension brings which.
-
-A core version collects members of extensions' structures in VkPhysicalDeviceVulkanNNFeatures (and
-Properties) under the same name, so one feature may be asked for, and enabled, by several names. Whoever
-compares features compares them here.
-
-Guarantees: pure; answers are remembered. Thread-safe.
-
-A device that has everything that the registry knows: what a set needs, before there is a device, and what a
-simulation has.
-
-Guarantees: pure; thread-safe. Answers as `orchestrator.devices.device.DeviceCapabilities` does.
 """
 
 from __future__ import annotations
@@ -38,7 +23,7 @@ from attrs import field, frozen
 from orchestrator.registry import expressions
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """A member of a structure or union.
 
     Attributes:
@@ -73,14 +58,12 @@ class Member(msgspec.Struct, frozen=True):
     selection: tuple[str, ...] = ()
 
 
-class Struct(msgspec.Struct, frozen=True):
-    """A structure or union.
+class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A structure or union, by its C name, never an alias.
 
     Attributes:
-        name: Its C name, never an alias.
         size: sizeof, bytes.
         alignment: alignof, bytes.
-        union: Whether it is a union.
         members: In declaration order.
         s_type: Value of its VkStructureType, or None.
         extends: Structures whose pNext chain it may stand in.
@@ -98,33 +81,22 @@ class Struct(msgspec.Struct, frozen=True):
     requires: str = ""
 
 
-class EnumValue(msgspec.Struct, frozen=True):
-    """A value of an enum, or a bit (or combination) of a bitmask.
-
-    Attributes:
-        name: Its C name, never an alias.
-        requires: As in `Struct`.
-    """
+class EnumValue(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A value of an enum, or a bit (or combination) of a bitmask; `requires` as in `Struct`."""
 
     name: str
     requires: str = ""
 
 
-class EnumType(msgspec.Struct, frozen=True):
-    """An enum or a flags type.
-
-    Attributes:
-        bits: Width in bits, 32 or 64.
-        bitmask: Whether values are bits to be combined.
-        values: By number.
-    """
+class EnumType(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An enum or a flags type, 32 or 64 bits wide; the values of a bitmask are bits to be combined."""
 
     bits: int
     bitmask: bool
     values: dict[int, EnumValue]
 
 
-class Enable(msgspec.Struct, frozen=True):
+class Enable(msgspec.Struct, frozen=True, omit_defaults=True):
     """One way in which something is enabled; several are alternatives.
 
     Attributes:
@@ -148,19 +120,14 @@ class Enable(msgspec.Struct, frozen=True):
     value: str = ""
 
 
-class Enabled(msgspec.Struct, frozen=True):
-    """Something with the ways in which it is enabled; none means always.
-
-    Attributes:
-        name: Name of the capability, extension or dynamic state.
-        enable: Alternatives.
-    """
+class Enabled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something with the alternatives by which it is enabled; none means always."""
 
     name: str
     enable: tuple[Enable, ...] = ()
 
 
-class Extension(msgspec.Struct, frozen=True):
+class Extension(msgspec.Struct, frozen=True, omit_defaults=True):
     """An extension.
 
     Attributes:
@@ -178,11 +145,10 @@ class Extension(msgspec.Struct, frozen=True):
     features: tuple[tuple[str, str], ...] = ()
 
 
-class Format(msgspec.Struct, frozen=True):
-    """A format.
+class Format(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A format, such as "VK_FORMAT_D24_UNORM_S8_UINT".
 
     Attributes:
-        name: Such as "VK_FORMAT_D24_UNORM_S8_UINT".
         components: Names of its components in order, such as "RGBA" or "DS".
         numeric: Numeric format of its first component, such as "UNORM".
         requires: As in `Struct`.
@@ -194,7 +160,7 @@ class Format(msgspec.Struct, frozen=True):
     requires: str = ""
 
 
-class Registry(msgspec.Struct, frozen=True):
+class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
     """Everything that this package uses of the registry.
 
     Attributes:
@@ -235,8 +201,8 @@ class Registry(msgspec.Struct, frozen=True):
         return value.name if value is not None else f"VkResult {result}"
 
 
-# msgspec works out what a recursive type of structures looks like when it first decodes one, and two threads that do
-# so at a time crash the process (0.22): the first call is made by one.
+# msgspec works out what a recursive type of structures looks like when it first decodes one, and two threads
+# that do so at a time crash the process (0.22): the first call is made by one.
 _first_call = threading.Lock()
 
 
@@ -262,7 +228,7 @@ FEATURES_ROOT: Final = "VkPhysicalDeviceFeatures2"
 PROPERTIES_ROOT: Final = "VkPhysicalDeviceProperties2"
 _COLLECTIONS: Final = re.compile(r"VkPhysicalDeviceVulkan1\d(Features|Properties)")
 
-# A property that a collection renamed when it took it over (specification, VkPhysicalDeviceVulkan11Properties).
+# What a collection renamed when it took it over (specification, VkPhysicalDeviceVulkan11Properties).
 _RENAMED: Final = {
     ("VkPhysicalDeviceVulkan11Properties", "subgroupSupportedOperations"): (
         "VkPhysicalDeviceSubgroupProperties",
@@ -275,12 +241,10 @@ _RENAMED: Final = {
 def same_members(struct: str, member: str) -> tuple[tuple[str, str], ...]:
     """The structures under which a device may answer for a feature or property; the one asked for first.
 
-    Structures of two extensions are different things even where a member has the same name (task and mesh shaders of NV
-    and EXT).
-
-    Args:
-        struct: A structure of features or properties, or an alias of one.
-        member: Its member.
+    A core version collects members of extensions' structures in VkPhysicalDeviceVulkanNNFeatures (and
+    Properties) under the same name, so one feature may be enabled by several names. Structures of two
+    extensions are different things even where a member has the same name (task and mesh shaders of NV and
+    EXT).
     """
     name = registry().aliases.get(struct, struct)
     same = [(name, member)]
@@ -331,12 +295,15 @@ _LARGEST_FLOAT = float(2**100)
 class AnyDevice:
     """Has everything that the registry knows, except what it is told to lack.
 
+    What a set needs, before there is a device, and what a simulation has. It answers as
+    `orchestrator.devices.device.DeviceCapabilities` does.
+
     Attributes:
         api_version: VkPhysicalDeviceProperties::apiVersion.
         missing_extensions: Names of extensions that are not there.
         missing_features: (structure, member) pairs that are not there.
-        properties: Values by (structure, member); None for a structure that is not there. Others allow as much
-            as their type can say: the largest value, or 1 for a lower bound (minSubgroupSize).
+        properties: Values by (structure, member); None for a structure that is not there. Others allow as
+            much as their type can say: the largest value, or 1 for a lower bound (minSubgroupSize).
         formats: (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all.
     """
 

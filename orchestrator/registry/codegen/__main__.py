@@ -1,4 +1,3 @@
-# Purpose: the command that writes or checks registry.json.
 """`python -m orchestrator.registry.codegen [--check]`."""
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-# Purpose: turns the registry as the vulkan-object package reads it into the tables of registry.json: picks
-# the structures that pipelines reach, lays them out, and writes down what provides each thing.
-# Guarantees: deterministic (everything sorted); an inconsistency of the registry, such as a SPIR-V capability
-# without a number or a structure that cannot be laid out, raises RegistryError and nothing is written.
-# Assumptions: none of the machine it runs on; the layout is that of the 64-bit little-endian C ABI.
-"""Builds the registry tables from a VulkanObject."""
+"""Builds the registry tables from a VulkanObject: picks the structures that pipelines reach, and lays out.
+
+Deterministic (everything sorted), whatever machine it runs on. An inconsistency of the registry, such as a
+SPIR-V capability without a number or a structure that cannot be laid out, raises RegistryError.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +46,7 @@ def capability_numbers() -> dict[str, int]:
 
 
 def build(vk: Any, numbers: Mapping[str, int]) -> Registry:
-    """All tables.
-
-    Args:
-        vk: What `vulkan_object.get_vulkan_object()` returns.
-        numbers: What `capability_numbers` returns.
+    """All tables, from `vulkan_object.get_vulkan_object()` and `capability_numbers()`.
 
     Raises:
         RegistryError: The registry holds something that the tables cannot express.

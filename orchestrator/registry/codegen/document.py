@@ -1,7 +1,8 @@
-# Purpose: the text of registry.json: compact, yet such that a new version of the registry is a readable diff
-# (one member, one enum value, one extension a line; fields that have their default are left out).
-# Guarantees: deterministic; what it writes decodes to an equal Registry.
-"""The registry tables as text."""
+"""The registry tables as text: compact, yet such that a new version of the registry is a readable diff.
+
+One member, one enum value, one extension a line; fields that have their default are left out. Deterministic;
+the text decodes to an equal Registry.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,6 @@ import json
 from collections.abc import Mapping
 
 import msgspec
-from msgspec.structs import fields
 
 from orchestrator.registry.tables import EnumType, Registry, Struct
 
@@ -49,23 +49,8 @@ def _enum(each: EnumType) -> str:
 
 
 def _sparse(each: msgspec.Struct) -> dict[str, object]:
-    """A table's entry as JSON values, without the fields that have their default."""
-    result: dict[str, object] = {}
-    for field in fields(each):
-        value = getattr(each, field.name)
-        if field.default is msgspec.NODEFAULT or value != field.default:
-            result[field.encode_name] = _value(value)
-    return result
-
-
-def _value(value: object) -> object:
-    if isinstance(value, msgspec.Struct):
-        return _sparse(value)
-    if isinstance(value, (tuple, list)):
-        return [_value(each) for each in value]
-    if isinstance(value, dict):
-        return {str(key): _value(each) for key, each in value.items()}
-    return value
+    sparse: dict[str, object] = msgspec.to_builtins(each, str_keys=True)
+    return sparse
 
 
 def _compact(value: object) -> str:

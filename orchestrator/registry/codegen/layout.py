@@ -1,8 +1,8 @@
-# Purpose: where the members of a C structure lie, by the rules of the 64-bit little-endian C ABI that
-# Vulkan's drivers are built for (natural alignment; System V and Windows x64, AArch64 agree on it).
-# Guarantees: pure. The tests compare every result with a C compiler's.
-# Assumptions: no bit fields; build.py refuses structures that have them.
-"""Sizes, alignments and offsets by the C ABI."""
+"""Where the members of a C structure lie, by the 64-bit little-endian C ABI of Vulkan's drivers.
+
+Natural alignment, as System V, Windows x64 and AArch64 agree on. The tests compare every result with a C
+compiler's. There are no bit fields: build.py refuses structures that have them.
+"""
 
 from __future__ import annotations
 

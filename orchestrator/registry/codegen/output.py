@@ -1,5 +1,4 @@
-# Purpose: the common end of the generators: write a generated file, or say how the committed one differs.
-"""Writing and checking generated files."""
+"""The common end of the generators: write a generated file, or say how the committed one differs."""
 
 from __future__ import annotations
 
@@ -12,12 +11,7 @@ DIFF_LINES = 200
 
 
 def write_or_check(target: Path, text: str, *, check: bool) -> int:
-    """Write `text` to `target`, or compare the two and print a diff.
-
-    Args:
-        target: The generated file, UTF-8.
-        text: What the generator made.
-        check: Compare instead of writing.
+    """Write `text` to a generated file; to check, compare the two instead and print a diff.
 
     Returns:
         0, or 1 where the check finds a difference.

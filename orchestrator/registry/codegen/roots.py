@@ -1,6 +1,7 @@
-# Purpose: where the walk through the registry begins: the structures that the package hands to a driver, or
-# reads from one, by name. build.py adds what they are made of and what may extend them.
-"""The structures that the tables start from."""
+"""Where the walk through the registry begins: the structures that the package hands to a driver, or reads.
+
+build.py adds what they are made of and what may extend them.
+"""
 
 from __future__ import annotations
 
