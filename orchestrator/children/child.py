@@ -26,15 +26,9 @@ _A = TypeVar("_A", bound=msgspec.Struct)
 
 
 class Channel(Generic[_Q, _A]):
-    """Requests in, answers out.
+    """Requests in, answers out, by two descriptors, in frames of messages of this kind.
 
     Answers may be sent by any thread, and by a fork whose parent waits for it. One thread receives.
-
-    Args:
-        requests: Descriptor to read from.
-        answers: Descriptor to write to.
-        kind: Type of the requests.
-        frame_bytes: Bound on the body of a frame.
     """
 
     def __init__(self, requests: int, answers: int, kind: Any, frame_bytes: int) -> None:

@@ -1,12 +1,12 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
-Guarantees: `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what
-the child started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a
-child prints the last few kilobytes are kept, however much it is. Nothing but its three pipes is shared with
-it.
+`Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
+started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints
+the last few kilobytes are kept. Nothing but its three pipes is shared with it.
 
-Waiting: `send`, `receive` and `ask` block. An event loop waits for the descriptors itself and uses
-`write_some`, `read_some`, `take` and `is_over`, which do not block, and `end`, which may, in a thread.
+`send`, `receive` and `ask` block; a time limit of None is none. An event loop waits for the descriptors
+itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block, and `end`, which may, in
+a thread.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Ended:
 
 
 class Child(Generic[_A]):
-    """A process that does one service. One thread uses it; `kill` may be called by any.
+    """A process that does one service, of `SERVICES`. One thread uses it; `kill` may be called by any.
 
     Args:
-        service: Name of what it does, of `SERVICES`.
+        service: Name of what it does.
         answers: Type of its answers; a union of tagged structs for several.
         limits: What it may take.
         environment: All variables that it gets, those of Python's import path aside; None for this process's.
@@ -145,10 +145,6 @@ class Child(Generic[_A]):
     def send(self, request: msgspec.Struct, timeout_s: float | None = None) -> None:
         """Send a request. To a child that has ended this does nothing; `receive` tells.
 
-        Args:
-            request: The request.
-            timeout_s: How long to wait until the pipe has taken it, seconds; None for as long as it takes.
-
         Raises:
             FrameError: The request is over the bound.
             TimeoutError: The child does not listen; the pipe may hold a part of the request.
@@ -160,9 +156,6 @@ class Child(Generic[_A]):
 
     def receive(self, timeout_s: float | None = None) -> _A | Ended:
         """The next answer, or how the child ended.
-
-        Args:
-            timeout_s: How long to wait, seconds; None for as long as it takes.
 
         Raises:
             TimeoutError: It says nothing; it can be waited for again.
@@ -176,14 +169,7 @@ class Child(Generic[_A]):
         return answer
 
     def end(self, grace_s: float = _GRACE_S) -> Ended:
-        """End it and everything that it started, and reap it.
-
-        Args:
-            grace_s: How long it may take to end by itself, seconds.
-
-        Returns:
-            How it ended; the same each time.
-        """
+        """End it and all that it started, after `grace_s` to end by itself, and reap it; returns how."""
         if self._ended is not None:
             return self._ended
         exited = not self._fault and self._exits_within(grace_s)
@@ -328,11 +314,7 @@ def _deadline(timeout_s: float | None) -> float | None:
 
 
 def _wait(descriptor: int, event: int, deadline: float | None) -> None:
-    """Wait until a pipe can be used.
-
-    Raises:
-        TimeoutError: Not before the deadline.
-    """
+    """Wait until a pipe can be used; raises TimeoutError where it cannot before the deadline."""
     poll = select.poll()
     poll.register(descriptor, event)
     left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3

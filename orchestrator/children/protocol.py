@@ -45,11 +45,7 @@ class ChildLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FrameError(OrchestratorError):
-    """Bytes that are no frame: the other side is not what it should be, or was cut off.
-
-    Attributes:
-        reason: What is wrong, and what came instead.
-    """
+    """Bytes that are no frame: the other side is not what it should be, or was cut off."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"frame: {reason}")
@@ -59,12 +55,8 @@ class FrameError(OrchestratorError):
 def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_bytes) -> bytes:
     """A message as it is sent.
 
-    Args:
-        message: The message.
-        bound: Bytes that the body may have.
-
     Raises:
-        FrameError: It is larger.
+        FrameError: Its body is larger than the bound.
     """
     body = msgspec.msgpack.encode(message)
     if len(body) > bound:
@@ -73,14 +65,10 @@ def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_byte
 
 
 class FrameReader(Generic[_T]):
-    """Takes bytes as they come and gives messages. Not thread-safe.
+    """Takes bytes as they come and gives messages of one type, a union of tagged structs for several.
 
     It holds what came and was not taken; a frame that announces more than the bound is refused before any of
-    it is kept.
-
-    Args:
-        kind: Type of the messages; a union of tagged structs for several.
-        bound: Bytes that a body may have.
+    it is kept. Not thread-safe.
     """
 
     def __init__(self, kind: Any, *, bound: int = ChildLimits().frame_bytes) -> None:

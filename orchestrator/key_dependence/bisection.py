@@ -5,7 +5,7 @@
            ─> structures, extensions, versions, names, environment ─> members of what matters
            ─> beside each feature that matters, everything that does not matter alone ─> members
 
-Guarantees: those of the package. Blocking; nothing is written but temporary files.
+Blocking; nothing is written but temporary files.
 """
 
 from __future__ import annotations
@@ -65,13 +65,7 @@ _FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
 
 @frozen
 class KeyProgress:
-    """How far a bisection is.
-
-    Attributes:
-        done: Variations that were tried.
-        total: Variations that are planned so far; what matters brings more.
-        now: What is tried, in words.
-    """
+    """Variations that were tried, those planned so far (what matters brings more), and the one at hand."""
 
     done: int
     total: int
@@ -80,12 +74,7 @@ class KeyProgress:
 
 @frozen
 class KeyFindings:
-    """What a bisection found.
-
-    Attributes:
-        identity: The device.
-        profile: What its keys depend on.
-    """
+    """What the keys of a device depend on."""
 
     identity: DeviceIdentity
     profile: KeyProfile
@@ -139,8 +128,6 @@ def find_key_dependence(
 
 @define(eq=False)
 class _Bisection:
-    """One bisection."""
-
     selector: str
     only: tuple[str, ...]
     processes: int
@@ -161,7 +148,6 @@ class _Bisection:
     total: int = 0
 
     def run(self) -> KeyFindings:
-        """All of it."""
         began, made_at = time.perf_counter(), time.time()
         self._tell("which pipelines and which features there are")
         answers = self.runner.run(SurveyJob(device=self.selector, opener=self.opener))
@@ -402,13 +388,6 @@ class _Bisection:
         """Do one job: several variations of devices, or one of a process."""
         some = tuple(variations[number] for number in part)
         left_s = 0.0 if self.deadline is None else self.deadline - time.monotonic()
-        if left_s < 0.0:
-            for number in part:
-                answers[number] = [
-                    Untried(number=number, group=each.name, reason=TIME_IS_UP)
-                    for each in self.baseline.groups
-                ]
-            return
         job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
 
         def heard(answer: Answer) -> None:
@@ -422,15 +401,16 @@ class _Bisection:
                 else:
                     self._check_control(answer)
 
-        try:
-            self.runner.run(job, executable=some[0].executable, on_answer=heard)
-        except KeyDependenceError as error:
-            # The process could not even begin: nothing was tried.
-            for number in part:
-                answers[number] = [
-                    Untried(number=number, group=each.name, reason=str(error))
-                    for each in self.baseline.groups
-                ]
+        refused = TIME_IS_UP if left_s < 0.0 else ""
+        if not refused:
+            try:
+                self.runner.run(job, executable=some[0].executable, on_answer=heard)
+            except KeyDependenceError as error:
+                refused = str(error)  # the process could not even begin
+        for number in part if refused else ():
+            answers[number] = [
+                Untried(number=number, group=each.name, reason=refused) for each in self.baseline.groups
+            ]
 
     def _check_control(self, answer: Looked | Untried) -> None:
         """The baseline must still hit at the end of a process, and must not in an empty cache."""
@@ -441,16 +421,12 @@ class _Bisection:
         ways = self.can_tell[answer.group]
         wanted = int(answer.number == Control.BASELINE)
         for place, pipeline in enumerate(group.pipelines):
-            for look, counts in (
-                (answer.forbidden[place], ways.forbidden[place]),
-                (answer.feedback[place], ways.feedback[place]),
-            ):
-                if counts and look != wanted:
-                    what = "is not found any more" if wanted else "is found in an empty cache"
-                    self.problems[pipeline.probe] = (
-                        f"at the end of a process the baseline's {pipeline.kind} pipeline "
-                        f"{pipeline.key:016x} {what}"
-                    )
+            if any(look != wanted for look in ways.looks(answer, place)):
+                what = "is not found any more" if wanted else "is found in an empty cache"
+                self.problems[pipeline.probe] = (
+                    f"at the end of a process the baseline's {pipeline.kind} pipeline "
+                    f"{pipeline.key:016x} {what}"
+                )
 
     # --- the profile
 
@@ -469,25 +445,22 @@ class _Bisection:
                 self.not_tried.append(
                     NotTried(aspect=each.variation.aspect.value, name=_name(each.variation), reason=reason)
                 )
-        self.not_tried += [
-            NotTried(
-                aspect=Aspect.EXTENSION.value,
-                name=name,
-                reason="the version has it, it excludes another one, or it is nothing without its features",
-            )
-            for name in self.found.extensions_not_alone
-            if chosen([Variation(aspect=Aspect.EXTENSION, name=name)], self.only)
-        ]
-        self.not_tried += [
-            NotTried(
-                aspect=Aspect.APPLICATION_NAME.value,
-                name=pattern,
-                reason="the driver has a profile for this pattern, "
-                "and no name that it matches could be made up",
-            )
-            for pattern in known_names(identity.driver_id).unreadable
-            if chosen([Variation(aspect=Aspect.APPLICATION_NAME, name=pattern)], self.only)
-        ]
+        for aspect, names, reason in (
+            (
+                Aspect.EXTENSION,
+                self.found.extensions_not_alone,
+                "the version has it, it excludes another one, or it is nothing without its features",
+            ),
+            (
+                Aspect.APPLICATION_NAME,
+                known_names(identity.driver_id).unreadable,
+                "the driver has a profile for this pattern, and no name that it matches could be made up",
+            ),
+        ):
+            wanted = chosen([Variation(aspect=aspect, name=name) for name in names], self.only)
+            self.not_tried += [
+                NotTried(aspect=aspect.value, name=each.name, reason=reason) for each in wanted
+            ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"{count} pipelines of the sample set are not for this device: {reason}")
         return KeyProfile(

@@ -1,10 +1,8 @@
-"""From what was looked up to what a driver's keys depend on.
+"""From what was looked up to what a driver's keys depend on. Pure.
 
 A pipeline can tell by one way of looking where the same baseline finds it in a new process and an empty cache
 does not; by both, they must agree, and where they do not the look counts as a miss and the disagreement is
 told.
-
-Guarantees: pure.
 """
 
 from __future__ import annotations
@@ -19,12 +17,7 @@ from orchestrator.key_dependence.messages import Look, Looked, ProbeGroup, Probe
 
 @frozen
 class Usable:
-    """Which pipelines of a group can tell, by each way of looking.
-
-    Attributes:
-        forbidden: With compiling forbidden.
-        feedback: By creation feedback.
-    """
+    """Which pipelines of a group can tell: with compiling forbidden, and by creation feedback."""
 
     forbidden: tuple[bool, ...]
     feedback: tuple[bool, ...]
@@ -36,13 +29,17 @@ class Usable:
             place for place, both in enumerate(zip(self.forbidden, self.feedback, strict=True)) if any(both)
         )
 
+    def looks(self, answer: Looked, place: int) -> list[Look]:
+        """What an answer says of a pipeline by the ways that can tell."""
+        ways = ((answer.forbidden, self.forbidden), (answer.feedback, self.feedback))
+        return [look[place] for look, counts in ways if counts[place]]
+
 
 @frozen
 class Verdict:
     """What became of one variation.
 
     Attributes:
-        variation: Which.
         tried: The kinds of pipelines that were looked up.
         missed: Those that were not found.
         identity: Whether the device got another identity.
@@ -63,10 +60,8 @@ class Verdict:
 def usable(group: ProbeGroup, empty: Iterable[Looked], baseline: Looked | None) -> Usable:
     """Which pipelines of a group can tell.
 
-    Args:
-        group: The group.
-        empty: What looks in an empty cache said.
-        baseline: What the look of the same baseline in a new process said; None where it could not be had.
+    `empty` is what looks in an empty cache said, `baseline` what the look of the same baseline in a new
+    process said: None where it could not be had.
     """
     count = len(group.pipelines)
     if baseline is None:
@@ -91,14 +86,7 @@ def judge(
     groups: Mapping[str, ProbeGroup],
     can_tell: Mapping[str, Usable],
 ) -> Verdict:
-    """What a variation did to the keys.
-
-    Args:
-        variation: Which.
-        answers: What was looked up, group by group.
-        groups: The groups, by name.
-        can_tell: Their pipelines that can tell, by name.
-    """
+    """What a variation did to the keys; groups and their pipelines that can tell are by name."""
     tried: set[ProbeKind] = set()
     missed: set[ProbeKind] = set()
     reasons: dict[str, str] = {}
@@ -113,14 +101,7 @@ def judge(
         prerequisites = prerequisites or answer.prerequisites
         ways = can_tell[answer.group]
         for place, pipeline in enumerate(groups[answer.group].pipelines):
-            said = {
-                look
-                for look, counts in (
-                    (answer.forbidden[place], ways.forbidden[place]),
-                    (answer.feedback[place], ways.feedback[place]),
-                )
-                if counts and look is not Look.UNKNOWN
-            }
+            said = set(ways.looks(answer, place)) - {Look.UNKNOWN}
             if not said:
                 continue
             tried.add(pipeline.probe)

@@ -1,7 +1,7 @@
 """The child's side: opens one device after the other, and looks pipelines up in their baselines' caches.
 
-Guarantees: what is wrong with one variation is an answer, and the next one goes on. A device is closed before
-the next one but one is opened. Blocking; one thread.
+What is wrong with one variation is an answer, and the next one goes on. A device is closed before the next
+one but one is opened. Blocking; one thread.
 """
 
 from __future__ import annotations
@@ -66,13 +66,7 @@ _T = TypeVar("_T")
 
 @frozen(eq=False)
 class _Baseline:
-    """A baseline with its cache.
-
-    Attributes:
-        data: The cache.
-        enabled: What is enabled.
-        cold: What feedback said of each pipeline when it was compiled into an empty cache.
-    """
+    """A baseline: its cache, what is enabled, and what feedback said of each pipeline when cold."""
 
     data: bytes
     enabled: frozenset[Feature]
@@ -81,13 +75,7 @@ class _Baseline:
 
 @frozen(eq=False)
 class _Bound:
-    """A group's pipelines on an open device.
-
-    Attributes:
-        device: The device.
-        prepared: The pipelines.
-        places: Place in the group of each pipeline of the image.
-    """
+    """A group's pipelines on an open device, and the place in the group of each pipeline of the image."""
 
     device: Device
     prepared: PreparedPipelines
@@ -104,18 +92,15 @@ def serve(channel: Channel[Job, Answer]) -> None:
         with PipelineSet.open(sample_path()) as source:
             if isinstance(job, SurveyJob):
                 channel.send(survey(job, source))
-            elif job.make:
-                _Looker(job, source, channel.send).make()
             else:
-                _Looker(job, source, channel.send).look()
+                looker = _Looker(job, source, channel.send)
+                looker.make() if job.make else looker.look()
     except OrchestratorError as error:
         channel.send(Refused(kind=type(error).__name__, reason=str(error)))
 
 
 @define(eq=False)
 class _Looker:
-    """One `LookJob`."""
-
     job: LookJob
     source: PipelineSet
     say: Callable[[Answer], None]
@@ -216,13 +201,10 @@ class _Looker:
             # What misses once and hits then is the driver's whim, and no dependence.
             again = self._try(number, variation, group, request)
             if isinstance(again, Looked):
-                found = Looked(
-                    number=number,
-                    group=group.name,
+                found = msgspec.structs.replace(
+                    found,
                     forbidden=_either(found.forbidden, again.forbidden),
                     feedback=_either(found.feedback, again.feedback),
-                    identity=found.identity,
-                    prerequisites=found.prerequisites,
                 )
         return found
 

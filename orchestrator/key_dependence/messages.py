@@ -45,9 +45,8 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that differs from the baseline.
 
     Attributes:
-        aspect: What it is of.
         name: What it is called: a structure or "structure::member", an extension, a version, a name,
-        "VARIABLE=value".
+            "VARIABLE=value".
         features: Features that are enabled beside the baseline's.
         extensions: Extensions likewise.
         application: What the driver is told about the application instead of what the baseline tells it.
@@ -80,13 +79,7 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbePipeline(msgspec.Struct, frozen=True):
-    """A pipeline of the sample set that is looked up.
-
-    Attributes:
-        key: Its hash.
-        kind: Its `orchestrator.devices.image.PipelineKind`.
-        probe: What it is a probe of.
-    """
+    """A pipeline of the sample set that is looked up: its hash, its `PipelineKind`, what it is a probe of."""
 
     key: int
     kind: str
@@ -103,11 +96,9 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="survey"):
-    """Find out what can be tried.
+    """Find out what can be tried on a device, named by its selector.
 
-    Attributes:
-        device: The selector.
-        opener: "package.module:function" to open devices with instead, called with the request; or "".
+    `opener` is a "package.module:function" to open devices with instead, called with the request; or "".
     """
 
     device: str
@@ -118,9 +109,6 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
     """Make the caches of the baselines, or look pipelines up in them.
 
     Attributes:
-        device: The selector.
-        opener: As of `SurveyJob`.
-        groups: The pipelines.
         application: What the baseline tells the driver.
         directory: Where the caches of the baselines are.
         pipeline_cache_uuid: Of the device, hex.
@@ -152,10 +140,8 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
     """What a `SurveyJob` found.
 
     Attributes:
-        identity: The device.
         application: What the baseline tells the driver.
         groups: The pipelines, of those that the device takes.
-        features: Features that the device has.
         extensions: Device extensions that it has and that can be enabled alone.
         extensions_not_alone: Others: the version has them, or they exclude another one.
         layers: Layers that the loader finds.
@@ -195,7 +181,6 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="lo
 
     Attributes:
         number: Place of the variation in the job; see `Control`.
-        group: Name of the group.
         forbidden: With compiling forbidden: HIT where the pipeline was created all the same.
         feedback: What creation feedback says.
         identity: Whether the device still has the identity that the cache was made for.

@@ -31,12 +31,7 @@ class KeyDependenceError(OrchestratorError):
 
 @frozen
 class JobRunner:
-    """Runs jobs in children. Thread-safe.
-
-    Attributes:
-        silence_s: How long a child may say nothing, seconds.
-        children: The group that they belong to.
-    """
+    """Runs jobs in children of a group, each of which may say nothing for `silence_s`. Thread-safe."""
 
     silence_s: float = SILENCE_S
     children: ChildGroup = field(factory=ChildGroup)
@@ -44,15 +39,10 @@ class JobRunner:
     def run(
         self, job: Job, *, executable: str = "", on_answer: Callable[[Answer], None] = lambda _: None
     ) -> list[Answer]:
-        """Do a job, in as many children as it takes. Blocking.
+        """Do a job, in as many children as it takes; returns the answers. Blocking.
 
-        Args:
-            job: The job. Variations at which a child ends are answered with `Untried`, and the rest goes on.
-            executable: What the child's executable is called, or "" for Python's own.
-            on_answer: Called with every answer, in the calling thread.
-
-        Returns:
-            The answers.
+        Variations at which a child ends are answered with `Untried`, and the rest goes on. `executable` is
+        what the child's is called, or "" for Python's own; `on_answer` is called in this thread.
 
         Raises:
             NoDeviceError: There is no such device.

@@ -66,11 +66,7 @@ _GROUPS: Final[tuple[tuple[str, frozenset[Feature]], ...]] = (
 
 
 def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
-    """Find out what can be tried.
-
-    Args:
-        job: The device.
-        source: The sample set.
+    """Find out what can be tried on a device with the sample set.
 
     Raises:
         OrchestratorError: The device cannot be opened.

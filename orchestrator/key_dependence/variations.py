@@ -8,9 +8,6 @@ Sources of the names: the environment variables and driver options in Mesa's doc
 profiles that Mesa installs (drirc), the environment variables in the README of NVIDIA's driver. A variable
 that a driver does not know costs one process and changes nothing. What the user has set in a list of words
 stays.
-
-Guarantees: pure, but for the files of application profiles that `known_names` reads; reading them never
-raises.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
@@ -31,7 +28,8 @@ _RADV, _NVIDIA, _ANV, _LAVAPIPE, _TURNIP, _NVK = 3, 4, 6, 13, 18, 24  # VkDriver
 
 _FLAGS: Final = {
     "RADV_DEBUG": "nodcc nohiz nofmask nofastclears nongg nonggc splitfma invariantgeom zerovram "
-    "nodynamicbounds nomeshshader noeso nogpl nobinning novrsflatshading noatocdithering nocache psocachestats epilogs llvm",
+    "nodynamicbounds nomeshshader noeso nogpl nobinning novrsflatshading noatocdithering nocache "
+    "psocachestats epilogs llvm",
     "RADV_PERFTEST": "cswave32 gewave32 pswave32 rtwave32 rtwave64 nggc localbos emulate_rt nircache nosam",
     "ACO_DEBUG": "noopt nosched novn validatera force-waitcnt force-waitdeps",
     "INTEL_DEBUG": "no8 no16 no32 nofc spill_fs soft64 noccs",
@@ -165,26 +163,17 @@ def _versions(base: ApplicationInfo) -> list[Variation]:
 
 def _names(found: Surveyed) -> list[Variation]:
     base, known = found.application, known_names(found.identity.driver_id)
-    version = f"{_A_VERSION >> 22}.{_A_VERSION >> 12 & 0x3FF}"
+    version = {f"{_A_VERSION >> 22}.{_A_VERSION >> 12 & 0x3FF}": _A_VERSION}
+    values: dict[Aspect, tuple[str, Mapping[str, Any]]] = {
+        Aspect.APPLICATION_NAME: ("application_name", {name: name for name in known.applications}),
+        Aspect.APPLICATION_VERSION: ("application_version", version),
+        Aspect.ENGINE_NAME: ("engine_name", {name: name for name in known.engines}),
+        Aspect.ENGINE_VERSION: ("engine_version", version),
+    }
     return [
-        *(
-            Variation(
-                aspect=Aspect.APPLICATION_NAME, name=name, application=evolve(base, application_name=name)
-            )
-            for name in known.applications
-        ),
-        Variation(
-            aspect=Aspect.APPLICATION_VERSION,
-            name=version,
-            application=evolve(base, application_version=_A_VERSION),
-        ),
-        *(
-            Variation(aspect=Aspect.ENGINE_NAME, name=name, application=evolve(base, engine_name=name))
-            for name in known.engines
-        ),
-        Variation(
-            aspect=Aspect.ENGINE_VERSION, name=version, application=evolve(base, engine_version=_A_VERSION)
-        ),
+        Variation(aspect=aspect, name=name, application=evolve(base, **{field: value}))
+        for aspect, (field, named) in values.items()
+        for name, value in named.items()
     ]
 
 
@@ -192,11 +181,7 @@ def _names(found: Surveyed) -> list[Variation]:
 class KnownNames:
     """Names for which a driver may have a profile.
 
-    Attributes:
-        applications: VkApplicationInfo::pApplicationName.
-        engines: VkApplicationInfo::pEngineName.
-        executables: Name of the process's executable.
-        unreadable: Patterns of profiles for which no name could be made up.
+    `unreadable` are patterns of profiles for which no name could be made up.
     """
 
     applications: tuple[str, ...]
@@ -208,11 +193,9 @@ class KnownNames:
 def environments(
     driver_id: int, base: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The variables to try on a driver: what each is called, and what the process gets.
+    """The variables to try on a driver (VkDriverId): what each is called, and what the process gets.
 
-    Args:
-        driver_id: VkDriverId.
-        base: What the user has set; this process's environment where not given.
+    `base` is what the user has set; this process's environment where not given.
     """
     given = os.environ if base is None else base
     prefixes = _PREFIXES.get(driver_id, ())
@@ -229,12 +212,7 @@ def environments(
 
 
 def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that enable a layer beside those that the user has enabled (loader interface, "Layers").
-
-    Args:
-        layer: Its name.
-        base: As of `environments`.
-    """
+    """The variables that enable a layer beside those that the user has enabled (loader, "Layers")."""
     given = os.environ if base is None else base
     old, new = given.get("VK_INSTANCE_LAYERS", ""), given.get("VK_LOADER_LAYERS_ENABLE", "")
     return {
@@ -246,10 +224,8 @@ def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict
 def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNames:
     """Names to try: those of a driver's installed application profiles, and a few that any driver may know.
 
-    Args:
-        driver_id: VkDriverId.
-        folders: Where Mesa's profiles are; where not given, where Mesa looks (DRIRC_CONFIGDIR, or its own
-            folders).
+    The folders are those of Mesa's profiles; where not given, where Mesa looks (DRIRC_CONFIGDIR, or its own).
+    Never raises.
     """
     found: dict[str, dict[str, None]] = {
         "application_name_match": dict.fromkeys(_APPLICATIONS),
