@@ -53,9 +53,10 @@ from __future__ import annotations
 import enum
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import attrs
 from attrs import define, evolve, frozen
@@ -167,7 +168,6 @@ class CacheHeaderError(OrchestratorError):
     """Bytes are not the header that they should be.
 
     Attributes:
-        status: The word for it.
         field: The field that is wrong, or None where it is the whole.
         reason: What is wrong and the likely cause.
     """
@@ -181,14 +181,7 @@ class CacheHeaderError(OrchestratorError):
 
 @frozen
 class FieldDifference:
-    """A field in which a file and a device disagree.
-
-    Attributes:
-        status: The word for this disagreement.
-        field: The field, as Vulkan names it.
-        expected: The device's value, as text.
-        found: The file's value, as text.
-    """
+    """A field, as Vulkan names it, in which a file and a device disagree; the values as text."""
 
     status: LoadStatus
     field: str
@@ -201,14 +194,7 @@ class FieldDifference:
 
 @frozen
 class PipelineCacheHeader:
-    """VkPipelineCacheHeaderVersionOne: how every driver's cache data starts.
-
-    Attributes:
-        header_size: headerSize, at least 32; what follows it is the driver's own.
-        vendor_id: vendorID.
-        device_id: deviceID.
-        pipeline_cache_uuid: pipelineCacheUUID, 16 bytes.
-    """
+    """VkPipelineCacheHeaderVersionOne: how every driver's cache data starts."""
 
     header_size: int
     vendor_id: int
@@ -217,60 +203,38 @@ class PipelineCacheHeader:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> PipelineCacheHeader:
-        """Parse the start of a driver's cache data.
-
-        Args:
-            data: The data, whole: headerSize is checked against its length.
+        """Parse the start of a driver's cache data, given whole: headerSize is checked against its length.
 
         Raises:
             CacheHeaderError: It is not a header version one (VULKAN_HEADER_MISMATCH).
         """
         if len(data) < CACHE_HEADER_SIZE:
-            raise CacheHeaderError(
-                LoadStatus.VULKAN_HEADER_MISMATCH,
+            raise _mismatch(
                 "headerSize",
                 f"the driver's data has {len(data)} bytes, fewer than the {CACHE_HEADER_SIZE} of its header",
             )
-        size, version, vendor_id, device_id, uuid = _VULKAN.unpack_from(data)
+        size, version, *own = _VULKAN.unpack_from(data)
         if version != VULKAN_HEADER_VERSION_ONE:
-            raise CacheHeaderError(
-                LoadStatus.VULKAN_HEADER_MISMATCH,
+            raise _mismatch(
                 "headerVersion",
                 f"headerVersion of the driver's data is {version}, not VK_PIPELINE_CACHE_HEADER_VERSION_ONE",
             )
         if not CACHE_HEADER_SIZE <= size <= len(data):
-            raise CacheHeaderError(
-                LoadStatus.VULKAN_HEADER_MISMATCH,
+            raise _mismatch(
                 "headerSize",
                 f"headerSize of the driver's data is {size}, not within {CACHE_HEADER_SIZE} and {len(data)}",
             )
-        return cls(size, vendor_id, device_id, uuid)
+        return cls(size, *own)
 
-    def difference(self, identity: DeviceIdentity) -> FieldDifference | None:
-        """The first field that differs from a device's, or None."""
-        found = _differences(
-            LoadStatus.VULKAN_HEADER_MISMATCH,
-            ("vendorID", identity.vendor_id, self.vendor_id),
-            ("deviceID", identity.device_id, self.device_id),
-            ("pipelineCacheUUID", identity.pipeline_cache_uuid, self.pipeline_cache_uuid),
-        )
-        return found[0] if found else None
+    def difference(self, other: DeviceIdentity | PipelineCachePrefixHeader) -> FieldDifference | None:
+        """The first field that differs from a device's or from that of our header, or None."""
+        fields = ("vendor_id", "device_id", "pipeline_cache_uuid")
+        return next(_differences(LoadStatus.VULKAN_HEADER_MISMATCH, other, self, *fields), None)
 
 
 @frozen
 class PipelineCachePrefixHeader:
-    """Our header, in front of the driver's data. The table at the top of the module is its layout.
-
-    Attributes:
-        data_size: Bytes of the driver's data.
-        data_hash: xxh3_128 of the driver's data, 16 bytes.
-        vendor_id: vendorID.
-        device_id: deviceID.
-        driver_version: driverVersion.
-        driver_abi: Bits of a pointer in the process that wrote it.
-        driver_id: driverID.
-        pipeline_cache_uuid: pipelineCacheUUID, 16 bytes.
-    """
+    """Our header, in front of the driver's data. The table at the top of the module is its layout."""
 
     data_size: int
     data_hash: bytes
@@ -283,48 +247,19 @@ class PipelineCachePrefixHeader:
 
     @classmethod
     def describe(cls, identity: DeviceIdentity, data: bytes) -> PipelineCachePrefixHeader:
-        """The header for data that a device gave.
-
-        Args:
-            identity: Of the device.
-            data: The driver's data, whole.
-        """
-        return cls(
-            len(data),
-            content_hash128(data),
-            identity.vendor_id,
-            identity.device_id,
-            identity.driver_version,
-            identity.driver_abi,
-            identity.driver_id,
-            identity.pipeline_cache_uuid,
-        )
+        """The header for data that a device gave."""
+        own = (getattr(identity, each.name) for each in attrs.fields(cls)[2:])
+        return cls(len(data), content_hash128(data), *own)
 
     def pack(self) -> bytes:
         """The header as it stands in a file: 128 bytes, its own hash included."""
-        fields = _PREFIX.pack(
-            MAGIC,
-            FORMAT_VERSION,
-            PREFIX_HEADER_SIZE,
-            self.data_size,
-            self.data_hash,
-            self.vendor_id,
-            self.device_id,
-            self.driver_version,
-            self.driver_abi,
-            self.driver_id,
-            0,
-            self.pipeline_cache_uuid,
-            _RESERVED,
-        )
+        *own, uuid = attrs.astuple(self)
+        fields = _PREFIX.pack(MAGIC, FORMAT_VERSION, PREFIX_HEADER_SIZE, *own, 0, uuid, _RESERVED)
         return fields + content_hash128(fields)
 
     @classmethod
     def unpack(cls, content: bytes | memoryview) -> PipelineCachePrefixHeader:
-        """Parse and prove the start of a file.
-
-        Args:
-            content: The file, or at least its first 128 bytes.
+        """Parse and prove the start of a file, at least its first 128 bytes.
 
         Raises:
             CacheHeaderError: EMPTY, BAD_MAGIC, TRUNCATED, UNSUPPORTED_VERSION or HEADER_DAMAGED.
@@ -364,23 +299,12 @@ class PipelineCachePrefixHeader:
         return cls(*(*own, uuid))
 
     def differences(self, identity: DeviceIdentity) -> tuple[FieldDifference, ...]:
-        """Every field that differs from a device's, the most telling first.
-
-        Args:
-            identity: Of the device that is to take the data.
-        """
+        """Every field that differs from a device's, the most telling first."""
         return (
+            *_differences(LoadStatus.OTHER_DEVICE, identity, self, "vendor_id", "device_id"),
+            *_differences(LoadStatus.OTHER_ABI, identity, self, "driver_abi"),
             *_differences(
-                LoadStatus.OTHER_DEVICE,
-                ("vendorID", identity.vendor_id, self.vendor_id),
-                ("deviceID", identity.device_id, self.device_id),
-            ),
-            *_differences(LoadStatus.OTHER_ABI, ("driver ABI", identity.driver_abi, self.driver_abi)),
-            *_differences(
-                LoadStatus.OTHER_DRIVER,
-                ("driverID", identity.driver_id, self.driver_id),
-                ("driverVersion", identity.driver_version, self.driver_version),
-                ("pipelineCacheUUID", identity.pipeline_cache_uuid, self.pipeline_cache_uuid),
+                LoadStatus.OTHER_DRIVER, identity, self, "driver_id", "driver_version", "pipeline_cache_uuid"
             ),
         )
 
@@ -393,22 +317,32 @@ def _truncated(size: int) -> CacheHeaderError:
     )
 
 
+# How fields of an identity are named and written in messages.
+_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "vendor_id": ("vendorID", hex),
+    "device_id": ("deviceID", hex),
+    "driver_abi": ("driver ABI", "{} bits".format),
+    "driver_id": ("driverID", str),
+    "driver_version": ("driverVersion", hex),
+    "pipeline_cache_uuid": ("pipelineCacheUUID", bytes.hex),
+}
+
+
 def _differences(
-    status: LoadStatus, *triples: tuple[str, int | bytes, int | bytes]
-) -> tuple[FieldDifference, ...]:
-    return tuple(
-        FieldDifference(status, name, _text(name, expected), _text(name, found))
-        for name, expected, found in triples
-        if expected != found
-    )
+    status: LoadStatus,
+    expected: DeviceIdentity | PipelineCachePrefixHeader,
+    found: PipelineCacheHeader | PipelineCachePrefixHeader,
+    *fields: str,
+) -> Iterator[FieldDifference]:
+    for each in fields:
+        ours, theirs = getattr(expected, each), getattr(found, each)
+        if ours != theirs:
+            name, text = _FIELDS[each]
+            yield FieldDifference(status, name, text(ours), text(theirs))
 
 
-def _text(name: str, value: int | bytes) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    if name == "driver ABI":
-        return f"{value} bits"
-    return str(value) if name == "driverID" else f"{value:#x}"
+def _mismatch(field: str, reason: str) -> CacheHeaderError:
+    return CacheHeaderError(LoadStatus.VULKAN_HEADER_MISMATCH, field, reason)
 
 
 @frozen
@@ -526,12 +460,7 @@ def _slug(text: str) -> str:
 def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
     """Check all of a cache file that can be checked without a device.
 
-    Args:
-        head: The first 128 bytes of the file.
-        data: The rest.
-
-    Returns:
-        Its header; the driver's data behind it is whole, and starts with a Vulkan header that agrees.
+    The driver's data behind the header is whole then, and starts with a Vulkan header that agrees.
 
     Raises:
         CacheHeaderError: It is none, or damaged; the status says how.
@@ -566,18 +495,10 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
             f"dataHash: expected {header.data_hash.hex()}, found {found.hex()}: "
             "the data was damaged since it was saved",
         )
-    inner = PipelineCacheHeader.unpack(data)
-    for name, ours, theirs in (
-        ("vendorID", header.vendor_id, inner.vendor_id),
-        ("deviceID", header.device_id, inner.device_id),
-        ("pipelineCacheUUID", header.pipeline_cache_uuid, inner.pipeline_cache_uuid),
-    ):
-        if ours != theirs:
-            raise CacheHeaderError(
-                LoadStatus.VULKAN_HEADER_MISMATCH,
-                name,
-                f"{name} of the driver's data is not the one that the file was saved for",
-            )
+    if differs := PipelineCacheHeader.unpack(data).difference(header):
+        raise _mismatch(
+            differs.field, f"{differs.field} of the driver's data is not the one that the file was saved for"
+        )
 
 
 def read_cache_file(
@@ -633,8 +554,7 @@ def read_status(error: ReadError) -> LoadStatus:
 def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes | None:
     """The hash that the header of a cache file gives its data, to tell whether it is still the same file.
 
-    Returns:
-        16 bytes, or None where there is no file with a header that is whole and trusted.
+    None where there is no file with a header that is whole and trusted.
 
     Raises:
         ReadError: There is a file, and what it holds cannot be known.
@@ -647,13 +567,7 @@ def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIO
 
 
 def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | None:
-    """Why a driver's data is not worth a file, or None.
-
-    Args:
-        identity: Of the device that gave it.
-        data: Exactly the bytes that the driver wrote.
-        cap: Bytes that the file may have.
-    """
+    """Why a driver's data, exactly as it wrote it, is not worth a file of at most `cap` bytes, or None."""
     if not data:
         return "the driver's cache holds nothing: it gave no data"
     try:
@@ -719,16 +633,7 @@ def load_into_cache(
 
 @define(eq=False)
 class _CacheLoader:
-    """One load of one cache file. Used once, by one thread.
-
-    Attributes:
-        device: The device.
-        path: The file.
-        create: Creates a cache with initial data.
-        policy: Which files the device may be given.
-        operations: The calls to use.
-        has_lock: Whether the caller is the writer already.
-    """
+    """One load of one cache file. Used once, by one thread."""
 
     device: Device
     path: Path
@@ -1029,16 +934,7 @@ def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
 
 @define(eq=False)
 class _MergedSave:
-    """One save, under the lock.
-
-    Attributes:
-        device: The device.
-        path: The file.
-        ours: The cache to save, or its data.
-        data: Its data.
-        cap: Bytes that the file may have.
-        operations: The calls to use.
-    """
+    """One save, under the lock."""
 
     device: Device
     path: Path
@@ -1048,7 +944,6 @@ class _MergedSave:
     operations: FileOperations
 
     def save(self, loader: _CacheLoader) -> SaveReport:
-        """Load what is there, merge, and write what came of it."""
         cache, found = loader.load()
         report = SaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
         try:

@@ -8,9 +8,8 @@
 |     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
 | 32+8 n |  8 n | driver time of the last compile of each, ns               |
 
-Little-endian. The file is that of one device, so a time is never another device's. Times are hints: a file
-that cannot be proven whole is as good as none. Protection: that of every kind (see kinds). Adding keeps what
-other sets and other processes recorded.
+Little-endian. The file is that of one device, so a time is never another device's. Adding keeps what other
+sets and other processes recorded. Times are hints: a file that cannot be proven whole is as good as none.
 """
 
 from __future__ import annotations
@@ -91,13 +90,7 @@ def add_durations(
     duration_ns: Nanoseconds,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Durations:
-    """Record compile times beside those that are there.
-
-    Args:
-        cache_file: The device's cache file; the times are kept beside it.
-        keys: Hashes of the pipelines, shape (n,).
-        duration_ns: Driver time of each, ns, shape (n,); 0 where there is none.
-        operations: The calls to use.
+    """Record driver times (ns, shape (n,), 0 for none) beside those that a device's cache file has already.
 
     Returns:
         What is recorded now.

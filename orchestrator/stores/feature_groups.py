@@ -1,9 +1,7 @@
 """For which applications a cache file was made: what its devices were opened as when pipelines were compiled.
 
 A driver finds a pipeline in a cache only on a device that is, to it, the one that it was compiled on; what
-that was is not in the driver's data. JSON: `{"format": 1, "groups": [...]}`, each group a `MadeFor`. It is
-for people: nothing is decided by it. Protection: that of every kind (see kinds). Adding loses nothing of
-another process.
+that was is not in the driver's data. JSON, for people: nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -27,9 +25,7 @@ _FORMAT: Final = 1
 class MadeFor(msgspec.Struct, frozen=True):
     """What a device was opened as when pipelines of a cache file were compiled.
 
-    Attributes:
-        request: It.
-        pipelines: How many pipelines its last compile handed to the driver.
+    `pipelines` is how many its last compile handed to the driver.
     """
 
     request: DeviceRequest
@@ -47,12 +43,7 @@ _decoder: Final = msgspec.json.Decoder(_File)
 def read_feature_groups(
     cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[tuple[MadeFor, ...], str]:
-    """The groups of a cache file, and why what is there was not used, or "". Never raises.
-
-    Args:
-        cache_file: The cache file; it need not be there.
-        operations: The calls to use.
-    """
+    """The groups of a cache file, and why what is there was not used, or "". Never raises."""
     path = FEATURE_GROUPS.path(cache_file)
     groups, problem = FEATURE_GROUPS.read(path, _decode, operations)
     return groups or (), f"{path}: {problem}" if problem else ""
@@ -67,11 +58,7 @@ def add_feature_groups(
 ) -> None:
     """Note what a cache file was made for, beside what is noted already.
 
-    Args:
-        cache_file: The cache file.
-        groups: Groups; of equal requests the newest counts.
-        anew: Forget what was noted: the cache file was begun again.
-        operations: The calls to use.
+    Of equal requests the newest counts. `anew` forgets what was noted: the cache file was begun again.
 
     Raises:
         SaveError: As `Kind.write`.

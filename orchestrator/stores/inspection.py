@@ -51,8 +51,6 @@ class CacheFileInspection:
     """What a file is and what it was made for.
 
     Attributes:
-        path: The file.
-        kind: What it is.
         size: Bytes that were read.
         status: LOADED where every check passes that needs no device; otherwise the first that does not. For
             a driver's bare data BAD_MAGIC, as a load would say.
@@ -75,12 +73,9 @@ class CacheFileInspection:
 def inspect_cache_file(
     path: Path, *, cap: int = DEFAULT_CAP, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> CacheFileInspection:
-    """Find out what a file is, without a device. Never raises. Thread-safe.
+    """Find out what a file of at most `cap` bytes is, without a device. Never raises. Thread-safe.
 
-    Args:
-        path: The file. A symbolic link is followed: unlike a file of the store, it was named by a person.
-        cap: Bytes that it may have.
-        operations: The calls to use.
+    A symbolic link is followed: unlike a file of the store, it was named by a person.
     """
     try:
         head, data = read_capped_parts(_followed(path, operations), PREFIX_HEADER_SIZE, cap, operations)
@@ -123,7 +118,6 @@ def _followed(path: Path, operations: FileOperations) -> Path:
 
 
 def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> CacheFileInspection:
-    """A file that does not start with our magic: a driver's bare data, or nothing of ours."""
     header = _vulkan_header(content)
     if header is None:
         return CacheFileInspection(

@@ -1,20 +1,13 @@
 """The kinds of file that stores keep: one table, one protection.
 
 A device has one cache file; files of the other kinds lie beside it, under the same name with another ending.
-`Kind` gives each of them the same:
+Writing is atomic, under the lock of the cache file's writers, only where the owner is to be trusted, and
+first sweeps what a killed writer left. Reading takes no lock, is bounded, and takes only what nobody else may
+write; a file that cannot be used is as good as none, and says why. `prune` removes by this table what is of
+another driver or too old.
 
-- Writing is atomic, under the lock of the cache file's writers, and only where the owner is to be trusted. It
-first
-  sweeps what a killed writer left.
-- Reading takes no lock, is bounded, and takes only what nobody else may write. It never raises: a file that
-cannot be
-  used is as good as none, and says why.
-- `prune` removes what is of another driver or too old, and sweeps all of them, by this table.
-
-A new kind (a plan file, pipeline binaries, identifiers, memory of the quarantine) is one row here, listed in
-`BESIDE`, and one new module: it defines the value and its encoding, reads with `KIND.read(path, decode)`, and
-writes with `KIND.write(cache_file, make)`. tests/stores/test_kinds.py asks for a writer and a reader of each
-row, and tries each protection on it.
+A new kind is one row here, listed in `BESIDE`, and a value with its encoding, read by `KIND.read` and written
+by `KIND.write`. tests/stores/test_kinds.py asks for both, and tries each protection on every row.
 """
 
 from __future__ import annotations
@@ -69,8 +62,7 @@ class Kind:
         suffix: How the names of its files end, in place of the cache file's ending.
         cap: Bytes that a file of it may have.
         lock_wait_s: How long a writer waits for another one.
-        names_driver: Whether a file is a JSON object whose `identity` says which driver it is of (a
-            profile's).
+        names_driver: Whether a file is a JSON object whose `identity` says which driver it is of.
     """
 
     suffix: str
@@ -88,15 +80,9 @@ class Kind:
         decode: Callable[[bytes], T],
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> tuple[T | None, str]:
-        """Read a file. Never raises. Thread-safe.
+        """Read a file: the value or None, and why a file that is there was not used, or "".
 
-        Args:
-            path: The file.
-            decode: Gives the value of the content; raises ValueError where there is none.
-            operations: The calls to use.
-
-        Returns:
-            The value or None, and why a file that is there was not used, or "".
+        `decode` raises ValueError where the content has no value. Never raises itself. Thread-safe.
         """
         try:
             return decode(read_capped(path, self.cap, operations, trusted=True)), ""
@@ -115,19 +101,11 @@ class Kind:
         make: Callable[[], Iterable[bytes]],
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> Path:
-        """Replace the file beside a cache file, as its only writer. Thread-safe.
+        """Replace the file beside a cache file, as its only writer; returns where it is. Thread-safe.
 
-        The directory is created, mode 0700, where it is missing. A killed writer's leftovers that cannot be
-        removed stay, and `sweep_directory` names them.
-
-        Args:
-            cache_file: The cache file.
-            make: Gives the content; called while the lock is held, so that it may read what is there and lose
-                nothing of another writer.
-            operations: The calls to use.
-
-        Returns:
-            Where the file is.
+        `make` gives the content while the lock is held, so that it may read what is there and lose nothing of
+        another writer. The directory is created, mode 0700, where it is missing. A killed writer's leftovers
+        that cannot be removed stay, and `sweep_directory` names them.
 
         Raises:
             SaveError: It could not be written, others may write its directory, or another process did not

@@ -1,14 +1,13 @@
 """Profiles: what was measured or found out about a device and its driver, JSON beside its cache file.
 
 `CalibrationProfile` says what is fastest; `KeyProfile` says what the driver's pipeline-cache keys depend on
-beside the pipeline. One file of each per device identity. Protection: that of every kind (see kinds). Fields
-may be added, with a default; none changes its meaning.
+beside the pipeline. Fields may be added, with a default; none changes its meaning.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import msgspec
 from attrs import frozen
@@ -19,17 +18,13 @@ from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.kinds import CALIBRATION, KEY_PROFILE, Kind
 
+PROFILE_FORMAT = 1
+
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The device and driver that a profile is about: the fields of `DeviceIdentity` that a machine compares.
 
-    Attributes:
-        vendor_id: vendorID.
-        device_id: deviceID.
-        driver_version: driverVersion.
-        driver_id: driverID.
-        driver_abi: Bits of a pointer.
-        pipeline_cache_uuid: pipelineCacheUUID, hex.
+    `pipeline_cache_uuid` is hex.
     """
 
     vendor_id: int
@@ -61,19 +56,26 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
         return ""
 
 
-class Profile(Protocol):
-    """What such a file holds.
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """What every such file holds.
 
     Attributes:
         identity: The device and driver that it is about.
-        format: Number of its format.
+        device_name: For people.
+        driver: Name and version of the driver, for people.
+        made_at: Seconds since 1970.
+        orchestrator: Version of this project.
+        notes: What a reader must know.
+        format: Version of the layout.
     """
 
-    @property
-    def identity(self) -> ProfileIdentity: ...  # noqa: D102
-
-    @property
-    def format(self) -> int: ...  # noqa: D102
+    identity: ProfileIdentity
+    device_name: str
+    driver: str
+    made_at: float
+    orchestrator: str
+    notes: tuple[str, ...] = ()
+    format: int = PROFILE_FORMAT
 
 
 P = TypeVar("P", bound=Profile)
@@ -81,13 +83,7 @@ P = TypeVar("P", bound=Profile)
 
 @frozen
 class ProfileLoad(Generic[P]):
-    """What became of a look for a profile.
-
-    Attributes:
-        path: Where it is or would be.
-        profile: The profile, or None.
-        problem: Why there is none although there is a file; "" where there is none.
-    """
+    """A look for a profile at `path`; `problem` says why there is none although there is a file, or ""."""
 
     path: Path
     profile: P | None
@@ -96,17 +92,10 @@ class ProfileLoad(Generic[P]):
 
 @frozen
 class ProfileFile(Generic[P]):
-    """Files of one kind of profile.
-
-    Attributes:
-        kind: Their row in the table.
-        type: What they hold.
-        format: Number of the format that this version reads and writes.
-    """
+    """Files of one kind of profile: their row in the table and their type."""
 
     kind: Kind
     type: type[P]
-    format: int
 
     def path(self, directory: Path, identity: DeviceIdentity) -> Path:
         """Where the profile of a device is kept, in a directory of cache files."""
@@ -115,18 +104,12 @@ class ProfileFile(Generic[P]):
     def load(
         self, directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
     ) -> ProfileLoad[P]:
-        """Look for the profile of a device. Never raises.
-
-        Args:
-            directory: The directory of cache files.
-            identity: Of the device; a profile of another device or driver is not used.
-            operations: The calls to use.
-        """
+        """Look for the profile of a device; that of another device or driver is not used. Never raises."""
 
         def decode(data: bytes) -> P:
             profile = msgspec.json.decode(data, type=self.type)
-            if profile.format != self.format:
-                raise ValueError(f"it has format {profile.format}, and this version reads {self.format}")
+            if profile.format != PROFILE_FORMAT:
+                raise ValueError(f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}")
             if difference := profile.identity.difference(identity):
                 raise ValueError(f"it is of another device or driver: {difference}")
             return profile
@@ -141,16 +124,7 @@ class ProfileFile(Generic[P]):
         profile: P,
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> Path:
-        """Keep a profile; replaces an earlier one.
-
-        Args:
-            directory: The directory of cache files; created, mode 0700, where it is missing.
-            identity: Of the device.
-            profile: The profile.
-            operations: The calls to use.
-
-        Returns:
-            Where it is.
+        """Keep a profile in a directory of cache files; replaces an earlier one, and returns where it is.
 
         Raises:
             SaveError: As `Kind.write`.
@@ -159,20 +133,15 @@ class ProfileFile(Generic[P]):
         return self.kind.write(cache_path(directory, identity), lambda: (content,), operations)
 
 
-PROFILE_FORMAT = 1
-
-
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """What one contender took: making the caches, one pass over the set, and the merge.
 
     Attributes:
         start: What the caches held: "cold" or "warm". The file calls it a temperature.
         mode: The cache topology.
-        workers: Number of workers.
         batch: Largest number of pipelines in a call.
         control: Whether it is the baseline once more.
-        samples: How many samples.
-        seconds: Their median.
+        seconds: Median of the samples.
         low: Lower end of its interval.
         high: Upper end.
         pipelines_per_s: Pipelines of one pass over the median.
@@ -202,7 +171,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
             compared.
         low: Lower end of its interval.
         high: Upper end.
-        pairs: Number of pairs.
         noise: What the same thing measured twice differs by, as a factor of at least 1; None where it is not
             known.
     """
@@ -218,27 +186,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do.
-
-    Attributes:
-        mode: The cache topology.
-        workers: Number of workers.
-        words: Why.
-    """
+    """What to do: the cache topology, the number of workers, and why."""
 
     mode: str
     workers: int
     words: str
 
 
-class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured about a device and its driver on a machine.
+class CalibrationProfile(Profile, frozen=True, kw_only=True):
+    """What was measured about a device and its driver on a machine. None: it was not measured.
 
     Attributes:
-        identity: What it is about.
-        device_name: For people.
-        driver: Name and version of the driver, for people.
-        made_at: Seconds since 1970.
         cores: Processors that were there.
         processor: What the processor calls itself.
         load_average: Highest load of the machine while it was measured.
@@ -247,27 +205,15 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
         set_name: What was compiled.
         set_hash: Hash over the names of its records, 16 hex digits.
         pipelines: Pipelines of it that the device takes.
-        orchestrator: Version of this project.
         python: Version of Python.
-        rounds: Rounds that were taken.
-        figures: What each contender took.
-        findings: Questions and answers.
-        cold: What to do with an empty cache; None where it was not measured.
-        warm: What to do with a cache that holds the set; None where it was not measured, or where caches keep
-            nothing.
-        batch: Largest number of pipelines in a call when everything hits; None where it was not measured.
-        merge_works: Whether merged caches hold what their sources held; None where it was not measured.
-        cache_keeps: Whether the driver's cache keeps anything; None where it was not measured.
-        read_back_grows: Whether loading and reading a cache over and over makes it grow; None where it was
-            not measured.
-        notes: What a reader must know.
-        format: Version of this layout.
+        cold: What to do with an empty cache.
+        warm: What to do with a cache that holds the set; None also where caches keep nothing.
+        batch: Largest number of pipelines in a call when everything hits.
+        merge_works: Whether merged caches hold what their sources held.
+        cache_keeps: Whether the driver's cache keeps anything.
+        read_back_grows: Whether loading and reading a cache over and over makes it grow.
     """
 
-    identity: ProfileIdentity
-    device_name: str
-    driver: str
-    made_at: float
     cores: int
     processor: str
     load_average: float
@@ -275,7 +221,6 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
     set_name: str
     set_hash: str
     pipelines: int
-    orchestrator: str
     python: str
     rounds: int
     figures: tuple[Figure, ...]
@@ -286,16 +231,11 @@ class CalibrationProfile(msgspec.Struct, frozen=True, kw_only=True):
     merge_works: bool | None
     cache_keeps: bool | None
     read_back_grows: bool | None
-    notes: tuple[str, ...] = ()
     order: str = ""
-    format: int = PROFILE_FORMAT
 
 
-_CALIBRATION = ProfileFile(CALIBRATION, CalibrationProfile, PROFILE_FORMAT)
+_CALIBRATION = ProfileFile(CALIBRATION, CalibrationProfile)
 profile_path, load_profile, save_profile = _CALIBRATION.path, _CALIBRATION.load, _CALIBRATION.save
-
-
-KEY_PROFILE_FORMAT = 1
 
 
 class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -320,7 +260,6 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         aspect: What it is of: "feature", "extension", "apiVersion", "environment", ...
-        name: What it is called.
         kinds: The kinds of pipelines that it was tried with; of a dependence those that were not found.
         features: The features that were enabled.
         given: Features that the baseline had as well, since it was only tried beside them.
@@ -345,47 +284,25 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing of which nothing is known.
-
-    Attributes:
-        aspect: What it is of.
-        name: What it is called.
-        reason: Why.
-    """
+    """One thing of which nothing is known, and the reason."""
 
     aspect: str
     name: str
     reason: str
 
 
-class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
+class KeyProfile(Profile, frozen=True, kw_only=True):
     """What a driver's keys depend on.
 
     Attributes:
-        identity: What it is about.
-        device_name: For people.
-        driver: Name and version of the driver, for people.
-        made_at: Seconds since 1970.
         took_s: How long it took, s.
-        orchestrator: Version of this project.
         api_version: VkApplicationInfo::apiVersion of the baseline.
         method: How hits were told.
-        kinds: The kinds of pipelines.
-        depends: What the keys depend on.
-        independent: What they do not depend on.
-        not_tried: What could not be tried.
         disagreements: Where compiling forbidden and creation feedback said different things.
-        notes: What a reader must know.
         whole: Whether everything was tried that this version knows of, and not a choice.
-        format: Version of this layout.
     """
 
-    identity: ProfileIdentity
-    device_name: str
-    driver: str
-    made_at: float
     took_s: float
-    orchestrator: str
     api_version: int
     method: str
     kinds: tuple[ProbedKind, ...]
@@ -393,9 +310,7 @@ class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
     independent: tuple[Tried, ...]
     not_tried: tuple[NotTried, ...]
     disagreements: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
     whole: bool = True
-    format: int = KEY_PROFILE_FORMAT
 
     @property
     def says_anything(self) -> bool:
@@ -408,6 +323,6 @@ class KeyProfile(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
-_KEYS = ProfileFile(KEY_PROFILE, KeyProfile, KEY_PROFILE_FORMAT)
+_KEYS = ProfileFile(KEY_PROFILE, KeyProfile)
 KeyProfileLoad = ProfileLoad[KeyProfile]
 key_profile_path, load_key_profile, save_key_profile = _KEYS.path, _KEYS.load, _KEYS.save

@@ -1,14 +1,9 @@
 """Tidying a directory of cache files: what is not wanted any more, and what killed processes left.
 
-Not wanted are the quarantine, previous generations of whole files, files of another build of a driver that is
-here with what lies beside them, files older than asked for, and then the oldest files until the rest fits a
-bound. A previous generation stays where the current one is not whole: it is then the only good one. A driver
-that is not asked about is no reason to remove anything.
-
-A plan changes nothing. What it names is removed one by one, each under the lock of its cache file's writers,
-and only if nothing has replaced it since. Only names of our making are looked at.
-
-Assumptions: nobody needs what is in the quarantine; it is there to be looked at.
+A previous generation stays where the current one is not whole: it is then the only good one. A driver that is
+not asked about is no reason to remove anything. A plan changes nothing. What it names is removed one by one,
+each under the lock of its cache file's writers, and only if nothing has replaced it since. Only names of our
+making are looked at; nobody needs what is in the quarantine, which is there to be looked at.
 """
 
 from __future__ import annotations
@@ -72,15 +67,7 @@ class PruneReason(enum.StrEnum):
 
 @frozen
 class PruneItem:
-    """A file that is not wanted.
-
-    Attributes:
-        path: The file.
-        size: Its bytes.
-        reason: Why.
-        detail: In words, or "".
-        modified_ns: When it was written, ns since the epoch, to tell whether it still is that file.
-    """
+    """A file that is not wanted; `modified_ns`, since the epoch, tells whether it still is that file."""
 
     path: Path
     size: int
@@ -91,12 +78,7 @@ class PruneItem:
 
 @frozen
 class PrunePlan:
-    """What a prune would remove.
-
-    Attributes:
-        items: What is not wanted.
-        kept: Cache files that stay, current and previous generations, with their size.
-    """
+    """What a prune would remove, and the cache files that stay, both generations, with their size."""
 
     items: tuple[PruneItem, ...]
     kept: tuple[tuple[Path, int], ...]
@@ -109,12 +91,7 @@ class PrunePlan:
 
 @frozen
 class PruneReport:
-    """What a prune did.
-
-    Attributes:
-        removed: What is gone.
-        failed: What could not be removed, each with the cause.
-    """
+    """What a prune removed, and what it could not, each with the cause."""
 
     removed: tuple[PruneItem, ...]
     failed: tuple[tuple[PruneItem, str], ...]
@@ -141,7 +118,7 @@ def plan_prune(
         directory: The directory of cache files.
         here: Devices that are here: files of another build of one of their drivers are not wanted.
         max_bytes: Bytes that the files which stay may have together; None for no bound.
-        older_than_ns: Age at which a cache file is not wanted; None for no bound.
+        older_than_ns: Age at which a file is not wanted; None for no bound.
         now_ns: The time, ns since the epoch.
         operations: The calls to use.
 
@@ -190,12 +167,7 @@ def plan_prune(
 
 
 def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) -> PruneReport:
-    """Remove what a plan names. Waits for nobody: a file that is being saved stays.
-
-    Args:
-        plan: The plan.
-        operations: The calls to use.
-    """
+    """Remove what a plan names. Waits for nobody: a file that is being saved stays."""
     removed: list[PruneItem] = []
     failed: list[tuple[PruneItem, str]] = []
     for item in plan.items:
@@ -326,15 +298,7 @@ def _unwanted(
 def sweep_directory(
     directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> SweepReport:
-    """Remove what killed processes left in a directory of cache files. Waits for nobody.
-
-    Args:
-        directory: The directory.
-        now_ns: The time, ns since the epoch; the clock's where not given.
-        operations: The calls to use.
-
-    Returns:
-        What was removed, and what was not. A directory that is not there has nothing to sweep.
+    """Remove what killed processes left in a directory of cache files, if it is there. Waits for nobody.
 
     Raises:
         SaveError: The directory could not be listed, or a lock file not be opened.

@@ -1,4 +1,4 @@
-"""`SavePolicy` and `SaveDecider`: when a cache is saved, so that crashes and saves both cost little.
+"""When a cache is saved, so that crashes and saves both cost little.
 
 A save is due when creation has been quiet, when much is new, or when what is new has waited for long; a
 cancel, a signal or an exit forces one. It is never due while one is under way, without something new since
@@ -6,8 +6,8 @@ the last one that worked, or for an empty cache. A save that failed leaves what 
 again before a pause. With creation over, every new pipeline is in a save that was due at most `quiet_ns`
 after the last one.
 
-Pure: no clock, no I/O, no thread. Times are the caller's, on one clock that does not go back. The one owner
-asks after each event and at `next_due_ns`.
+Pure: no clock, no I/O, no thread. Times are the caller's, ns on one clock that does not go back. The one
+owner asks after each event and at `next_due_ns`.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ class SaveDecider:
     """Decides about one cache. Not thread-safe: it has one owner.
 
     Attributes:
-        policy: When a save is due.
         new_pipelines: Pipelines that were created since the last save that worked began.
         cache_bytes: Size of the cache as last told; None where it was not.
-        saving: Whether a save is under way.
     """
 
     policy: SavePolicy = field(factory=SavePolicy)
@@ -92,21 +90,11 @@ class SaveDecider:
     _first_before_ns: int | None = field(default=None, init=False)
 
     def loaded(self, cache_bytes: int) -> None:
-        """The cache began with what a file held: that much is not new.
-
-        Args:
-            cache_bytes: Its size.
-        """
+        """The cache began with what a file held: that much is not new."""
         self.cache_bytes = self._saved_bytes = cache_bytes
 
     def created(self, now_ns: int, pipelines: int, cache_bytes: int | None = None) -> None:
-        """Pipelines were compiled into the cache. Cache hits are no news.
-
-        Args:
-            now_ns: The time.
-            pipelines: How many, at least 0.
-            cache_bytes: Size of the cache, where it is known.
-        """
+        """Pipelines were compiled into the cache, of this size where it is known. Cache hits are no news."""
         if cache_bytes is not None:
             self.cache_bytes = cache_bytes
         if pipelines <= 0:
@@ -123,11 +111,7 @@ class SaveDecider:
         return self.new_pipelines > 0 and has_content
 
     def due(self, now_ns: int) -> SaveReason | None:
-        """Why a save is due now, or None.
-
-        Args:
-            now_ns: The time.
-        """
+        """Why a save is due now, or None."""
         if self.saving or not self.is_new or self._first_ns is None:
             return None
         if self._paused_until_ns is not None and now_ns < self._paused_until_ns:
@@ -149,11 +133,8 @@ class SaveDecider:
         No pause holds it up. A save that is under way does: the caller waits for that, reports it here, and
         asks again.
 
-        Args:
-            reason: One of `FORCED`.
-
         Raises:
-            ValueError: It is none of them.
+            ValueError: The reason is none of `FORCED`.
         """
         if reason not in FORCED:
             raise ValueError(f"{reason} is no reason to force a save")
@@ -188,9 +169,6 @@ class SaveDecider:
     def saved(self, now_ns: int) -> None:
         """The save that began is done: what it held is safe. Also where it found nothing that was new.
 
-        Args:
-            now_ns: The time.
-
         Raises:
             RuntimeError: None began.
         """
@@ -200,9 +178,6 @@ class SaveDecider:
 
     def failed(self, now_ns: int) -> None:
         """The save that began failed, or was skipped for another writer: what it held is new again.
-
-        Args:
-            now_ns: The time.
 
         Raises:
             RuntimeError: None began.

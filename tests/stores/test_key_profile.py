@@ -13,7 +13,7 @@ from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.profile_file import (
-    KEY_PROFILE_FORMAT,
+    PROFILE_FORMAT,
     ProfileIdentity,
     key_profile_path,
     load_key_profile,
@@ -63,7 +63,7 @@ def test_a_profile_of_another_device_or_driver_is_named_and_not_used(folder: Pat
         (b"", "damaged"),
         (b'{"identity": 1}', "damaged"),
         (b"\xff\xfe", "damaged"),
-        (msgspec.json.encode(key_profile(format=KEY_PROFILE_FORMAT + 1)), "format 2"),
+        (msgspec.json.encode(key_profile(format=PROFILE_FORMAT + 1)), "format 2"),
     ],
 )
 def test_what_cannot_be_used_is_named_and_never_raised(folder: Path, content: bytes, words: str) -> None:

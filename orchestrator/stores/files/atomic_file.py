@@ -3,15 +3,13 @@
 `FileOperations` is the one place where stores touch the file system, so that a test can fail any call, record
 it, or end the process at one. Each method is one system call or none; errors are OSErrors; Python repeats
 what a signal interrupted (PEP 475). Locks are those of flock(2): they belong to the open file, so two threads
-exclude each other too, and the kernel frees them however their process ended. On Windows msvcrt locks a byte
-far behind any content.
+exclude each other too, and the kernel frees them however their process ended.
 
 `write_atomically`: new temporary beside the target, write, fsync, size checked, close, rename, fsync of the
 directory. Until the rename the target is untouched; after it, it is whole and was synced before. A failure, a
 cancellation included, removes the temporary; the error names one that could not be removed. A descriptor
 whose fsync failed is not synced again: the kernel may have dropped the dirty pages, and a second fsync would
-report success. Several writers do not harm each other, and the last rename wins; `writer_lock` decides who
-writes.
+report success. Of several writers the last rename wins; `writer_lock` decides who writes.
 
 A trusted read takes a file only where whoever runs the program owns the file and its directory and nobody
 else may write either. It judges the open file, so nothing can be exchanged between check and read. Systems
@@ -31,7 +29,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,8 +67,6 @@ class FileStatus:
 
     Attributes:
         size: Bytes.
-        is_regular: Whether it is a regular file.
-        is_directory: Whether it is a directory.
         permissions: The permission bits, such as 0o600.
         owner: User id of the owner; 0 where the system has none.
         modified_ns: When the content was last changed, ns since the epoch.
@@ -211,12 +207,9 @@ def _boot_id() -> str:
 
 
 def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
-    """Lock or unlock as Windows can: one byte, far behind the content. The position of the file is kept.
+    """Lock or unlock one byte as Windows can, far behind the content; the position of the file is kept.
 
-    Args:
-        locking: The module msvcrt; given, so that this can be tested where there is none.
-        descriptor: The open file.
-        mode: LK_NBLCK or LK_UNLCK.
+    `locking` is the module msvcrt: given, so that this can be tested where there is none.
     """
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     os.lseek(descriptor, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
@@ -294,12 +287,7 @@ class SaveError(OrchestratorError):
 
 
 class ReadError(OrchestratorError):
-    """A file could not be read.
-
-    Attributes:
-        path: The file.
-        reason: What is wrong and the likely cause.
-    """
+    """A file (`path`) could not be read; `reason` says what is wrong and the likely cause."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -323,14 +311,7 @@ class UntrustedError(ReadError):
 
 
 def content_hash128(data: bytes | bytearray | memoryview) -> bytes:
-    """Hash content with xxh3_128, seed 0, without a copy.
-
-    Args:
-        data: The content; a memoryview must be contiguous.
-
-    Returns:
-        16 bytes in xxHash's canonical (big-endian) order. Thread-safe.
-    """
+    """xxh3_128, seed 0, of contiguous content, not copied: 16 bytes, canonical (big-endian). Thread-safe."""
     return xxhash.xxh3_128_digest(data)
 
 
@@ -351,17 +332,9 @@ def write_atomically(
     chunks: Iterable[bytes | bytearray | memoryview],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> int:
-    """Replace a file by new content, or leave it as it is.
+    """Replace a file by new content, or leave it as it is; returns the bytes written. Thread-safe.
 
-    The directory must exist (`ensure_directory`). The file gets mode 0600. Thread-safe.
-
-    Args:
-        path: The file to write.
-        chunks: The content, in order; nothing is copied.
-        operations: The calls to use.
-
-    Returns:
-        Bytes written.
+    The directory must exist (`ensure_directory`). The file gets mode 0600. No chunk is copied.
 
     Raises:
         SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
@@ -374,9 +347,11 @@ def write_atomically(
         raise SaveError(path, "creating a temporary file", likely_cause(error)) from error
     try:
         written = _fill(path, descriptor, chunks, operations)
-        _rename(path, temporary, operations)
+        operations.rename(temporary, path)
     except BaseException as error:
         leftover = remove_temporary(temporary, operations)
+        if isinstance(error, OSError):
+            raise SaveError(path, "rename", likely_cause(error), leftover=leftover) from error
         if leftover is not None and isinstance(error, SaveError):
             raise SaveError(path, error.step, error.reason, leftover=leftover) from error
         raise
@@ -403,11 +378,10 @@ def _fill(
         operations.fsync(descriptor)
         step = "checking the size"
         size = operations.fstat(descriptor).size
-    except OSError as error:
+    except BaseException as error:
         close_quietly(descriptor, operations)
-        raise SaveError(path, step, likely_cause(error)) from error
-    except BaseException:
-        close_quietly(descriptor, operations)
+        if isinstance(error, OSError):
+            raise SaveError(path, step, likely_cause(error)) from error
         raise
     try:
         operations.close(descriptor)
@@ -420,7 +394,6 @@ def _fill(
 
 
 def _write_all(path: Path, descriptor: int, data: memoryview, operations: FileOperations) -> int:
-    """Write a chunk whole; a short write is continued where it stopped."""
     done = 0
     while done < len(data):
         count = operations.write(descriptor, data[done:])
@@ -430,24 +403,10 @@ def _write_all(path: Path, descriptor: int, data: memoryview, operations: FileOp
     return done
 
 
-def _rename(path: Path, temporary: Path, operations: FileOperations) -> None:
-    try:
-        operations.rename(temporary, path)
-    except OSError as error:
-        raise SaveError(path, "rename", likely_cause(error)) from error
-
-
-def close_quietly(descriptor: int, operations: FileOperations) -> bool:
-    """Close a descriptor whose close has nothing to say: nothing was written, or an earlier failure goes up.
-
-    Returns:
-        Whether the close succeeded; the descriptor is gone either way.
-    """
-    try:
+def close_quietly(descriptor: int, operations: FileOperations) -> None:
+    """Close a descriptor whose close has nothing to say; it is gone even where that failed."""
+    with suppress(OSError):
         operations.close(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
@@ -465,10 +424,6 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
     """Create a directory, and its parents, where they are missing: mode 0700, names synced.
 
     Thread-safe, and safe against another process doing the same.
-
-    Args:
-        directory: The directory.
-        operations: The calls to use.
 
     Raises:
         SaveError: It could not be created, or something that is no directory is in its place.
@@ -557,13 +512,10 @@ def read_capped_parts(
 
     Args:
         path: The file; a regular one, and no symbolic link.
-        head_size: Bytes of the head.
+        head_size: Bytes of the head; it is shorter only where the file is.
         cap: Bytes at most, of head and rest.
         operations: The calls to use.
         trusted: Refuse what others own or may write.
-
-    Returns:
-        The head, shorter only where the file is, and the rest, as they were when the end was reached.
 
     Raises:
         MissingFileError: There is none.
@@ -588,9 +540,7 @@ def read_head(
     """Read the first bytes of a file, of any size; fewer only where the file is shorter.
 
     Raises:
-        MissingFileError: There is none.
-        UntrustedError: Others own it or its directory, or may write one of them.
-        ReadError: The system would not, or it is no regular file.
+        ReadError: As `read_capped_parts`, without a cap.
     """
     with _reading(path, operations, trusted) as (descriptor, _):
         return _read_up_to(descriptor, size, size, operations)

@@ -1,21 +1,22 @@
-"""`FaultyFileOperations`: a file system that fails where it is told. Public in `orchestrator.testing`.
+"""A file system that fails where it is told. Public in `orchestrator.testing`.
 
 Calls are counted from 0 in the order they are made; without a fault each is the inner one's. A fault happens
-before its call has any effect, except a short write, which writes half.
-
-Assumptions: one thread at a time; the count would otherwise mean nothing.
+before its call has any effect, except a short write, which writes half. One thread at a time.
 """
 
 from __future__ import annotations
 
 import enum
 import errno
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from attrs import define, field, frozen
 
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, FileStatus
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 
 
 class Fault(enum.StrEnum):
@@ -48,6 +49,12 @@ class ProcessKilledError(BaseException):
     """The simulated process has ended. No Exception: what handles errors must not see its process end."""
 
 
+_ERRORS = {
+    Fault.EIO_ONCE: errno.EIO,
+    Fault.EIO_FOREVER: errno.EIO,
+    Fault.ENOSPC: errno.ENOSPC,
+    Fault.EINTR: errno.EINTR,
+}
 _TAKES_SPACE = frozenset(
     {"open_new", "open_lock", "write", "fsync", "rename", "link", "make_directory", "sync_directory"}
 )
@@ -55,13 +62,7 @@ _TAKES_SPACE = frozenset(
 
 @frozen
 class RecordedCall:
-    """One call.
-
-    Attributes:
-        name: Name of the method.
-        path: The path it was given, or None for a call on a descriptor.
-        fault: The fault that it met, or None.
-    """
+    """One call: the method, the path it was given (None for a call on a descriptor), the fault it met."""
 
     name: str
     path: Path | None
@@ -105,19 +106,14 @@ class FaultyFileOperations(FileOperations):
         fault = self._fault_at(name, number)
         self.calls.append(RecordedCall(name, path, fault))
         match fault:
-            case Fault.EIO_ONCE | Fault.EIO_FOREVER:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            case Fault.ENOSPC:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            case Fault.EINTR:
-                raise InterruptedError(errno.EINTR, os.strerror(errno.EINTR))
             case Fault.INTERRUPTED:
                 raise KeyboardInterrupt(name)
             case Fault.KILL:
                 self._end_process()
                 raise ProcessKilledError(name)
-            case _:
-                return fault
+        if fault in _ERRORS:
+            raise OSError(_ERRORS[fault], os.strerror(_ERRORS[fault]))
+        return fault
 
     def _fault_at(self, name: str, number: int) -> Fault | None:
         match self.fault:
@@ -139,39 +135,10 @@ class FaultyFileOperations(FileOperations):
             self.inner.close(descriptor)
         self._open.clear()
 
-    def _opened(self, descriptor: int) -> int:
-        self._open.add(descriptor)
-        return descriptor
-
-    def open_new(self, path: Path) -> int:
-        """See `FileOperations.open_new`."""
-        self._enter("open_new", path)
-        return self._opened(self.inner.open_new(path))
-
-    def open_existing(self, path: Path) -> int:
-        """See `FileOperations.open_existing`."""
-        self._enter("open_existing", path)
-        return self._opened(self.inner.open_existing(path))
-
     def write(self, descriptor: int, data: memoryview) -> int:
         """See `FileOperations.write`."""
         fault = self._enter("write")
         return self.inner.write(descriptor, data[: max(len(data) // 2, 1)] if fault else data)
-
-    def read(self, descriptor: int, size: int) -> bytes:
-        """See `FileOperations.read`."""
-        self._enter("read")
-        return self.inner.read(descriptor, size)
-
-    def fsync(self, descriptor: int) -> None:
-        """See `FileOperations.fsync`."""
-        self._enter("fsync")
-        self.inner.fsync(descriptor)
-
-    def fstat(self, descriptor: int) -> FileStatus:
-        """See `FileOperations.fstat`."""
-        self._enter("fstat")
-        return self.inner.fstat(descriptor)
 
     def close(self, descriptor: int) -> None:
         """See `FileOperations.close`. A failing close has closed: the descriptor is gone all the same."""
@@ -182,66 +149,6 @@ class FaultyFileOperations(FileOperations):
                 self._open.discard(descriptor)
                 self.inner.close(descriptor)
 
-    def rename(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.rename`."""
-        self._enter("rename", destination)
-        self.inner.rename(source, destination)
-
-    def sync_directory(self, directory: Path) -> None:
-        """See `FileOperations.sync_directory`."""
-        self._enter("sync_directory", directory)
-        self.inner.sync_directory(directory)
-
-    def unlink(self, path: Path) -> None:
-        """See `FileOperations.unlink`."""
-        self._enter("unlink", path)
-        self.inner.unlink(path)
-
-    def list_directory(self, directory: Path) -> list[str]:
-        """See `FileOperations.list_directory`."""
-        self._enter("list_directory", directory)
-        return self.inner.list_directory(directory)
-
-    def make_directory(self, directory: Path) -> None:
-        """See `FileOperations.make_directory`."""
-        self._enter("make_directory", directory)
-        self.inner.make_directory(directory)
-
-    def stat(self, path: Path) -> FileStatus:
-        """See `FileOperations.stat`."""
-        self._enter("stat", path)
-        return self.inner.stat(path)
-
-    def resolve(self, path: Path) -> Path:
-        """See `FileOperations.resolve`."""
-        self._enter("resolve", path)
-        return self.inner.resolve(path)
-
-    def link(self, source: Path, destination: Path) -> None:
-        """See `FileOperations.link`."""
-        self._enter("link", destination)
-        self.inner.link(source, destination)
-
-    def open_lock(self, path: Path) -> int:
-        """See `FileOperations.open_lock`."""
-        self._enter("open_lock", path)
-        return self._opened(self.inner.open_lock(path))
-
-    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """See `FileOperations.try_lock`."""
-        self._enter("try_lock")
-        return self.inner.try_lock(descriptor, shared=shared)
-
-    def unlock(self, descriptor: int) -> None:
-        """See `FileOperations.unlock`."""
-        self._enter("unlock")
-        self.inner.unlock(descriptor)
-
-    def truncate(self, descriptor: int) -> None:
-        """See `FileOperations.truncate`."""
-        self._enter("truncate")
-        self.inner.truncate(descriptor)
-
     def effective_user(self) -> int | None:
         """See `FileOperations.effective_user`; not counted, since it is no call to the file system."""
         return self.inner.effective_user()
@@ -249,3 +156,24 @@ class FaultyFileOperations(FileOperations):
     def boot_id(self) -> str:
         """See `FileOperations.boot_id`; not counted, since it is no call that can fail."""
         return self.inner.boot_id()
+
+
+def _counted(name: str) -> Callable[..., Any]:
+    """A method that records its call, fails it if its turn has come, and else makes it.
+
+    Of two paths the destination is recorded; descriptors that it opens are kept.
+    """
+
+    def call(self: FaultyFileOperations, *arguments: Any, **options: Any) -> Any:
+        self._enter(name, arguments[-1] if isinstance(arguments[-1], Path) else None)
+        result = getattr(self.inner, name)(*arguments, **options)
+        if name.startswith("open_"):
+            self._open.add(result)
+        return result
+
+    return functools.wraps(getattr(FileOperations, name))(call)
+
+
+for _name in [each for each in vars(FileOperations) if not each.startswith("_")]:
+    if _name not in vars(FaultyFileOperations):
+        setattr(FaultyFileOperations, _name, _counted(_name))

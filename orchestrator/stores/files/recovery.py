@@ -108,16 +108,8 @@ def keep_as_previous(
     """Make the current generation the previous one, if that is its due; the current name keeps it too.
 
     The writer's lock is held. The names are made to last by whoever replaces the current one, with the same
-    sync of the directory.
-
-    Args:
-        path: The file.
-        cap: Bytes that it may have, where it has to be copied.
-        operations: The calls to use.
-        is_due: Whether the current generation is worth it; may raise OSError or ReadError.
-
-    Returns:
-        Temporaries that could not be removed.
+    sync of the directory. `cap` bounds a copy, where the file system has no links; `is_due` may raise OSError
+    or ReadError. Returns temporaries that could not be removed.
 
     Raises:
         SaveError: It could not be kept. Both generations are as they were.
@@ -155,7 +147,6 @@ class DeadSentinel:
     """The sentinel of a process that died.
 
     Attributes:
-        path: The sentinel.
         data_hash: Hash of the content that was in use, 16 bytes; empty where it accuses nothing: it never was
             armed, or the machine was restarted since.
         process_id: Of the process, as it saw itself; 0 where it accuses nothing.
@@ -168,22 +159,12 @@ class DeadSentinel:
 
 def is_sentinel_of(path: Path, name: str) -> bool:
     """Whether a name in the directory of a file is that of a sentinel of it."""
-    prefix = f".{path.name}."
-    return (
-        name.startswith(prefix)
-        and name.endswith(SENTINEL_SUFFIX)
-        and len(name) == len(prefix) + 16 + len(SENTINEL_SUFFIX)
-    )
+    return name.endswith(SENTINEL_SUFFIX) and leftover_of(name) == path.name
 
 
 @contextmanager
 def loading_sentinel(path: Path, data_hash: bytes, operations: FileOperations) -> Iterator[list[str]]:
-    """Stand a sentinel beside a file for the length of a block.
-
-    Args:
-        path: The file.
-        data_hash: Hash of its content, 16 bytes.
-        operations: The calls to use.
+    """Stand a sentinel beside a file, whose content has this hash, for the length of a block.
 
     Yields:
         A list that has, after the block, a sentence for each thing that went wrong with the sentinel; none of
@@ -244,14 +225,9 @@ def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problem
 
 
 def dead_sentinels(path: Path, operations: FileOperations, names: list[str]) -> tuple[DeadSentinel, ...]:
-    """The sentinels of a file whose process died, those that accuse and those that do not.
+    """The sentinels, of those names in a file's directory, whose process died, accusing or not.
 
     A sentinel that cannot be read or locked is taken for that of a living process.
-
-    Args:
-        path: The file.
-        operations: The calls to use.
-        names: The names in its directory.
     """
     found = (
         _if_dead(path.with_name(name), operations) for name in sorted(names) if is_sentinel_of(path, name)
@@ -289,10 +265,7 @@ def _is_abandoned(sentinel: Path, line: bytes, operations: FileOperations) -> bo
 class QuarantineError(OrchestratorError):
     """A file could not be moved into the quarantine, or the move could not be made to last.
 
-    Attributes:
-        path: Where the file was.
-        reason: The system's words and the likely cause.
-        moved_to: Where the file is now, or None where it did not move.
+    `moved_to` says where the file is now: None where it did not move.
     """
 
     def __init__(self, path: Path, reason: str, moved_to: Path | None) -> None:
@@ -306,12 +279,7 @@ class QuarantineError(OrchestratorError):
 def quarantine_file(
     path: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, keep: int = KEPT_FILES
 ) -> Path:
-    """Move a file into the quarantine beside it, and remove the oldest ones over the bound.
-
-    Args:
-        path: The file.
-        operations: The calls to use.
-        keep: Files that may stay, at least 1.
+    """Move a file into the quarantine beside it, where at most `keep` (at least 1) of the newest stay.
 
     Returns:
         Where the file is now: `quarantine/NNNNNN-name`.
@@ -346,13 +314,7 @@ def quarantine_file(
 
 @frozen
 class SweepReport:
-    """What a sweep did.
-
-    Attributes:
-        removed: Files that were removed.
-        failed: Files that should have been, and could not.
-        busy: Files whose leftovers were left alone, since a process is saving them.
-    """
+    """What a sweep removed, failed to remove, and left alone since a process is saving it (`busy`)."""
 
     removed: tuple[Path, ...] = ()
     failed: tuple[Path, ...] = ()
@@ -378,9 +340,8 @@ def sweep_file(
         path: The file.
         operations: The calls to use.
         now_ns: The time, ns since the epoch; the clock's where not given.
-        content_hash: Gives the hash of what a generation holds, as sentinels name it, or None where there is
-            nothing that they could accuse. May raise ReadError. Not needed for files that no sentinel stands
-            for.
+        content_hash: Hash of what a generation holds, as sentinels name it, or None; may raise ReadError. Not
+            needed for files that no sentinel stands for.
     """
     try:
         # Listed under the lock: what is there now was there when its writer died.
@@ -420,7 +381,7 @@ def sweep_file(
 
 
 def _is_temporary_of(path: Path, name: str) -> bool:
-    return leftover_of(name) == path.name and name.endswith(TEMPORARY_SUFFIX)
+    return name.endswith(TEMPORARY_SUFFIX) and leftover_of(name) == path.name
 
 
 def _is_old(path: Path, now_ns: int, operations: FileOperations) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.stores.files.atomic_file import (
@@ -50,16 +50,9 @@ def writer_lock(
     wait_s: float = LOCK_WAIT_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Be the only writer of a file for the length of a block. Thread-safe; not reentrant.
+    """Be the only writer of a file for the length of a block; yields whether the lock was had in time.
 
-    Args:
-        path: The file; its directory must exist.
-        operations: The calls to use.
-        wait_s: How long to wait for another writer, by polling; 0 tries once.
-        pause: Waits between two tries.
-
-    Yields:
-        Whether the lock was had in time.
+    Thread-safe; not reentrant. The directory must exist. A wait of 0 s tries once.
 
     Raises:
         SaveError: The lock file could not be opened or locked.
@@ -117,12 +110,8 @@ def _is_at(descriptor: int, name: Path, operations: FileOperations) -> bool:
 def _give_back(descriptor: int, operations: FileOperations) -> None:
     """Unlock and close. Closing alone would leave the lock to a child that inherited the descriptor."""
     try:
-        operations.unlock(descriptor)
-    except OSError:
-        # The close below frees it all the same, unless a child holds it too; then it is free when that ends.
-        close_quietly(descriptor, operations)
-    except BaseException:
-        close_quietly(descriptor, operations)
-        raise
-    else:
+        # The close frees it all the same, unless a child holds it too; then it is free when that ends.
+        with suppress(OSError):
+            operations.unlock(descriptor)
+    finally:
         close_quietly(descriptor, operations)
