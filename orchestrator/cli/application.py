@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.errors import ExitCode, Failure, explain, report
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
@@ -30,6 +30,7 @@ Start with `orchestrator devices`, then `orchestrator compile sample`.
 Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no device, 130 interrupted.
 """,
     help_format="plaintext",
+    default_parameter=Parameter(negative=""),
     version=version,
 )
 VERBS = {

@@ -64,87 +64,40 @@ _FIGURES = ("mode", "effic.", "blocked", "no CPU", "CPU", "merge", "dupl.", "mem
 
 @frozen(kw_only=True)
 class BenchArguments:
-    """What is compared, and how it is measured, as it is said on the command line."""
+    """What is compared, and how it is measured, as it is said on the command line.
 
-    out: Annotated[
-        Path,
-        Parameter(name=["--out", "-o"], help="Directory for results; one that holds some is gone on with."),
-    ]
+    Attributes:
+        out: Directory for results; one that holds some is gone on with.
+        modes: Cache topologies, with commas between them; see `compile --mode`.
+        workers: Numbers of workers, with commas between them.
+        start: `cold`: caches start empty. `warm`: they hold everything, and the set is handed over often
+            enough for a run to last.
+        duplicates: Shares of the pipelines that are in a run a second time, 0 to 1.
+        samples: Samples of each cell, beside a warm-up.
+        batch: Largest number of pipelines in a call of a cold run.
+        warm_batch: Largest number of pipelines in a call of a warm run.
+        warm_passes: How often the set is in a warm run.
+        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`.
+        trace: Write a timeline of one sample of each cell, for Perfetto.
+    """
+
+    out: Annotated[Path, Parameter(alias="-o")]
     device: Annotated[
-        list[str] | None,
-        FIRST_DEVICE,
-        Parameter(
-            negative="",
-            help=DEVICE_HELP + " May be given several times.",
-        ),
+        list[str] | None, FIRST_DEVICE, Parameter(help=DEVICE_HELP + " May be given several times.")
     ] = None
-    modes: Annotated[
-        str,
-        Parameter(name="--modes", help="Cache topologies, with commas between them; see `compile --mode`."),
-    ] = "shared,per-worker,per-worker-internal"
-    workers: Annotated[
-        str,
-        Parameter(
-            name=["--workers", "-j"],
-            help="Numbers of workers, with commas between them.",
-            show_default=lambda _: "1, and one a processor",
-        ),
-    ] = ""
-    start: Annotated[
-        str,
-        Parameter(
-            name=["--start", "--temperature"],
-            help="`cold`: caches start empty. `warm`: they hold everything, and the set is handed over "
-            "often enough for a run to last.",
-        ),
-    ] = "cold,warm"
-    duplicates: Annotated[
-        str,
-        Parameter(
-            name="--duplicates", help="Shares of the pipelines that are in a run a second time, 0 to 1."
-        ),
-    ] = "0"
-    samples: Annotated[
-        int,
-        Parameter(
-            name=["--samples", "-n"], help="Samples of each cell, beside a warm-up.", validator=POSITIVE
-        ),
-    ] = 7
-    batch: Annotated[
-        int,
-        Parameter(
-            name="--batch", help="Largest number of pipelines in a call of a cold run.", validator=POSITIVE
-        ),
-    ] = 64
-    warm_batch: Annotated[
-        int,
-        Parameter(
-            name="--warm-batch",
-            help="Largest number of pipelines in a call of a warm run.",
-            validator=POSITIVE,
-        ),
-    ] = 1024
+    modes: str = "shared,per-worker,per-worker-internal"
+    workers: Annotated[str, Parameter(alias="-j", show_default=lambda _: "1, and one a processor")] = ""
+    start: Annotated[str, Parameter(alias="--temperature")] = "cold,warm"
+    duplicates: str = "0"
+    samples: Annotated[int, Parameter(alias="-n", validator=POSITIVE)] = 7
+    batch: Annotated[int, Parameter(validator=POSITIVE)] = 64
+    warm_batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_passes: Annotated[
         int | None,
-        Parameter(
-            name="--warm-passes",
-            help="How often the set is in a warm run.",
-            validator=POSITIVE,
-            show_default=lambda _: "so often that one worker needs a second",
-        ),
+        Parameter(validator=POSITIVE, show_default=lambda _: "so often that one worker needs a second"),
     ] = None
-    time_limit: Annotated[
-        str,
-        Parameter(
-            name="--time-limit",
-            help="End early so that no more time than this is used, such as `90s`, `20m` or `2h`.",
-            show_default=lambda _: "none",
-        ),
-    ] = ""
-    trace: Annotated[
-        Path | None,
-        Parameter(name="--trace", help="Write a timeline of one sample of each cell, for Perfetto."),
-    ] = None
+    time_limit: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
+    trace: Path | None = None
 
     def matrix(self, sets: list[str]) -> Matrix:
         """What is compared.

@@ -39,37 +39,14 @@ def calibrate_verb(
     device: DeviceSelector = "",
     sets: Annotated[
         list[str] | None,
-        Parameter(
-            name="--set",
-            negative="",
-            help="What to compile: an archive (again for several) or a manifest.",
-            show_default=lambda _: "the set that ships with the program",
-        ),
+        Parameter(name="--set", show_default=lambda _: "the set that ships with the program"),
     ] = None,
-    samples: Annotated[
-        int,
-        Parameter(
-            name=["--samples", "-n"],
-            help="Samples of each contender; from fewer than 5 nothing can be told.",
-            validator=in_range(1, 1000),
-        ),
-    ] = 7,
+    samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, 1000))] = 7,
     workers: Annotated[
         int | None,
-        Parameter(
-            name=["--workers", "-j"],
-            help="The most workers to try.",
-            validator=in_range(1, MOST_WORKERS),
-            show_default=lambda _: "one a processor",
-        ),
+        Parameter(alias="-j", validator=in_range(1, MOST_WORKERS), show_default=lambda _: "one a processor"),
     ] = None,
-    time_limit: Annotated[
-        str,
-        Parameter(
-            name="--time-limit",
-            help="Start no sample after this time, such as `90s` or `20m`, and judge what is there.",
-        ),
-    ] = "10m",
+    time_limit: str = "10m",
     cache_dir: Annotated[
         CacheDirectory, Parameter(help="Where the profile is kept, beside the cache file that it is for.")
     ] = None,
@@ -87,6 +64,12 @@ def calibrate_verb(
         orchestrator calibrate --device radv:navi21
         orchestrator calibrate --device nvidia --set game.foz --time-limit 30m
         orchestrator calibrate --device lavapipe --json > profile.json
+
+    Args:
+        sets: What to compile: an archive (again for several) or a manifest.
+        samples: Samples of each contender; from fewer than 5 nothing can be told.
+        workers: The most workers to try.
+        time_limit: Start no sample after this time, such as `90s` or `20m`, and judge what is there.
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress import MeasurementBar

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
@@ -22,22 +20,12 @@ if TYPE_CHECKING:
 
 
 def compare_verb(
-    before: Annotated[Path, Parameter(help="A `results.jsonl` of `bench`, or its directory.")],
-    after: Annotated[Path, Parameter(help="Another.")],
+    before: Path,
+    after: Path,
     /,
     *,
-    threshold: Annotated[
-        float,
-        Parameter(name="--threshold", help="Least change that counts, as a share of the time: 0.05 for 5 %."),
-    ] = 0.0,
-    fail_on: Annotated[
-        Literal["slower", "undecided", "change", "never"],
-        Parameter(
-            name="--fail-on",
-            help="What ends with exit code 1: a slower cell, one that is slower or of which nothing can be "
-            "told, any difference, or nothing.",
-        ),
-    ] = "slower",
+    threshold: float = 0.0,
+    fail_on: Literal["slower", "undecided", "change", "never"] = "slower",
     json: JsonFlag = False,
 ) -> int:
     """Say what changed between two benchmarks beyond noise; exit code 1 where something is slower.
@@ -49,6 +37,13 @@ def compare_verb(
 
         orchestrator compare before/results.jsonl after/results.jsonl
         orchestrator compare main/ branch/ --threshold 0.05
+
+    Args:
+        before: A `results.jsonl` of `bench`, or its directory.
+        after: Another.
+        threshold: Least change that counts, as a share of the time: 0.05 for 5 %.
+        fail_on: What ends with exit code 1: a slower cell, one that is slower or of which nothing can be
+            told, any difference, or nothing.
     """
     from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_samples

@@ -25,6 +25,7 @@ from orchestrator.cli.options import (
     MOST_WORKERS,
     CacheDirectory,
     DeviceSelector,
+    Flag,
     JsonFlag,
     SetNames,
     open_set,
@@ -69,107 +70,52 @@ _GROUPS_SHOWN = 4
 
 @frozen(kw_only=True)
 class CompileArguments:
-    """`CompileOptions` and places, as they are said on the command line."""
+    """`CompileOptions` and places, as they are said on the command line.
+
+    Attributes:
+        workers: Number of workers, or `auto`: what `calibrate` found best, else one a processor.
+        mode: `auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for
+            all workers. `per-worker`: one externally synchronized cache each, merged at the end.
+            `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged
+            cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache,
+            nothing is kept.
+        merge: `barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is
+            merged. `auto`: rolling in mode two-level, else at the end.
+        driver_caches: Leave the driver's own disk and memory caches on; figures then say little about the
+            cache here.
+        relax_driver_version: Load a cache file of another driverVersion if all else agrees. For desktop
+            drivers that change pipelineCacheUUID whenever their data changes.
+        trace: Write a timeline: Chrome trace events, which ui.perfetto.dev opens.
+        pipeline_stats: Write what the driver says about the code of each pipeline, as CSV with the columns of
+            `fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.
+        spirv_val: What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say what
+            it refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every
+            pipeline in a child process first, and leave out those that the driver dies of or does not come
+            back from.
+        pipeline_keys: Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of
+            pipelines that have their code in common and that the cache is not expected to hold. `all`: of all
+            of those. `off`: ask for none.
+        time_limit: Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first
+            pipeline. What is done is kept, and running again goes on.
+        shard: Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them,
+            which its key decides. For several processes or machines that share the work.
+    """
 
     device: DeviceSelector = ""
-    workers: Annotated[
-        str,
-        Parameter(
-            name=["--workers", "-j"],
-            help="Number of workers, or `auto`: what `calibrate` found best, else one a processor.",
-        ),
-    ] = "auto"
-    mode: Annotated[
-        Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"],
-        Parameter(
-            name="--mode",
-            help="`auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one "
-            "cache for all workers. `per-worker`: one externally synchronized cache each, merged at the "
-            "end. `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in "
-            "the merged cache, compile what it lacks in a cache for each worker, merge on the way. `none`: "
-            "no cache, nothing is kept.",
-        ),
-    ] = "auto"
-    merge: Annotated[
-        Literal["auto", "barrier", "rolling"],
-        Parameter(
-            name="--merge",
-            help="`barrier`: merge worker caches at the end. `rolling`: also while workers run, and save "
-            "what is merged. `auto`: rolling in mode two-level, else at the end.",
-        ),
-    ] = "auto"
+    workers: Annotated[str, Parameter(alias="-j")] = "auto"
+    mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"] = "auto"
+    merge: Literal["auto", "barrier", "rolling"] = "auto"
     cache_dir: Annotated[
         CacheDirectory, Parameter(help="Where the cache file is kept, one file a device and driver.")
     ] = None
-    driver_caches: Annotated[
-        bool,
-        Parameter(
-            name="--driver-caches",
-            negative="",
-            show_default=False,
-            help="Leave the driver's own disk and memory caches on; figures then say little about the cache "
-            "here.",
-        ),
-    ] = False
-    relax_driver_version: Annotated[
-        bool,
-        Parameter(
-            name="--relax-driver-version",
-            negative="",
-            show_default=False,
-            help="Load a cache file of another driverVersion if all else agrees. For desktop drivers that "
-            "change pipelineCacheUUID whenever their data changes.",
-        ),
-    ] = False
-    trace: Annotated[
-        Path | None,
-        Parameter(name="--trace", help="Write a timeline: Chrome trace events, which ui.perfetto.dev opens."),
-    ] = None
-    pipeline_stats: Annotated[
-        Path | None,
-        Parameter(
-            name="--pipeline-stats",
-            help="Write what the driver says about the code of each pipeline, as CSV with the columns of "
-            "`fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.",
-        ),
-    ] = None
-    spirv_val: Annotated[
-        Literal["off", "warn", "skip", "isolate"],
-        Parameter(
-            name="--spirv-val",
-            help="What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say "
-            "what it refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: "
-            "compile every pipeline in a child process first, and leave out those that the driver dies of "
-            "or does not come back from.",
-        ),
-    ] = "off"
-    pipeline_keys: Annotated[
-        Literal["auto", "all", "off"],
-        Parameter(
-            name="--pipeline-keys",
-            help="Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of "
-            "pipelines that have their code in common and that the cache is not expected to hold. `all`: "
-            "of all of those. `off`: ask for none.",
-        ),
-    ] = "auto"
-    time_limit: Annotated[
-        str,
-        Parameter(
-            name=["--time-limit", "--time-budget"],
-            help="Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first "
-            "pipeline. What is done is kept, and running again goes on.",
-            show_default=lambda _: "none",
-        ),
-    ] = ""
-    shard: Annotated[
-        str,
-        Parameter(
-            name="--shard",
-            help="Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them, which "
-            "its key decides. For several processes or machines that share the work.",
-            show_default=lambda _: "all of it",
-        ),
-    ] = ""
+    driver_caches: Flag = False
+    relax_driver_version: Flag = False
+    trace: Path | None = None
+    pipeline_stats: Path | None = None
+    spirv_val: Literal["off", "warn", "skip", "isolate"] = "off"
+    pipeline_keys: Literal["auto", "all", "off"] = "auto"
+    time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
+    shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
 
     def options(self) -> CompileOptions:
         """What is asked for.

@@ -39,7 +39,7 @@ _OFFERS = (
 
 def devices_verb(
     *,
-    device: Annotated[str, Parameter(name=["--device", "-d"], help=DEVICE_HELP)] = "",
+    device: Annotated[str, Parameter(alias="-d", help=DEVICE_HELP)] = "",
     json: JsonFlag = False,
 ) -> int:
     """Show what compiles here: names, identity, and what each device offers.

@@ -19,6 +19,7 @@ from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import (
     DEVICE_HELP,
     CacheDirectory,
+    Flag,
     JsonFlag,
     cache_directory,
     opened_device,
@@ -97,38 +98,12 @@ class _Finding:
 def doctor_verb(
     *,
     device: Annotated[
-        str | None,
-        Parameter(name=["--device", "-d"], help="Look at this device only. " + DEVICE_HELP),
+        str | None, Parameter(alias="-d", help="Look at this device only. " + DEVICE_HELP)
     ] = None,
     cache_dir: CacheDirectory = None,
-    keys: Annotated[
-        bool,
-        Parameter(
-            name="--keys",
-            negative="",
-            show_default=False,
-            help="Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep "
-            "it for `compile`. Takes a minute or several.",
-        ),
-    ] = False,
-    only: Annotated[
-        list[str] | None,
-        Parameter(
-            name="--only",
-            negative="",
-            help="With --keys: try only what has this word in its name, such as `shaderObject` or "
-            "`environment`; again for several. Then nothing is kept.",
-            show_default=lambda _: "everything",
-        ),
-    ] = None,
-    time_limit: Annotated[
-        str,
-        Parameter(
-            name="--time-limit",
-            help="With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing "
-            "where something is left.",
-        ),
-    ] = "30m",
+    keys: Flag = False,
+    only: Annotated[list[str] | None, Parameter(show_default=lambda _: "everything")] = None,
+    time_limit: str = "30m",
     json: JsonFlag = False,
 ) -> int:
     """Look at drivers, versions, extensions, and the cache directory; say what to do about what is amiss.
@@ -143,6 +118,14 @@ def doctor_verb(
         orchestrator doctor --json
         orchestrator doctor --keys --device nvidia
         orchestrator doctor --keys --device radv:navi21 --only shaderObject
+
+    Args:
+        keys: Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep it for
+            `compile`. Takes a minute or several.
+        only: With --keys: try only what has this word in its name, such as `shaderObject` or `environment`;
+            again for several. Then nothing is kept.
+        time_limit: With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing
+            where something is left.
     """
     output = Output(json=json)
     if keys:

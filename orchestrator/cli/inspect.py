@@ -45,12 +45,11 @@ _SIGNATURES = (
 
 
 def inspect_verb(
-    file: Annotated[Path, Parameter(help="A cache file, a driver's bare cache data, or a `.foz` archive.")],
+    file: Path,
     /,
     *,
     device: Annotated[
-        str | None,
-        Parameter(name=["--device", "-d"], help="Say too whether this device would take it. " + DEVICE_HELP),
+        str | None, Parameter(alias="-d", help="Say too whether this device would take it. " + DEVICE_HELP)
     ] = None,
     json: JsonFlag = False,
 ) -> int:
@@ -63,6 +62,9 @@ def inspect_verb(
         orchestrator inspect ~/.cache/orchestrator/*.pipeline-cache
         orchestrator inspect radv.pipeline-cache --device radv:navi31
         orchestrator inspect capture.foz --json
+
+    Args:
+        file: A cache file, a driver's bare cache data, or a `.foz` archive.
     """
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file

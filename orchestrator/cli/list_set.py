@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag, SetNames, open_set
+from orchestrator.cli.options import Flag, JsonFlag, SetNames, open_set
 from orchestrator.cli.output import (
     BAD,
     GOOD,
@@ -43,19 +43,8 @@ def list_verb(
     sets: SetNames,
     /,
     *,
-    pipelines: Annotated[
-        bool,
-        Parameter(
-            name="--pipelines", negative="", show_default=False, help="List the key of every pipeline too."
-        ),
-    ] = False,
-    verify: Annotated[
-        bool,
-        Parameter(
-            name="--verify",
-            help="Read every record and recompute its key; with `--no-verify` only headers are read.",
-        ),
-    ] = True,
+    pipelines: Flag = False,
+    verify: Annotated[bool, Parameter(negative="--no-verify")] = True,
     json: JsonFlag = False,
 ) -> int:
     """Show what a set holds and what is damaged in it, without a device.
@@ -68,6 +57,10 @@ def list_verb(
         orchestrator list sample
         orchestrator list capture.foz capture.1.foz --pipelines
         orchestrator list capture.foz --json
+
+    Args:
+        pipelines: List the key of every pipeline too.
+        verify: Read every record and recompute its key; with `--no-verify` only headers are read.
     """
     output = Output(json=json)
     with open_set(sets) as opened:

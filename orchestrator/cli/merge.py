@@ -35,16 +35,11 @@ class _Merged:
 
 
 def merge_verb(
-    files: Annotated[list[Path], Parameter(help="Cache files of the device.")],
+    files: list[Path],
     /,
     *,
-    output: Annotated[
-        Path,
-        Parameter(name=["--output", "-o"], help="The cache file to write; one that is there is replaced."),
-    ],
-    device: Annotated[
-        str, Parameter(name=["--device", "-d"], help="The device that made them. " + DEVICE_HELP)
-    ],
+    output: Annotated[Path, Parameter(alias="-o")],
+    device: Annotated[str, Parameter(alias="-d", help="The device that made them. " + DEVICE_HELP)],
     json: JsonFlag = False,
 ) -> int:
     """Merge cache files of one device and driver into one.
@@ -56,6 +51,10 @@ def merge_verb(
 
         orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
+
+    Args:
+        files: Cache files of the device.
+        output: The cache file to write; one that is there is replaced.
     """
     from orchestrator.stores.cache_file import save_cache_file
     from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups

@@ -21,15 +21,8 @@ if TYPE_CHECKING:
     from orchestrator.devices.request import DeviceRequest
     from orchestrator.sets.pipeline_set import PipelineSet
 
-JsonFlag = Annotated[
-    bool,
-    Parameter(
-        name="--json",
-        negative="",
-        show_default=False,
-        help="Write one JSON document to stdout, and nothing else there.",
-    ),
-]
+Flag = Annotated[bool, Parameter(show_default=False)]
+JsonFlag = Annotated[Flag, Parameter(help="Write one JSON document to stdout, and nothing else there.")]
 
 SetNames = Annotated[
     list[str],
@@ -43,18 +36,12 @@ DEVICE_HELP = (
     "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an "
     "index or a part of a name as `orchestrator devices` shows them, or `simulated`."
 )
-FIRST_DEVICE = Parameter(
-    name=["--device", "-d"], help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device"
-)
+FIRST_DEVICE = Parameter(alias="-d", help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device")
 DeviceSelector = Annotated[str, FIRST_DEVICE]
 
 CacheDirectory = Annotated[
     Path | None,
-    Parameter(
-        name="--cache-dir",
-        help="The directory of cache files.",
-        show_default=lambda _: "the user's cache directory",
-    ),
+    Parameter(help="The directory of cache files.", show_default=lambda _: "the user's cache directory"),
 ]
 
 MOST_WORKERS = 4096

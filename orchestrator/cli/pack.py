@@ -13,12 +13,10 @@ from orchestrator.cli.output import Output, byte_text, key_text, kinds_document,
 
 
 def pack_verb(
-    manifest: Annotated[Path, Parameter(help="The manifest, a TOML file; shaders are looked up beside it.")],
+    manifest: Path,
     /,
     *,
-    output: Annotated[
-        Path, Parameter(name=["--output", "-o"], help="The archive to write, such as `set.foz`.")
-    ],
+    output: Annotated[Path, Parameter(alias="-o")],
     json: JsonFlag = False,
 ) -> int:
     """Write the pipelines that a manifest describes as a `.foz` archive.
@@ -30,6 +28,10 @@ def pack_verb(
 
         orchestrator pack game.toml -o game.foz
         orchestrator pack game.toml -o game.foz --json
+
+    Args:
+        manifest: The manifest, a TOML file; shaders are looked up beside it.
+        output: The archive to write, such as `set.foz`.
     """
     from orchestrator.sets.authoring.manifest import pack_manifest
 

@@ -6,12 +6,10 @@ Guarantees: with --dry-run nothing is changed; without, only what is shown is re
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, JsonFlag, cache_directory
+from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory
 from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
 from orchestrator.errors import DeviceError
 
@@ -27,24 +25,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
 def prune_verb(
     *,
     cache_dir: CacheDirectory = None,
-    max_size: Annotated[
-        str | None,
-        Parameter(
-            name="--max-size", help="Remove the oldest files until the rest fits, such as `500M` or `2G`."
-        ),
-    ] = None,
-    older_than: Annotated[
-        str | None,
-        Parameter(
-            name="--older-than", help="Remove files that were not saved for so long: `30d`, `12h`, `4w`."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        Parameter(
-            name="--dry-run", negative="", show_default=False, help="Show what would be removed, and stop."
-        ),
-    ] = False,
+    max_size: str | None = None,
+    older_than: str | None = None,
+    dry_run: Flag = False,
     json: JsonFlag = False,
 ) -> int:
     """Remove cache files that nobody needs any more.
@@ -58,6 +41,11 @@ def prune_verb(
         orchestrator prune --dry-run
         orchestrator prune --older-than 30d --max-size 2G
         orchestrator prune --cache-dir build/cache --json
+
+    Args:
+        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`.
+        older_than: Remove files that were not saved for so long: `30d`, `12h`, `4w`.
+        dry_run: Show what would be removed, and stop.
     """
     import time
 

@@ -6,10 +6,9 @@ Guarantees: reads only. Whatever is in a file ends in an answer; every problem h
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
-from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
@@ -57,7 +56,7 @@ class _Checked:
 
 
 def verify_verb(
-    paths: Annotated[list[Path], Parameter(help="Cache files, `.foz` archives, or directories of either.")],
+    paths: list[Path],
     /,
     *,
     json: JsonFlag = False,
@@ -73,6 +72,9 @@ def verify_verb(
         orchestrator verify ~/.cache/orchestrator
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
+
+    Args:
+        paths: Cache files, `.foz` archives, or directories of either.
     """
     output = Output(json=json)
     checked = [each for path in paths for each in _check(path)]
