@@ -149,6 +149,19 @@ class CreationBatch:
     all_hits: bool = False
     span: slice | None = None
 
+    @classmethod
+    def of_zeros(cls, count: int) -> CreationBatch:
+        """A batch to write results into."""
+        flags = np.zeros(count, np.uint32)
+        return cls(np.zeros(count, np.int32), flags, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+
+    def put(self, places: npt.NDArray[np.intp] | slice, part: CreationBatch) -> None:
+        """Write the results of some of its pipelines into it."""
+        self.results[places] = part.results
+        self.feedback_flags[places] = part.feedback_flags
+        self.durations_ns[places] = part.durations_ns
+        self.handles[places] = part.handles
+
 
 @frozen
 class PipelineExecutable:

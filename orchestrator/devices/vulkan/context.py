@@ -33,8 +33,8 @@ from orchestrator.devices.vulkan.instance import (
     active_layers,
     check,
     keys_withheld,
+    new_struct,
 )
-from orchestrator.registry import registry
 
 _libc_ffi: Final = FFI()
 _libc_ffi.cdef("int posix_memalign(void **out, size_t alignment, size_t size); void free(void *memory);")
@@ -144,18 +144,9 @@ class DeviceContext:
         driver_caches: bool = False,
         count_host_memory: bool = False,
     ) -> Self:
-        """Create an instance and a device of it; see `orchestrator.devices.open_device` for the rest.
+        """Create an instance and a device of it, found by `VulkanInstance.find`.
 
-        Args:
-            index: Its position among the devices, or None.
-            name: A part of its name or its driver's; "" for the first device.
-            request: What it is opened as.
-            driver_caches: Leave the driver's own caches on.
-            count_host_memory: Count the host memory that the driver takes.
-
-        Raises:
-            NoDeviceError: Nothing answers to index or name.
-            DriverError: The driver refused.
+        See `orchestrator.devices.open_device` for the rest and for what is raised.
         """
         wanted = request or DeviceRequest()
         instance = VulkanInstance.create(wanted.application if request is not None else None)
@@ -207,27 +198,21 @@ def _create(
     cache_control: bool,
 ) -> Any:
     """Create a VkDevice, without the driver's internal caches where the device lets that be said."""
-    tables = registry()
     priority = ffi.new("float *", 1.0)
-    queue = ffi.new("VkDeviceQueueCreateInfo *")
-    queue.sType = tables.struct("VkDeviceQueueCreateInfo").s_type
-    queue.queueCount = 1
-    queue.pQueuePriorities = priority
+    queue = new_struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority)
     names = [ffi.new("char[]", each.encode()) for each in capabilities.extensions]
     extensions = ffi.new("char *[]", names)
-    info = ffi.new("VkDeviceCreateInfo *")
-    info.sType = tables.struct("VkDeviceCreateInfo").s_type
-    info.queueCreateInfoCount = 1
-    info.pQueueCreateInfos = queue
-    info.enabledExtensionCount = len(names)
-    info.ppEnabledExtensionNames = extensions
-    info.pNext = capabilities.features.pointer("void *")
-    control = ffi.new(f"{_INTERNAL_CACHE_CONTROL} *")
+    following = capabilities.features.pointer("void *")
     if cache_control:
-        control.sType = tables.struct(_INTERNAL_CACHE_CONTROL).s_type
-        control.disableInternalCache = 1
-        control.pNext = info.pNext
-        info.pNext = control
+        following = new_struct(_INTERNAL_CACHE_CONTROL, disableInternalCache=1, pNext=following)
+    info = new_struct(
+        "VkDeviceCreateInfo",
+        pNext=following,
+        queueCreateInfoCount=1,
+        pQueueCreateInfos=queue,
+        enabledExtensionCount=len(names),
+        ppEnabledExtensionNames=extensions,
+    )
     handle = ffi.new("VkDevice *")
     create = instance.commands.vkCreateDevice
     check("vkCreateDevice", create(physical.handle, info, allocator, handle))

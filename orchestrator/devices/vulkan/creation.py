@@ -67,7 +67,7 @@ class PipelineCreation:
         """
         if not bound.has_libraries:
             return self._wave(bound, indices, source, fail_on_compile_required)
-        batch = _empty(len(indices))
+        batch = CreationBatch.of_zeros(len(indices))
         waiting = np.arange(len(indices))
         while waiting.size:
             there = np.array(
@@ -79,7 +79,7 @@ class PipelineCreation:
             chosen, waiting = waiting[there], waiting[~there]
             part = self._wave(bound, indices[chosen], source, fail_on_compile_required)
             bound.keep_libraries(indices[chosen], part.handles)
-            _put(batch, chosen, part)
+            batch.put(chosen, part)
         return batch
 
     def call(
@@ -110,7 +110,7 @@ class PipelineCreation:
     ) -> CreationBatch:
         """Create pipelines whose libraries all exist, one call a kind."""
         if not len(indices):
-            return _empty(0)
+            return CreationBatch.of_zeros(0)
         span = bound.span_of(indices)
         of_each = bound.image.kinds
         if span is not None and of_each[span.start] == of_each[span.stop - 1]:  # an image is ordered by kind
@@ -119,13 +119,11 @@ class PipelineCreation:
         kinds = of_each[indices]
         if (kinds == kinds[0]).all():  # what schedulers hand out
             return self._kind(bound, _KINDS[kinds[0]], indices, source, fail_on_compile_required)
-        batch = _empty(len(indices))
+        batch = CreationBatch.of_zeros(len(indices))
         for number, kind in enumerate(_KINDS):
             chosen = np.flatnonzero(kinds == number)
             if chosen.size:
-                _put(
-                    batch, chosen, self._kind(bound, kind, indices[chosen], source, fail_on_compile_required)
-                )
+                batch.put(chosen, self._kind(bound, kind, indices[chosen], source, fail_on_compile_required))
         return batch
 
     def _kind(
@@ -166,19 +164,3 @@ class PipelineCreation:
         handles = mine[:count]
         clear(handles.data.cast("B"))
         return handles
-
-
-def _empty(count: int) -> CreationBatch:
-    return CreationBatch(
-        results=np.zeros(count, np.int32),
-        feedback_flags=np.zeros(count, np.uint32),
-        durations_ns=np.zeros(count, np.uint64),
-        handles=np.zeros(count, np.uint64),
-    )
-
-
-def _put(batch: CreationBatch, places: npt.NDArray[np.intp], part: CreationBatch) -> None:
-    batch.results[places] = part.results
-    batch.feedback_flags[places] = part.feedback_flags
-    batch.durations_ns[places] = part.durations_ns
-    batch.handles[places] = part.handles

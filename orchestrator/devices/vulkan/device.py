@@ -19,8 +19,6 @@ from orchestrator.devices.device import (
     INCOMPLETE,
     SUCCESS,
     CreationBatch,
-    DeviceFeatures,
-    DeviceIdentity,
     PipelineCache,
     PipelineCacheData,
     PipelineExecutables,
@@ -30,13 +28,12 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
-from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
+from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.executables import inspect_executables
-from orchestrator.devices.vulkan.instance import check
+from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines, pointer_to
 from orchestrator.errors import DeviceError
-from orchestrator.registry import registry
 
 #: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one
 #: that is created: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in
@@ -52,7 +49,13 @@ _RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
 
 
 class VulkanDevice:
-    """The Device seam over an open VkDevice. Made by `open_device`; closed by its opener."""
+    """The Device seam over an open VkDevice. Made by `open_device`; closed by its opener.
+
+    Attributes:
+        context: The device itself; it stays this object's to close.
+        host_memory: The counters of host memory, or None where it is not counted.
+        identity: See `Device.identity`; `features` and `capabilities` likewise.
+    """
 
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
         """Work on a device.
@@ -61,7 +64,11 @@ class VulkanDevice:
             context: The device; `close` closes it.
             module_limit: Bytes of SPIR-V to keep alive as shader modules.
         """
-        self._context = context
+        self.context: Final = context
+        self.host_memory: Final = context.host_memory
+        self.identity: Final = context.identity
+        self.features: Final = context.features
+        self.capabilities: Final = context.capabilities
         self._module_limit = module_limit
         self._prepared: set[VulkanPreparedPipelines] = set()
         self._lock = threading.Lock()
@@ -70,34 +77,9 @@ class VulkanDevice:
         self._creation = PipelineCreation(context)
 
     @property
-    def context(self) -> DeviceContext:
-        """The device itself; it stays this object's to close."""
-        return self._context
-
-    @property
-    def host_memory(self) -> HostMemory | None:
-        """The counters of host memory, or None where it is not counted."""
-        return self._context.host_memory
-
-    @property
-    def identity(self) -> DeviceIdentity:
-        """What caches of this device are valid for."""
-        return self._context.identity
-
-    @property
-    def features(self) -> DeviceFeatures:
-        """What it offers to an orchestrator."""
-        return self._context.features
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What is enabled of what captured pipelines may need."""
-        return self._context.capabilities
-
-    @property
     def supported(self) -> Capabilities:
-        """What could be enabled of it."""
-        return self._context.capabilities.supported
+        """See `Device.supported`."""
+        return self.capabilities.supported
 
     def create_pipeline_cache(
         self,
@@ -109,24 +91,24 @@ class VulkanDevice:
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
         self._require_open()
-        context = self._context
+        context = self.context
         if externally_synchronized and internally_synchronized_merge:
             raise DeviceError(
                 "a cache is externally synchronized or internally synchronized in merges, not both"
             )
-        if externally_synchronized and not context.features.externally_synchronized_caches:
+        if externally_synchronized and not self.features.externally_synchronized_caches:
             raise DeviceError("the device lacks the feature pipelineCreationCacheControl")
-        if internally_synchronized_merge and not context.features.internally_synchronized_merge:
+        if internally_synchronized_merge and not self.features.internally_synchronized_merge:
             raise DeviceError("the device lacks the feature maintenance8")
-        info = ffi.new("VkPipelineCacheCreateInfo *")
-        info.sType = registry().struct("VkPipelineCacheCreateInfo").s_type
-        info.flags = (_EXTERNALLY_SYNCHRONIZED if externally_synchronized else 0) | (
-            _INTERNALLY_SYNCHRONIZED_MERGE if internally_synchronized_merge else 0
-        )
         # Some drivers fail on size 0 with a pointer that is not null.
         data = ffi.from_buffer("uint8_t[]", initial_data) if initial_data else ffi.NULL
-        info.initialDataSize = len(initial_data)
-        info.pInitialData = data
+        info = new_struct(
+            "VkPipelineCacheCreateInfo",
+            flags=_EXTERNALLY_SYNCHRONIZED * externally_synchronized
+            | _INTERNALLY_SYNCHRONIZED_MERGE * internally_synchronized_merge,
+            initialDataSize=len(initial_data),
+            pInitialData=data,
+        )
         handle = ffi.new("uint64_t *")
         result = context.commands.vkCreatePipelineCache(context.handle, info, context.allocator, handle)
         check("vkCreatePipelineCache", result)
@@ -144,7 +126,7 @@ class VulkanDevice:
         if not sources:
             return
         what = "vkMergePipelineCaches"
-        context = self._context
+        context = self.context
         with ExitStack() as held:
             for each in (destination, *sources):
                 held.enter_context(each.exclusive(what))
@@ -177,7 +159,7 @@ class VulkanDevice:
         return PipelineCacheData(written, complete=result != INCOMPLETE)
 
     def _get(self, cache: PipelineCache, size: object, data: object) -> int:
-        context = self._context
+        context = self.context
         result = context.commands.vkGetPipelineCacheData(context.handle, cache.handle, size, data)
         return check("vkGetPipelineCacheData", result)
 
@@ -185,7 +167,7 @@ class VulkanDevice:
         """See `Device.destroy_pipeline_cache`."""
         if cache.destroyed:
             return
-        context = self._context
+        context = self.context
         with cache.exclusive("vkDestroyPipelineCache"):
             cache.destroyed = True
             context.commands.vkDestroyPipelineCache(context.handle, cache.handle, context.allocator)
@@ -195,7 +177,7 @@ class VulkanDevice:
     def prepare(self, image: CreateInfoImage) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
         self._require_open()
-        prepared = VulkanPreparedPipelines(self._context, image, self._module_limit, self._forget)
+        prepared = VulkanPreparedPipelines(self.context, image, self._module_limit, self._forget)
         with self._lock:
             self._prepared.add(prepared)
         return prepared
@@ -218,7 +200,7 @@ class VulkanDevice:
         bound = _own(prepared)
         alone = (
             not keep
-            and self._context.identity.driver_id in SHARES_LIVING_STAGES
+            and self.identity.driver_id in SHARES_LIVING_STAGES
             and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
         )
         if alone and len(indices) > 1:
@@ -236,18 +218,16 @@ class VulkanDevice:
         fail_on_compile_required: bool,
     ) -> CreationBatch:
         """Create each pipeline in a call of its own, so that none of them lives while the next is created."""
-        results = np.zeros(len(indices), np.int32)
-        flags, durations = np.zeros(len(indices), np.uint32), np.zeros(len(indices), np.uint64)
+        batch = CreationBatch.of_zeros(len(indices))
         for place in range(len(indices)):
-            one = self.create_pipelines(
-                bound,
-                indices[place : place + 1],
-                source,
-                fail_on_compile_required=fail_on_compile_required,
+            here = slice(place, place + 1)
+            batch.put(
+                here,
+                self.create_pipelines(
+                    bound, indices[here], source, fail_on_compile_required=fail_on_compile_required
+                ),
             )
-            results[place] = one.results[0]
-            flags[place], durations[place] = one.feedback_flags[0], one.durations_ns[0]
-        return CreationBatch(results, flags, durations, np.zeros(len(indices), np.uint64))
+        return batch
 
     def _create(
         self,
@@ -265,37 +245,23 @@ class VulkanDevice:
             bound.release_modules(acquired)
         if not keep:
             bound.discard(batch.handles.copy() if batch.all_hits else batch.handles)
-            batch = CreationBatch(
-                batch.results,
-                batch.feedback_flags,
-                batch.durations_ns,
-                np.zeros(len(indices), np.uint64),
-                batch.all_created,
-                batch.all_hits,
-                batch.span,
-            )
+            batch.handles = np.zeros(len(indices), np.uint64)
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
         self._require_open()
-        self._context.destroy_pipelines(handles)
+        self.context.destroy_pipelines(handles)
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         self._require_open()
-        if not self._context.features.pipeline_binaries:
-            why = (
-                self._context.features.keys_withheld
-                or f"{self._context.identity.device_name} has no VK_KHR_pipeline_binary"
-            )
+        if not self.features.pipeline_binaries:
+            why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
             raise DeviceError(f"no pipeline keys: {why}")
         bound = _own(prepared)
-        info = ffi.new("VkPipelineCreateInfoKHR *")
-        info.sType = registry().struct("VkPipelineCreateInfoKHR").s_type
-        key = ffi.new("VkPipelineBinaryKeyKHR *")
         keys: list[bytes | None] = []
         for index in indices.tolist():
             # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the
@@ -307,9 +273,9 @@ class VulkanDevice:
             acquired = bound.acquire_modules(own)
             try:
                 infos = bound.create_infos(bound.image.kind_of(index), own, fail_on_compile_required=False)
-                info.pNext = pointer_to(infos, "uint8_t[]")
-                key.sType = registry().struct("VkPipelineBinaryKeyKHR").s_type
-                result = self._context.commands.vkGetPipelineKeyKHR(self._context.handle, info, key)
+                info = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
+                key = new_struct("VkPipelineBinaryKeyKHR")
+                result = self.context.commands.vkGetPipelineKeyKHR(self.context.handle, info, key)
             finally:
                 bound.release_modules(acquired)
             keys.append(bytes(key.key[0 : key.keySize]) if result == SUCCESS else None)
@@ -319,7 +285,7 @@ class VulkanDevice:
         """See `ExecutableInspector.pipeline_executables`."""
         self._require_open()
         feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
-        if not self._context.capabilities.has_feature(*feature):
+        if not self.capabilities.has_feature(*feature):
             raise DeviceError(
                 f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )
@@ -333,7 +299,7 @@ class VulkanDevice:
             infos = bound.create_infos(kind, own, fail_on_compile_required=False, capture_statistics=True)
             following = int(bound.image.feedback_next[index])
             rest = 0 if following < 0 else bound.address + following
-            return inspect_executables(self._context, self._creation, kind, infos, rest)
+            return inspect_executables(self.context, self._creation, kind, infos, rest)
         finally:
             bound.release_modules(acquired)
 
@@ -346,11 +312,11 @@ class VulkanDevice:
         for cache in list(self._caches):
             self.destroy_pipeline_cache(cache)
         self._closed = True
-        self._context.close()
+        self.context.close()
 
     def _require_open(self) -> None:
         if self._closed:
-            raise DeviceError(f"{self._context.identity.device_name} was closed before")
+            raise DeviceError(f"{self.identity.device_name} was closed before")
 
 
 def _own(prepared: PreparedPipelines) -> VulkanPreparedPipelines:

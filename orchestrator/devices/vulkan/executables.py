@@ -26,8 +26,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import PipelineCreation
-from orchestrator.devices.vulkan.instance import check
-from orchestrator.registry import registry
+from orchestrator.devices.vulkan.instance import new_struct, text_of
 
 _INFOS: Final = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo *",
@@ -51,8 +50,7 @@ def inspect_executables(
         context: The device; it has the feature.
         creation: Creates pipelines on it.
         kind: What the pipeline is.
-        infos: Its create info, shape (1, stride), a copy that may be changed; statistics are captured by its
-            flags.
+        infos: Its create info, shape (1, stride), a copy that may be changed; its flags capture statistics.
         rest: Address of what follows the creation feedback in its chain, 0 for nothing.
 
     Raises:
@@ -67,12 +65,13 @@ def inspect_executables(
     flags = [int(each.stage) for each in stages]
     whole = ffi.new("VkPipelineCreationFeedback *")
     of_stages = ffi.new("VkPipelineCreationFeedback[]", max(1, len(flags)))
-    chained = ffi.new("VkPipelineCreationFeedbackCreateInfo *")
-    chained.sType = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
-    chained.pNext = ffi.cast("void *", rest)
-    chained.pPipelineCreationFeedback = whole
-    chained.pipelineStageCreationFeedbackCount = len(flags)
-    chained.pPipelineStageCreationFeedbacks = of_stages
+    chained = new_struct(
+        "VkPipelineCreationFeedbackCreateInfo",
+        pNext=ffi.cast("void *", rest),
+        pPipelineCreationFeedback=whole,
+        pipelineStageCreationFeedbackCount=len(flags),
+        pPipelineStageCreationFeedbacks=of_stages,
+    )
     info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
     handles = np.zeros(1, np.uint64)
@@ -97,34 +96,35 @@ def _duration(feedback: Any) -> int:
 def _executables(
     context: DeviceContext, handle: int, stage_times: list[tuple[int, int]]
 ) -> tuple[PipelineExecutable, ...]:
-    info = ffi.new("VkPipelineInfoKHR *")
-    info.sType = registry().struct("VkPipelineInfoKHR").s_type
-    info.pipeline = handle
-    found = _enumerate(
-        context, "vkGetPipelineExecutablePropertiesKHR", info, "VkPipelineExecutablePropertiesKHR"
+    found = context.commands.enumerate_all(
+        "vkGetPipelineExecutablePropertiesKHR",
+        "VkPipelineExecutablePropertiesKHR",
+        context.handle,
+        new_struct("VkPipelineInfoKHR", pipeline=handle),
+        read=lambda each: (text_of(each.name), int(each.subgroupSize), int(each.stages)),
     )
     return tuple(
         PipelineExecutable(
-            name=_text(each.name),
-            subgroup_size=int(each.subgroupSize),
-            stage_ns=sum(duration for flag, duration in stage_times if flag & each.stages),
+            name=name,
+            subgroup_size=subgroup_size,
+            stage_ns=sum(duration for flag, duration in stage_times if flag & stages),
             statistics=_statistics(context, handle, place),
         )
-        for place, each in enumerate(found)
+        for place, (name, subgroup_size, stages) in enumerate(found)
     )
 
 
 def _statistics(
     context: DeviceContext, handle: int, executable: int
 ) -> tuple[tuple[str, bool | int | float], ...]:
-    info = ffi.new("VkPipelineExecutableInfoKHR *")
-    info.sType = registry().struct("VkPipelineExecutableInfoKHR").s_type
-    info.pipeline = handle
-    info.executableIndex = executable
-    found = _enumerate(
-        context, "vkGetPipelineExecutableStatisticsKHR", info, "VkPipelineExecutableStatisticKHR"
+    found = context.commands.enumerate_all(
+        "vkGetPipelineExecutableStatisticsKHR",
+        "VkPipelineExecutableStatisticKHR",
+        context.handle,
+        new_struct("VkPipelineExecutableInfoKHR", pipeline=handle, executableIndex=executable),
+        read=lambda each: (text_of(each.name), _value(each)),
     )
-    return tuple((_text(each.name), _value(each)) for each in found)
+    return tuple(found)
 
 
 def _value(statistic: Any) -> bool | int | float:
@@ -135,19 +135,3 @@ def _value(statistic: Any) -> bool | int | float:
     if statistic.format == _FLOAT64:
         return float(statistic.value.f64)
     return int(statistic.value.u64)
-
-
-def _enumerate(context: DeviceContext, command: str, info: Any, struct: str) -> Any:
-    """The two calls of a query, how many and which: an array of what there is; its owner keeps it alive."""
-    query = getattr(context.commands, command)
-    count = ffi.new("uint32_t *")
-    check(command, query(context.handle, info, count, ffi.NULL))
-    entries = ffi.new(f"{struct}[]", count[0])
-    for place in range(count[0]):
-        entries[place].sType = registry().struct(struct).s_type
-    check(command, query(context.handle, info, count, entries))
-    return entries
-
-
-def _text(name: Any) -> str:
-    return bytes(ffi.string(name)).decode("utf-8", "replace")

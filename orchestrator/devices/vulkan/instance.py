@@ -15,11 +15,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from attrs import frozen
 
-from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
@@ -30,19 +30,17 @@ LIBRARY_VARIABLE = "ORCHESTRATOR_VULKAN_LIBRARY"
 
 LIBRARY_NAMES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib")
 
-__all__ = [
-    "COMMANDS",
-    "LIBRARY_NAMES",
-    "LIBRARY_VARIABLE",
-    "DeviceCommands",
-    "GlobalCommands",
-    "InstanceCommands",
-    "Library",
-    "check",
-    "ffi",
-    "library",
-    "open_library",
-]
+_Entry = TypeVar("_Entry")
+
+
+def new_struct(name: str, **members: Any) -> Any:
+    """A structure of Vulkan with its sType. The caller keeps alive what its members point to."""
+    return ffi.new(f"{name} *", {"sType": registry().struct(name).s_type, **members})
+
+
+def text_of(array: Any) -> str:
+    """A char array as text."""
+    return bytes(ffi.string(array)).decode(errors="replace")
 
 
 @frozen(eq=False)
@@ -61,12 +59,7 @@ class Library:
 
 @lru_cache(maxsize=1)
 def library() -> Library:
-    """The library of this process, opened on the first call. Failures are not remembered.
-
-    Raises:
-        NoDeviceError: As `open_library`.
-        DeviceError: As `open_library`.
-    """
+    """The library of this process; see `open_library`. Failures are not remembered."""
     return open_library(os.environ)
 
 
@@ -108,8 +101,8 @@ class _Commands:
         self._level = level
         for name, (of_level, pointer_type, names, _) in COMMANDS.items():
             if of_level == level:
-                found = _find(get_proc_addr, owner, names)
-                if found:
+                found = next(filter(None, (get_proc_addr(owner, each.encode()) for each in names)), None)
+                if found is not None:
                     setattr(self, name, ffi.cast(pointer_type, found))
 
     def __getattr__(self, name: str) -> Any:
@@ -128,60 +121,52 @@ class _Commands:
         """Whether a command is there."""
         return name in vars(self)
 
+    def enumerate_all(
+        self, command: str, ctype: str, *arguments: Any, read: Callable[[Any], _Entry]
+    ) -> list[_Entry]:
+        """What a command enumerates in its two calls: how many, and which.
 
-def _find(get_proc_addr: Any, owner: Any, names: Iterable[str]) -> Any:
-    """Address of a command under the first of its names that is there, or None."""
-    for name in names:
-        found = get_proc_addr(owner, name.encode())
-        if found:
-            return found
-    return None
+        Args:
+            command: Its name. Its last two parameters are the count and the array.
+            ctype: Type of an element.
+            arguments: Its other arguments.
+            read: Makes of an element what is returned; the element lives no longer than this call.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        ask, count = getattr(self, command), ffi.new("uint32_t *")
+        check(command, ask(*arguments, count, ffi.NULL))
+        struct = registry().structs.get(ctype)
+        s_type = struct.s_type if struct is not None else None
+        entries = ffi.new(f"{ctype}[]", [{"sType": s_type}] * count[0] if s_type else count[0])
+        check(command, ask(*arguments, count, entries))
+        return [read(entries[place]) for place in range(count[0])]
 
 
 class GlobalCommands(_Commands):
-    """Commands that need no instance: vkCreateInstance, vkEnumerateInstance*.
-
-    Args:
-        opened: The library.
-    """
+    """Commands that need no instance: vkCreateInstance, vkEnumerateInstance*."""
 
     def __init__(self, opened: Library) -> None:
         super().__init__("global", opened.get_instance_proc_addr, ffi.NULL)
 
 
 class InstanceCommands(_Commands):
-    """Commands of an instance and its physical devices, and vkGetDeviceProcAddr.
-
-    Args:
-        opened: The library.
-        instance: A VkInstance, which must outlive the table.
-    """
+    """Commands of an instance, which outlives them, and its physical devices, and vkGetDeviceProcAddr."""
 
     def __init__(self, opened: Library, instance: Any) -> None:
         super().__init__("instance", opened.get_instance_proc_addr, instance)
 
 
 class DeviceCommands(_Commands):
-    """Commands of a device, straight from its driver without the loader's dispatch.
-
-    Args:
-        of_instance: The commands of its instance.
-        device: A VkDevice, which must outlive the table.
-    """
+    """Commands of a device, which outlives them, straight from its driver without the loader's dispatch."""
 
     def __init__(self, of_instance: InstanceCommands, device: Any) -> None:
         super().__init__("device", of_instance.vkGetDeviceProcAddr, device)
 
 
 def check(command: str, result: int) -> int:
-    """Pass a VkResult on where it is a value, raise it where it is an error.
-
-    Args:
-        command: Name of the command that returned it, for the message.
-        result: The VkResult.
-
-    Returns:
-        The same result, zero or positive (VK_INCOMPLETE, VK_PIPELINE_COMPILE_REQUIRED).
+    """Pass the VkResult of a command on where it is zero or positive (VK_INCOMPLETE).
 
     Raises:
         DriverError: It is negative.
@@ -220,21 +205,16 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
     Device layers are no more: what the loader tells as such is the layers of the instance (specification,
     chapter "Extended Functionality", "Device Layer Deprecation"), which no other command tells. Thread-safe.
 
-    Args:
-        commands: Of the instance.
-        physical_device: Any of its VkPhysicalDevice.
-
     Raises:
         DriverError: The loader refused.
     """
-    count = ffi.new("uint32_t *")
-    ask = commands.vkEnumerateDeviceLayerProperties
-    check("vkEnumerateDeviceLayerProperties", ask(physical_device, count, ffi.NULL))
-    found = ffi.new("VkLayerProperties[]", count[0] or 1)
-    check("vkEnumerateDeviceLayerProperties", ask(physical_device, count, found))
     return tuple(
-        Layer(ffi.string(found[number].layerName).decode(errors="replace"), int(found[number].specVersion))
-        for number in range(count[0])
+        commands.enumerate_all(
+            "vkEnumerateDeviceLayerProperties",
+            "VkLayerProperties",
+            physical_device,
+            read=lambda each: Layer(text_of(each.layerName), int(each.specVersion)),
+        )
     )
 
 
@@ -245,15 +225,12 @@ def known_layers() -> tuple[str, ...]:
         NoDeviceError: There is no loader.
         DriverError: The loader refused.
     """
-    commands = GlobalCommands(library())
-    command = "vkEnumerateInstanceLayerProperties"
-    count = ffi.new("uint32_t *")
-    check(command, commands.vkEnumerateInstanceLayerProperties(count, ffi.NULL))
-    found = ffi.new("VkLayerProperties[]", count[0] or 1)
-    check(command, commands.vkEnumerateInstanceLayerProperties(count, found))
-    return tuple(
-        sorted({ffi.string(found[number].layerName).decode(errors="replace") for number in range(count[0])})
+    names = GlobalCommands(library()).enumerate_all(
+        "vkEnumerateInstanceLayerProperties",
+        "VkLayerProperties",
+        read=lambda each: text_of(each.layerName),
     )
+    return tuple(sorted(set(names)))
 
 
 def keys_withheld(layers: Iterable[Layer]) -> str:
@@ -273,12 +250,9 @@ _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
 # Device extensions that captured pipelines name depend on these: the layout for presenting is
 # VK_KHR_swapchain's. An application of Vulkan 1.0 asks for features by the third.
-_WANTED_EXTENSIONS: Final = (
-    "VK_KHR_surface",
-    "VK_KHR_get_surface_capabilities2",
-    "VK_KHR_get_physical_device_properties2",
+_WANTED_EXTENSIONS: Final = frozenset(
+    {"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", "VK_KHR_get_physical_device_properties2"}
 )
-_ERROR_INITIALIZATION_FAILED: Final = -3
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NOT_FOUND: Final = (
     "the Vulkan loader found no device: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
@@ -334,30 +308,50 @@ class VulkanInstance:
         """
         opened = library()
         commands = GlobalCommands(opened)
-        extensions = frozenset(_WANTED_EXTENSIONS) & frozenset(_instance_extensions(commands))
+        extensions = _WANTED_EXTENSIONS & _extensions(
+            commands, "vkEnumerateInstanceExtensionProperties", ffi.NULL
+        )
         told = application or ApplicationInfo("orchestrator")
         api_version = told.api_version or _newest_version(commands)
-        info, texts = _application_info(told, api_version)
-        create_info = ffi.new("VkInstanceCreateInfo *")
-        create_info.sType = registry().struct("VkInstanceCreateInfo").s_type
-        create_info.pApplicationInfo = info
+        texts = [
+            ffi.NULL if each is None else ffi.new("char[]", each.encode())
+            for each in (told.application_name, told.engine_name)
+        ]
+        info = new_struct(
+            "VkApplicationInfo",
+            pApplicationName=texts[0],
+            applicationVersion=told.application_version,
+            pEngineName=texts[1],
+            engineVersion=told.engine_version,
+            apiVersion=api_version,
+        )
         names = [ffi.new("char[]", each.encode()) for each in sorted(extensions)]
         listed = ffi.new("char *[]", names)
-        create_info.enabledExtensionCount = len(names)
-        create_info.ppEnabledExtensionNames = listed
+        create_info = new_struct(
+            "VkInstanceCreateInfo",
+            pApplicationInfo=info,
+            enabledExtensionCount=len(names),
+            ppEnabledExtensionNames=listed,
+        )
         handle = ffi.new("VkInstance *")
         result = commands.vkCreateInstance(create_info, ffi.NULL, handle)
-        del texts  # they had to live until here
         if result == _ERROR_INCOMPATIBLE_DRIVER:
             raise NoDeviceError(_NOT_FOUND)
         check("vkCreateInstance", result)
         of_instance = InstanceCommands(opened, handle[0])
         try:
-            devices = tuple(_enumerate(of_instance, handle[0]))
-        except BaseException:
+            devices = of_instance.enumerate_all(
+                "vkEnumeratePhysicalDevices",
+                "VkPhysicalDevice",
+                handle[0],
+                read=lambda each: _physical_device(of_instance, each),
+            )
+        except BaseException as error:
             of_instance.vkDestroyInstance(handle[0], ffi.NULL)
+            if isinstance(error, DriverError) and error.result == ERROR_INITIALIZATION_FAILED:
+                raise NoDeviceError(_NOT_FOUND) from None
             raise
-        return cls(handle[0], of_instance, extensions, api_version, devices)
+        return cls(handle[0], of_instance, extensions, api_version, tuple(devices))
 
     def __enter__(self) -> Self:
         return self
@@ -399,49 +393,22 @@ def _newest_version(commands: GlobalCommands) -> int:
     return min(int(version[0]) >> 12 << 12, _API_VERSION_1_4)
 
 
-def _application_info(told: ApplicationInfo, api_version: int) -> tuple[Any, list[Any]]:
-    """VkApplicationInfo, and the strings that it points to."""
-    info = ffi.new("VkApplicationInfo *")
-    info.sType = registry().struct("VkApplicationInfo").s_type
-    texts = []
-    for member, text in (("pApplicationName", told.application_name), ("pEngineName", told.engine_name)):
-        if text is not None:
-            texts.append(ffi.new("char[]", text.encode()))
-            setattr(info, member, texts[-1])
-    info.applicationVersion = told.application_version
-    info.engineVersion = told.engine_version
-    info.apiVersion = api_version
-    return info, texts
-
-
-def _enumerate(commands: InstanceCommands, instance: Any) -> list[PhysicalDevice]:
-    count = ffi.new("uint32_t *")
-    result = commands.vkEnumeratePhysicalDevices(instance, count, ffi.NULL)
-    if result == _ERROR_INITIALIZATION_FAILED:
-        raise NoDeviceError(_NOT_FOUND)
-    check("vkEnumeratePhysicalDevices", result)
-    handles = ffi.new("VkPhysicalDevice[]", count[0] or 1)
-    check("vkEnumeratePhysicalDevices", commands.vkEnumeratePhysicalDevices(instance, count, handles))
-    return [
-        PhysicalDevice(
-            handles[number],
-            identity=_identity(commands, handles[number]),
-            extensions=frozenset(_extensions(commands, handles[number])),
-        )
-        for number in range(count[0])
-    ]
+def _physical_device(commands: InstanceCommands, handle: Any) -> PhysicalDevice:
+    return PhysicalDevice(
+        handle,
+        _identity(commands, handle),
+        _extensions(commands, "vkEnumerateDeviceExtensionProperties", handle, ffi.NULL),
+    )
 
 
 def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
     core = ffi.new("VkPhysicalDeviceProperties *")
     commands.vkGetPhysicalDeviceProperties(handle, core)
-    driver = ffi.new("VkPhysicalDeviceDriverProperties *")
-    driver.sType = registry().struct("VkPhysicalDeviceDriverProperties").s_type
+    driver = new_struct("VkPhysicalDeviceDriverProperties")
     if core.apiVersion >= _API_VERSION_1_1:
-        properties = ffi.new("VkPhysicalDeviceProperties2 *")
-        properties.sType = registry().struct("VkPhysicalDeviceProperties2").s_type
-        properties.pNext = driver
-        commands.vkGetPhysicalDeviceProperties2(handle, properties)
+        commands.vkGetPhysicalDeviceProperties2(
+            handle, new_struct("VkPhysicalDeviceProperties2", pNext=driver)
+        )
     return DeviceIdentity(
         vendor_id=core.vendorID,
         device_id=core.deviceID,
@@ -450,33 +417,15 @@ def _identity(commands: InstanceCommands, handle: Any) -> DeviceIdentity:
         driver_abi=ffi.sizeof("void *") * 8,
         pipeline_cache_uuid=bytes(core.pipelineCacheUUID),
         api_version=core.apiVersion,
-        device_name=_text(core.deviceName),
-        driver_name=_text(driver.driverName),
-        driver_info=_text(driver.driverInfo),
+        device_name=text_of(core.deviceName),
+        driver_name=text_of(driver.driverName),
+        driver_info=text_of(driver.driverInfo),
     )
 
 
-def _extensions(commands: InstanceCommands, handle: Any) -> list[str]:
-    def ask(count: Any, entries: Any) -> int:
-        return int(commands.vkEnumerateDeviceExtensionProperties(handle, ffi.NULL, count, entries))
-
-    return _extension_names("vkEnumerateDeviceExtensionProperties", ask)
-
-
-def _instance_extensions(commands: GlobalCommands) -> list[str]:
-    def ask(count: Any, entries: Any) -> int:
-        return int(commands.vkEnumerateInstanceExtensionProperties(ffi.NULL, count, entries))
-
-    return _extension_names("vkEnumerateInstanceExtensionProperties", ask)
-
-
-def _extension_names(command: str, ask: Callable[[Any, Any], int]) -> list[str]:
-    count = ffi.new("uint32_t *")
-    check(command, ask(count, ffi.NULL))
-    entries = ffi.new("VkExtensionProperties[]", count[0] or 1)
-    check(command, ask(count, entries))
-    return [_text(entries[number].extensionName) for number in range(count[0])]
-
-
-def _text(array: Any) -> str:
-    return bytes(ffi.string(array)).decode(errors="replace")
+def _extensions(commands: GlobalCommands | InstanceCommands, command: str, *of: Any) -> frozenset[str]:
+    return frozenset(
+        commands.enumerate_all(
+            command, "VkExtensionProperties", *of, read=lambda each: text_of(each.extensionName)
+        )
+    )
