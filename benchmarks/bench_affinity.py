@@ -1,16 +1,20 @@
-# Question: what is won by giving pipelines that share shader modules or libraries to one worker, and what does it cost in
-# balance?
-#
-# Cold runs over a real set in fresh worker caches, longest first by estimated costs, with the preference and without. What a
-# driver can reuse of another pipeline in the same cache shows in the CPU time of its calls; what the preference costs shows in
-# the waiting at the barrier. With --pipeline-keys, as in `compile`, what is the same pipeline to the driver is compiled
-# once anyway, and what is left is what shaders that are shared save.
-#
-#   shared   share of the pipelines that have a module or a library in common with another one
-#   at_home  of those that are not the first with their module or library, share that went where the first did
-#
-# Command: python benchmarks/bench_affinity.py --device radv:navi21 --set sascha_rt.foz --workers 2 --pipeline-keys --output FILE
-"""Worth of affinity."""
+"""Worth of affinity.
+
+What is won by giving pipelines that share shader modules or libraries to one worker, and what does it cost
+in balance?
+
+Cold runs over a real set in fresh worker caches, longest first by estimated costs, with the preference and
+without. What a driver can reuse of another pipeline in the same cache shows in the CPU time of its calls;
+what the preference costs shows in the waiting at the barrier. With --pipeline-keys, as in `compile`, what
+is the same pipeline to the driver is compiled once anyway, and what is left is what shaders that are shared
+save.
+
+shared   share of the pipelines that have a module or a library in common with another one at_home  of those
+that are not the first with their module or library, share that went where the first did
+
+Command: python benchmarks/bench_affinity.py --device radv:navi21 --set sascha_rt.foz --workers 2
+--pipeline-keys --output FILE
+"""
 
 from __future__ import annotations
 

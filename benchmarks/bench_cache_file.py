@@ -1,11 +1,13 @@
-# Question: what do saving, proving and loading a cache file cost, against its size?
-#
-# The data is random behind a valid header, so that nothing is compressed away, and is given to no driver: what is measured
-# is ours alone. Floors: writing the same bytes with fsync and no more, and reading them with no more. The folder decides
-# about fsync; name one on the disk in question with --folder.
-#
-# Command: python benchmarks/bench_cache_file.py --output benchmarks/results/2-cores/cache_file.jsonl
-"""Cost of cache files."""
+"""Cost of cache files.
+
+What do saving, proving and loading a cache file cost, against its size?
+
+The data is random behind a valid header, so that nothing is compressed away, and is given to no driver:
+what is measured is ours alone. Floors: writing the same bytes with fsync and no more, and reading them with
+no more. The folder decides about fsync; name one on the disk in question with --folder.
+
+Command: python benchmarks/bench_cache_file.py --output benchmarks/results/2-cores/cache_file.jsonl
+"""
 
 from __future__ import annotations
 

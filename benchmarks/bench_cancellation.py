@@ -1,19 +1,23 @@
-# Purpose: one question: does anything break when runs are cancelled at random moments, 10,000 times, and when sessions are
-# steered at random?
-#
-#   violations   errors of the simulated device's ownership check, things left behind, pipelines lost: all must be 0
-#   time         of a run and its cancellation, which is mostly starting threads
-#
-# Every run draws its mode, merge, workers, set, device and moment from the seed (tests/run/cancel_storm.py, of which the
-# tests do a part). The simulated device lets no time pass, so that the moments between two steps are what is tried.
-#
-# Sessions (tests/run/session_storm.py) are steered by one to three callers who submit, promote, require, budget and cancel
-# pipelines, groups or all, and end in one of five ways.
-#
-# What this cannot show: a driver that misbehaves when a call ends late; that is for the fault-injecting tests.
-#
-# Command: python -m benchmarks.bench_cancellation --runs 10000 --sessions 2000 --seed 1
-"""Random cancellations and random sessions; a JSON line each."""
+"""Random cancellations and random sessions; a JSON line each.
+
+One question: does anything break when runs are cancelled at random moments, 10,000 times, and when sessions
+are steered at random?
+
+violations   errors of the simulated device's ownership check, things left behind, pipelines lost: all must
+be 0 time         of a run and its cancellation, which is mostly starting threads
+
+Every run draws its mode, merge, workers, set, device and moment from the seed (tests/run/cancel_storm.py,
+of which the tests do a part). The simulated device lets no time pass, so that the moments between two steps
+are what is tried.
+
+Sessions (tests/run/session_storm.py) are steered by one to three callers who submit, promote, require,
+budget and cancel pipelines, groups or all, and end in one of five ways.
+
+What this cannot show: a driver that misbehaves when a call ends late; that is for the fault-injecting
+tests.
+
+Command: python -m benchmarks.bench_cancellation --runs 10000 --sessions 2000 --seed 1
+"""
 
 from __future__ import annotations
 

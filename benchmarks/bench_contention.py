@@ -1,12 +1,15 @@
-# Question: what does the shared cache cost, by driver, mode, workers and temperature?
-#
-# This is `orchestrator bench` over every driver that is there, one results directory each, with the report of each and the
-# comparison of the first two at the end. Interrupted, the same command goes on. The method is in docs/benchmarking.md.
-#
-# How close the harness itself comes to threads that only call the driver is bench_warm.py's question.
-#
-# Command on 16 cores: python benchmarks/bench_contention.py --set game.foz --workers 1,4,16 --out results
-"""Cost of a shared cache."""
+"""Cost of a shared cache.
+
+What does the shared cache cost, by driver, mode, workers and temperature?
+
+This is `orchestrator bench` over every driver that is there, one results directory each, with the report of
+each and the comparison of the first two at the end. Interrupted, the same command goes on. The method is in
+docs/benchmarking.md.
+
+How close the harness itself comes to threads that only call the driver is bench_warm.py's question.
+
+Command on 16 cores: python benchmarks/bench_contention.py --set game.foz --workers 1,4,16 --out results
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-# Question: how quickly does a set become create infos: archive to records, records to one image for a device?
-#
-# The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded and no driver is
-# loaded. Files are in the page cache after the warm-up.
-#
-# Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/2-cores/decode.jsonl
-"""Cost of decoding a set."""
+"""Cost of decoding a set.
+
+How quickly does a set become create infos: archive to records, records to one image for a device?
+
+The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded
+and no driver is loaded. Files are in the page cache after the warm-up.
+
+Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/2-cores/decode.jsonl
+"""
 
 from __future__ import annotations
 

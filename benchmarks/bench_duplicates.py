@@ -1,22 +1,24 @@
-# Question: what do duplicates cost a cold run, with singleflight and without?
-#
-# The set is run as it is, and with pipelines in it twice, in fresh worker caches. The scheduler compiles each once and
-# creates the second where the first was compiled, so that it hits; taken as separate work, both go to whoever is free, who compiles one
-# again wherever the second comes to another worker.
-#
-#   half again   half of the pipelines once more, so a third of the jobs are duplicates (what `bench --duplicates 0.5` runs)
-#   twice        all once more, so half of the jobs are duplicates
-#
-# Estimated costs are given to the scheduler, as in a first run. With --pipeline-keys it is also told the driver's own
-# keys, which were asked for before the run; that time is in `seconds` as well.
-#
-# `process_cpu_s` is the CPU time of the whole process during the run: what other programs on the machine do moves it less than
-# `seconds`, and where there are fewer processors than workers it decides those.
-#
-# `compiles` must be `unique` in each run of the scheduler, or the script fails: it is no question of speed.
-#
-# Command: python benchmarks/bench_duplicates.py --device radv:navi21 --set sascha.foz --output FILE
-"""Cost of duplicates."""
+"""Cost of duplicates.
+
+What do duplicates cost a cold run, with singleflight and without?
+
+The set is run as it is, and with pipelines in it twice, in fresh worker caches. The scheduler compiles each
+once and creates the second where the first was compiled, so that it hits; taken as separate work, both go
+to whoever is free, who compiles one again wherever the second comes to another worker.
+
+half again   half of the pipelines once more, so a third of the jobs are duplicates (what `bench
+--duplicates 0.5` runs) twice        all once more, so half of the jobs are duplicates
+
+Estimated costs are given to the scheduler, as in a first run. With --pipeline-keys it is also told the
+driver's own keys, which were asked for before the run; that time is in `seconds` as well.
+
+`process_cpu_s` is the CPU time of the whole process during the run: what other programs on the machine do
+moves it less than `seconds`, and where there are fewer processors than workers it decides those.
+
+`compiles` must be `unique` in each run of the scheduler, or the script fails: it is no question of speed.
+
+Command: python benchmarks/bench_duplicates.py --device radv:navi21 --set sascha.foz --output FILE
+"""
 
 from __future__ import annotations
 

@@ -1,19 +1,23 @@
-# Question: what is won by starting the longest pipelines first, and how good is the time to go that is told by costs?
-#
-# Cold runs over a real set in fresh worker caches: as given; longest first by estimated costs, as in a first run; longest first by
-# what the run before recorded, as when a cache was lost and the record was not. The run as given of the first round makes the record.
-#
-# `bound_s` is the least that is possible with the driver time that was spent: a share for each worker, or the longest pipeline.
-# At a tenth and at half of each run, how far the time to go was off, in per cent of the whole run (-1: it was not told):
-#   eta_cost_*   by costs: recorded ones, or estimated and learned
-#   eta_rate_*   by pipelines a second so far, in the same run
-#
-# With --replay ROWS nothing is compiled: the pipelines of the rows' `times_ms` go through the same schedulers in virtual time, for
-# numbers of workers that this machine does not have. What a machine does beside then moves nothing, and a run of minutes takes
-# none; every compile takes what it took when the rows were made.
-#
-# Command: python benchmarks/bench_longest_first.py --device radv:navi21 --set slow.foz --workers 2 --output FILE
-"""What the order is worth, and what the time to go is worth."""
+"""What the order is worth, and what the time to go is worth.
+
+What is won by starting the longest pipelines first, and how good is the time to go that is told by costs?
+
+Cold runs over a real set in fresh worker caches: as given; longest first by estimated costs, as in a first
+run; longest first by what the run before recorded, as when a cache was lost and the record was not. The run
+as given of the first round makes the record.
+
+`bound_s` is the least that is possible with the driver time that was spent: a share for each worker, or the
+longest pipeline. At a tenth and at half of each run, how far the time to go was off, in per cent of the
+whole run (-1: it was not told): eta_cost_*   by costs: recorded ones, or estimated and learned eta_rate_*
+by pipelines a second so far, in the same run
+
+With --replay ROWS nothing is compiled: the pipelines of the rows' `times_ms` go through the same schedulers
+in virtual time, for numbers of workers that this machine does not have. What a machine does beside then
+moves nothing, and a run of minutes takes none; every compile takes what it took when the rows were made.
+
+Command: python benchmarks/bench_longest_first.py --device radv:navi21 --set slow.foz --workers 2 --output
+FILE
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,18 @@
-# Question: what does it cost to measure? The same run with clocks read around every call, and without.
-#
-#   warm   everything is a hit, in calls of the given sizes: the shortest calls that there are, so the worst case
-#   cold   the sample set, compiled
-#
-# Pairs of whole runs say nothing below a busy machine's noise, so the share is also taken directly: how long the two readings
-# around a call take, times the calls of the run, over the time of all its workers.
-#
-# Without: the clocks' readings are zeros that nobody computes. All else is the same, what is made of the readings after the
-# barrier included (it is not in the time, with or without).
-#
-# Command: python benchmarks/bench_measuring.py --device radv:navi21 --workers 2 --batches 64,1024
-"""Cost of measuring."""
+"""Cost of measuring.
+
+What does it cost to measure? The same run with clocks read around every call, and without.
+
+warm   everything is a hit, in calls of the given sizes: the shortest calls that there are, so the worst
+case cold   the sample set, compiled
+
+Pairs of whole runs say nothing below a busy machine's noise, so the share is also taken directly: how long
+the two readings around a call take, times the calls of the run, over the time of all its workers.
+
+Without: the clocks' readings are zeros that nobody computes. All else is the same, what is made of the
+readings after the barrier included (it is not in the time, with or without).
+
+Command: python benchmarks/bench_measuring.py --device radv:navi21 --workers 2 --batches 64,1024
+"""
 
 from __future__ import annotations
 

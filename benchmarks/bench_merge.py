@@ -1,11 +1,14 @@
-# Question: what does the merge cost, against the size and the number of the worker caches?
-#
-# Each sample makes worker caches, each with its own part of the entries or all with the same, and merges them into an
-# empty primary. On a real device the entries come from compiling a set, part by part; what one needs is a set large
-# enough. The seconds are those of vkMergePipelineCaches alone.
-#
-# Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output benchmarks/results/2-cores/merge.jsonl
-"""Cost of merging worker caches."""
+"""Cost of merging worker caches.
+
+What does the merge cost, against the size and the number of the worker caches?
+
+Each sample makes worker caches, each with its own part of the entries or all with the same, and merges them
+into an empty primary. On a real device the entries come from compiling a set, part by part; what one needs
+is a set large enough. The seconds are those of vkMergePipelineCaches alone.
+
+Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output
+benchmarks/results/2-cores/merge.jsonl
+"""
 
 from __future__ import annotations
 

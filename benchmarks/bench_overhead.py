@@ -1,13 +1,15 @@
-# Question: what does a run cost beside the driver, by scheduler and by the time that batches aim at?
-#
-# Cold runs over a real set in fresh worker caches. Two figures, neither of which other programs on the machine move much:
-#   overhead_share   (wall x workers - driver) / driver: idle workers at the end included
-#   outside_cpu_s    CPU time of the process meanwhile that was not spent in creation calls: the interpreter
-#
-# Contenders: as given, and longest first by estimated costs with batches that aim at some milliseconds.
-#
-# Command: python benchmarks/bench_overhead.py --device radv:navi21 --set sascha.foz --workers 2 --output FILE
-"""Cost of a run beside the driver."""
+"""Cost of a run beside the driver.
+
+What does a run cost beside the driver, by scheduler and by the time that batches aim at?
+
+Cold runs over a real set in fresh worker caches. Two figures, neither of which other programs on the
+machine move much: overhead_share   (wall x workers - driver) / driver: idle workers at the end included
+outside_cpu_s    CPU time of the process meanwhile that was not spent in creation calls: the interpreter
+
+Contenders: as given, and longest first by estimated costs with batches that aim at some milliseconds.
+
+Command: python benchmarks/bench_overhead.py --device radv:navi21 --set sascha.foz --workers 2 --output FILE
+"""
 
 from __future__ import annotations
 

@@ -1,21 +1,23 @@
-# Purpose: two questions about the schedule, neither of which needs a driver.
-#
-#   makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A discrete-
-#               event simulation: workers take batches, time passes by the jobs' true costs, nothing else costs
-#               anything. Contenders: the scheduler with exact costs, with costs that are wrong by a factor
-#               (lognormal, sigma 0.5) and with no costs at all; jobs in the order of the set; static slices.
-#               The bound is max(longest job, total / workers); no schedule can be below it.
-#   throughput  what does the state machine itself cost: jobs a second through request and finished, on one core,
-#               with batches as in a warm run (all hit), and one job a batch; bytes a job.
-#
-# What this cannot show: contention, the cost of a driver call, or of the lock around the scheduler.
-#
-# Samples of the simulation are seeds: it is deterministic, so it has no noise. Each sample of the throughput is a
-# fresh process, sizes are interleaved, the first round is a warm-up and is left out; bytes are counted in processes of
-# their own, because counting slows everything down.
-#
-# Command: python -m benchmarks.bench_schedule --output benchmarks/results/2-cores/schedule.jsonl
-"""Makespan and throughput of schedulers; JSON lines and a small table."""
+"""Makespan and throughput of schedulers; JSON lines and a small table.
+
+Two questions about the schedule, neither of which needs a driver.
+
+makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A
+discrete- event simulation: workers take batches, time passes by the jobs' true costs, nothing else costs
+anything. Contenders: the scheduler with exact costs, with costs that are wrong by a factor (lognormal,
+sigma 0.5) and with no costs at all; jobs in the order of the set; static slices. The bound is max(longest
+job, total / workers); no schedule can be below it. throughput  what does the state machine itself cost:
+jobs a second through request and finished, on one core, with batches as in a warm run (all hit), and one
+job a batch; bytes a job.
+
+What this cannot show: contention, the cost of a driver call, or of the lock around the scheduler.
+
+Samples of the simulation are seeds: it is deterministic, so it has no noise. Each sample of the throughput
+is a fresh process, sizes are interleaved, the first round is a warm-up and is left out; bytes are counted
+in processes of their own, because counting slows everything down.
+
+Command: python -m benchmarks.bench_schedule --output benchmarks/results/2-cores/schedule.jsonl
+"""
 
 from __future__ import annotations
 

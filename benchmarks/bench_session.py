@@ -1,24 +1,26 @@
-# Question: does a session keep a frame's budget, and how long does one wait for a pipeline that is needed now?
-#
-#   frames     all pipelines of a set are submitted, cold, and each frame of 16.7 ms spends 4 ms: `run_for(0.004)`, then sleep.
-#                caller_*      how long the caller was held beyond the 4 ms; trio sleeps in whole milliseconds, rounded up
-#                driver_*      how long a driver call that began in a frame went on beyond its 4 ms; a call cannot be stopped, so
-#                              this is at least what is left of a pipeline that takes longer than is believed, or than a frame has
-#                avoidable_*   the same without what the call's own pipelines took beyond 4 ms: late beginnings, and batches that
-#                              were believed to be shorter
-#                begun_late    calls that began after the 4 ms
-#                used          driver time over what the frames offered (frames x 4 ms x workers)
-#              Costs are estimated as in a first run, or recorded ones of a run before.
-#   required   all pipelines are submitted as background; in the midst of it one that is queued is needed, chosen at random.
-#              It is waited for in its turn, or with `require`, or, as the bound, with `require` where nothing else runs.
-#                latency_*     from asking to having it, over the picks of a sample
-#
-# All figures are taken in fresh caches; `hits` must be 0, or the script fails: it is no question of warm calls.
-#
-# What this cannot show: a game that needs the processors beside it. Here the frame sleeps after its 4 ms.
-#
-# Command: python benchmarks/bench_session.py --device radv:navi21 --set sascha.foz --output FILE
-"""Budgets of frames, and latency of what is needed now."""
+"""Budgets of frames, and latency of what is needed now.
+
+Does a session keep a frame's budget, and how long does one wait for a pipeline that is needed now?
+
+frames     all pipelines of a set are submitted, cold, and each frame of 16.7 ms spends 4 ms:
+`run_for(0.004)`, then sleep. caller_*      how long the caller was held beyond the 4 ms; trio sleeps in
+whole milliseconds, rounded up driver_*      how long a driver call that began in a frame went on beyond its
+4 ms; a call cannot be stopped, so this is at least what is left of a pipeline that takes longer than is
+believed, or than a frame has avoidable_*   the same without what the call's own pipelines took beyond 4 ms:
+late beginnings, and batches that were believed to be shorter begun_late    calls that began after the 4 ms
+used          driver time over what the frames offered (frames x 4 ms x workers) Costs are estimated as in a
+first run, or recorded ones of a run before. required   all pipelines are submitted as background; in the
+midst of it one that is queued is needed, chosen at random. It is waited for in its turn, or with `require`,
+or, as the bound, with `require` where nothing else runs. latency_*     from asking to having it, over the
+picks of a sample
+
+All figures are taken in fresh caches; `hits` must be 0, or the script fails: it is no question of warm
+calls.
+
+What this cannot show: a game that needs the processors beside it. Here the frame sleeps after its 4 ms.
+
+Command: python benchmarks/bench_session.py --device radv:navi21 --set sascha.foz --output FILE
+"""
 
 from __future__ import annotations
 

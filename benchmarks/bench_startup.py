@@ -1,15 +1,17 @@
-# Question: what do `import orchestrator`, using it, and `orchestrator --help` cost?
-#
-# Floors: an interpreter that does nothing, and one that imports trio alone, which nothing that runs pipelines can be
-# quicker than. Each sample is a fresh interpreter, timed from outside, start to end; files are in the page cache. Its CPU time is
-# in the lines too: on a busy machine that says more.
-# What was done to keep it low: public names are loaded when they are first used; a verb imports what it needs when it is
-# called; the registry is read when a Vulkan device or a captured set is used; the list of verbs is plain text, because
-# reading Markdown costs an import, and the package's version is looked up where it is asked for. The rest of `--help` is
-# the library of the command line, whose import alone is a contender here, and drawing its panels.
-#
-# Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/2-cores/startup.jsonl
-"""Cost of starting."""
+"""Cost of starting.
+
+What do `import orchestrator`, using it, and `orchestrator --help` cost?
+
+Floors: an interpreter that does nothing, and one that imports trio alone, which nothing that runs pipelines
+can be quicker than. Each sample is a fresh interpreter, timed from outside, start to end; files are in the
+page cache. Its CPU time is in the lines too: on a busy machine that says more. What was done to keep it
+low: public names are loaded when they are first used; a verb imports what it needs when it is called; the
+registry is read when a Vulkan device or a captured set is used; the list of verbs is plain text, because
+reading Markdown costs an import, and the package's version is looked up where it is asked for. The rest of
+`--help` is the library of the command line, whose import alone is a contender here, and drawing its panels.
+
+Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/2-cores/startup.jsonl
+"""
 
 from __future__ import annotations
 

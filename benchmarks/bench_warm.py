@@ -1,18 +1,22 @@
-# Question: how close does a warm run come to the driver: to threads that do nothing but call it?
-#
-#   bare   threads that take calls from one list, each a span of one contiguous array of create infos, pointers made
-#          beforehand; between two calls there is a loop and nothing else. The floor: no program in this language is quicker
-#          with calls of that size. (A fixed slice for each thread is slower: it waits for the slowest.)
-#   run    `run_pipelines` over the same pipelines with calls of the same size: a scheduler, outcomes, clocks around each call.
-#
-# Both with one shared cache and with one for each worker, so that each says what the shared cache's lock costs; the harness
-# must find the ratio that the bare loop finds. Caches hold everything, and every pipeline is a hit; pipelines are destroyed
-# after the time was taken. The creation feedback is asked for in both.
-#
-# What this cannot show: what a hit costs that leads to code which is not in memory, or a game's mixture of hits and misses.
-#
-# Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
-"""Warm runs against a bare loop."""
+"""Warm runs against a bare loop.
+
+How close does a warm run come to the driver: to threads that do nothing but call it?
+
+bare   threads that take calls from one list, each a span of one contiguous array of create infos, pointers
+made beforehand; between two calls there is a loop and nothing else. The floor: no program in this language
+is quicker with calls of that size. (A fixed slice for each thread is slower: it waits for the slowest.) run
+`run_pipelines` over the same pipelines with calls of the same size: a scheduler, outcomes, clocks around
+each call.
+
+Both with one shared cache and with one for each worker, so that each says what the shared cache's lock
+costs; the harness must find the ratio that the bare loop finds. Caches hold everything, and every pipeline
+is a hit; pipelines are destroyed after the time was taken. The creation feedback is asked for in both.
+
+What this cannot show: what a hit costs that leads to code which is not in memory, or a game's mixture of
+hits and misses.
+
+Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
+"""
 
 from __future__ import annotations
 

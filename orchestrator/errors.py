@@ -1,8 +1,11 @@
-# Purpose: every exception that this package raises on purpose, in one tree, so that a caller can catch
-# what they can act on and let the rest be the bug that it is.
-# Guarantees: each message says what failed, where (path, offset, hash or field) and the likely cause;
-# nothing here imports anything else of the package.
-"""The exceptions of the package, one tree."""
+"""The exceptions of the package, one tree.
+
+Every exception that this package raises on purpose, in one tree, so that a caller can catch what they can
+act on and let the rest be the bug that it is.
+
+Guarantees: each message says what failed, where (path, offset, hash or field) and the likely cause; nothing
+here imports anything else of the package.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
-# Purpose: what tests share to reach real drivers and real pipeline sets: where they are, and what happens
-# where they are not.
-#
-# Guarantees: absence is one thing, decided in one place. missing() skips with the reason on a developer's
-# machine and fails where the environment sets CI, so that a green run there means that everything ran.
-# Corpora are test data that need not travel with a checkout: their absence always skips.
-#
-# Assumptions: a driver reads VK_DRIVER_FILES and RADV_FORCE_FAMILY when an instance is created, so one process is
-# one target. Tests of a real device run in the process of their target, without knowing (tests/isolation.py); a
-# test that needs a fresh process for a part of its body uses run_on_device().
-"""Real drivers and real pipeline sets for the tests."""
+"""Real drivers and real pipeline sets for the tests.
+
+What tests share to reach real drivers and real pipeline sets: where they are, and what happens where they
+are not.
+
+Guarantees: absence is one thing, decided in one place. missing() skips with the reason on a developer's
+machine and fails where the environment sets CI, so that a green run there means that everything ran.
+Corpora are test data that need not travel with a checkout: their absence always skips.
+
+Assumptions: a driver reads VK_DRIVER_FILES and RADV_FORCE_FAMILY when an instance is created, so one
+process is one target. Tests of a real device run in the process of their target, without knowing
+(tests/isolation.py); a test that needs a fresh process for a part of its body uses run_on_device().
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
-# Purpose: one process is one driver, so the tests of each real device run in a process of its own, and a test
-# does not have to know. All tests of one target go to one child pytest; what it reports is replayed here as if
-# the tests had run here, with their failures, durations and captured output.
-#
-# Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole session;
-# the process of the session itself never opens a driver on behalf of such a test.
-#
-# Which tests: those that are parametrized with a `selector` of a real device (tests.drivers.each_driver and
-# each_device), or carry its name in their mark: pytest.mark.driver("radv:navi31").
-#
-# To debug one of them in its own process, set ORCHESTRATOR_TEST_TARGET to its target: nothing is relayed then.
-"""Runs the tests of each real device in a process of their own."""
+"""Runs the tests of each real device in a process of their own.
+
+One process is one driver, so the tests of each real device run in a process of its own, and a test does not
+have to know. All tests of one target go to one child pytest; what it reports is replayed here as if the
+tests had run here, with their failures, durations and captured output.
+
+Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
+session; the process of the session itself never opens a driver on behalf of such a test.
+
+Which tests: those that are parametrized with a `selector` of a real device (tests.drivers.each_driver and
+each_device), or carry its name in their mark: pytest.mark.driver("radv:navi31").
+
+To debug one of them in its own process, set ORCHESTRATOR_TEST_TARGET to its target: nothing is relayed
+then.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: what the command line offers and what its page describes are the same, found by asking the command
-# line itself, so that a verb or an option cannot be added, renamed or removed on one side only.
-"""Every verb and every option of the command line is documented, and nothing else is."""
+"""Every verb and every option of the command line is documented, and nothing else is.
+
+What the command line offers and what its page describes are the same, found by asking the command line
+itself, so that a verb or an option cannot be added, renamed or removed on one side only.
+"""
 
 from __future__ import annotations
 

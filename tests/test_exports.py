@@ -1,6 +1,8 @@
-# Purpose: what `import orchestrator` promises: names that exist and are described, and a quick import that
-# works on a machine without a Vulkan loader.
-"""The public names, and what importing them costs."""
+"""The public names, and what importing them costs.
+
+What `import orchestrator` promises: names that exist and are described, and a quick import that works on a
+machine without a Vulkan loader.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-# Purpose: the harness's blocked time is the true time at locks: on the simulated device, which knows it, for
-# each locking strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
-#
-# Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of
-# processors: threads queue for a lock and for processors, and what the harness makes of their clocks is
-# compared with the queue. In the burning one threads really compile, wait and are measured by the clocks of
-# the system, through a whole run. The third, of a driver in C, is in test_attribution_native.py: it shows
-# what the simulated device takes for granted.
-#
-# A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it
-# goes to sleep. The simulated driver tells the two apart: blocked is compared with the waits asleep, and
-# blocked + run delay bounds all of them. A machine may do anything between two readings, so the best of some
-# attempts counts.
-"""Attribution of time to locks."""
+"""Attribution of time to locks.
+
+The harness's blocked time is the true time at locks: on the simulated device, which knows it, for each
+locking strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
+
+Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of
+processors: threads queue for a lock and for processors, and what the harness makes of their clocks is
+compared with the queue. In the burning one threads really compile, wait and are measured by the clocks of
+the system, through a whole run. The third, of a driver in C, is in test_attribution_native.py: it shows
+what the simulated device takes for granted.
+
+A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it
+goes to sleep. The simulated driver tells the two apart: blocked is compared with the waits asleep, and
+blocked + run delay bounds all of them. A machine may do anything between two readings, so the best of some
+attempts counts.
+"""
 
 from __future__ import annotations
 

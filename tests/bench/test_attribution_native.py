@@ -1,12 +1,14 @@
-# Purpose: the harness's blocked time against the truth of a driver that has no interpreter in it: threads of
-# C that burn, wait for a lock, and tell their own wall clock and waits. What test_attribution.py holds of the
-# simulated device rests on wall = CPU + run delay + asleep; this is where that is shown, on however busy a
-# machine.
-#
-# What cannot be told from outside: a thread that loses its processor after it found the lock taken and before
-# it sleeps is runnable while it waits. Then the truth is above blocked, by at most the run delay; so the best
-# of some attempts counts.
-"""Attribution of time to the locks of a driver in C."""
+"""Attribution of time to the locks of a driver in C.
+
+The harness's blocked time against the truth of a driver that has no interpreter in it: threads of C that
+burn, wait for a lock, and tell their own wall clock and waits. What test_attribution.py holds of the
+simulated device rests on wall = CPU + run delay + asleep; this is where that is shown, on however busy a
+machine.
+
+What cannot be told from outside: a thread that loses its processor after it found the lock taken and before
+it sleeps is runnable while it waits. Then the truth is above blocked, by at most the run delay; so the best
+of some attempts counts.
+"""
 
 from __future__ import annotations
 

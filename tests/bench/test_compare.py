@@ -1,5 +1,7 @@
-# Purpose: what changed between two files is found, noise is not, and a gate closes when it should.
-"""Comparison of two benchmarks."""
+"""Comparison of two benchmarks.
+
+What changed between two files is found, noise is not, and a gate closes when it should.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: figures, comparisons and verdicts over samples that were made up so that the answer is known.
-"""Contention reports."""
+"""Contention reports.
+
+Figures, comparisons and verdicts over samples that were made up so that the answer is known.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-# Purpose: the page stands alone, says the verdict first, and nothing from an archive or a driver is markup in
-# it.
-"""HTML reports."""
+"""HTML reports.
+
+The page stands alone, says the verdict first, and nothing from an archive or a driver is markup in it.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-# Purpose: contenders are interleaved, controls are there, rounds are whole, and what is there is not measured
-# again.
-"""Plans of benchmarks."""
+"""Plans of benchmarks.
+
+Contenders are interleaved, controls are there, rounds are whole, and what is there is not measured again.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: rows survive a file, an interrupted write included, and their derived figures are what they say.
-"""Rows and their file."""
+"""Rows and their file.
+
+Rows survive a file, an interrupted write included, and their derived figures are what they say.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-# Purpose: a benchmark survives what happens to it: an interrupt, a crash, a time limit, a changed driver; and
-# what it leaves is what it goes on from. Jobs are answered by a function instead of a process, except where
-# the process is the point.
-"""Running benchmarks."""
+"""Running benchmarks.
+
+A benchmark survives what happens to it: an interrupt, a crash, a time limit, a changed driver; and what it
+leaves is what it goes on from. Jobs are answered by a function instead of a process, except where the
+process is the point.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: medians, intervals, ratios, and that noise is not called a difference while a difference is found.
-"""Statistics over few samples."""
+"""Statistics over few samples.
+
+Medians, intervals, ratios, and that noise is not called a difference while a difference is found.
+"""
 
 from __future__ import annotations
 

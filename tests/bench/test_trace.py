@@ -1,6 +1,7 @@
-# Purpose: a trace is what Perfetto and chrome://tracing read: complete events with times from zero, rows with
-# names.
-"""Chrome trace events."""
+"""Chrome trace events.
+
+A trace is what Perfetto and chrome://tracing read: complete events with times from zero, rows with names.
+"""
 
 from __future__ import annotations
 

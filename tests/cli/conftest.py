@@ -1,5 +1,8 @@
-# Purpose: the program as tests call it: in this process where nothing about the process matters, else in one of its own.
-"""Fixtures of the command line's tests."""
+"""Fixtures of the command line's tests.
+
+The program as tests call it: in this process where nothing about the process matters, else in one of its
+own.
+"""
 
 from __future__ import annotations
 

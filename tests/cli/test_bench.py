@@ -1,5 +1,8 @@
-# Purpose: bench and compare as a user calls them: results, verdicts, exit codes, and usage errors before anything runs.
-"""The verbs `bench` and `compare`."""
+"""The verbs `bench` and `compare`.
+
+Bench and compare as a user calls them: results, verdicts, exit codes, and usage errors before anything
+runs.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: progress of measurements reaches a pipe now and then, a terminal each time, and stays away from JSON; the time to go
-# says what is not known.
-"""Progress of benchmarks and calibrations."""
+"""Progress of benchmarks and calibrations.
+
+Progress of measurements reaches a pipe now and then, a terminal each time, and stays away from JSON; the
+time to go says what is not known.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: the main job through the command line on a real driver, each call in a process of its own.
-"""The command line on RADV and lavapipe."""
+"""The command line on RADV and lavapipe.
+
+The main job through the command line on a real driver, each call in a process of its own.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: the devices that the contract is tested on: the simulated one with each locking strategy and as lesser
-# drivers, and real drivers, each of which tests/isolation.py gives a process of its own.
-"""Devices under test."""
+"""Devices under test.
+
+The devices that the contract is tested on: the simulated one with each locking strategy and as lesser
+drivers, and real drivers, each of which tests/isolation.py gives a process of its own.
+"""
 
 from __future__ import annotations
 

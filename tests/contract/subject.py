@@ -1,5 +1,7 @@
-# Purpose: a device under test, with an image that it can compile and the little that the cases must know of it.
-"""What the contract cases are run on."""
+"""What the contract cases are run on.
+
+A device under test, with an image that it can compile and the little that the cases must know of it.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: what every device promises about itself.
-"""Devices: identity and end."""
+"""Devices: identity and end.
+
+What every device promises about itself.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: what every device promises about creating pipelines.
-"""Pipelines, on every device."""
+"""Pipelines, on every device.
+
+What every device promises about creating pipelines.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,17 @@
-# Purpose: cancelling runs at random moments, many times, on the simulated device, whose caches check who uses them: a
-# cancellation that let a thread go, merged a cache in use or forgot one shows as an error or as something left behind.
-#
-#   seed ─> mode, merge, workers, set, libraries, how and when to cancel ─> run ─> checks
-#
-# Moments: a step of any trio task (before, between and after the driver's calls), or inside of a driver's compile, from its own
-# thread. Ways: the scope is cancelled, or `stop` is set.
-#
-# Guarantees: a storm of a seed has the same runs; which thread gets where first is the machine's choice, as in the field.
-"""Random cancellations, with checks after each."""
+"""Random cancellations, with checks after each.
+
+Cancelling runs at random moments, many times, on the simulated device, whose caches check who uses them: a
+cancellation that let a thread go, merged a cache in use or forgot one shows as an error or as something
+left behind.
+
+seed ─> mode, merge, workers, set, libraries, how and when to cancel ─> run ─> checks
+
+Moments: a step of any trio task (before, between and after the driver's calls), or inside of a driver's
+compile, from its own thread. Ways: the scope is cancelled, or `stop` is set.
+
+Guarantees: a storm of a seed has the same runs; which thread gets where first is the machine's choice, as
+in the field.
+"""
 
 from __future__ import annotations
 

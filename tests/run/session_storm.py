@@ -1,14 +1,19 @@
-# Purpose: steering sessions at random, many times, on the simulated device, whose caches check who uses them: a session that let a
-# thread go, merged a cache in use, created a pipeline twice or forgot a waiter shows as an error, as something left behind, or as
-# a test that does not end.
-#
-#   seed ─> mode, merge, workers, set, libraries, schedule ─> callers, each with a list of operations ─> how it ends ─> checks
-#
-# Operations: submit (with priority and group), submit_nowait, promote, require, wait, a budget, a frame, cancelling of pipelines, of
-# a group, of all. Ends: the block is left, finish, close, an exception, or a cancelled scope at a random step or compile.
-#
-# Guarantees: a storm of a seed has the same sessions; which thread gets where first is the machine's choice, as in the field.
-"""Random sessions, with checks during and after each."""
+"""Random sessions, with checks during and after each.
+
+Steering sessions at random, many times, on the simulated device, whose caches check who uses them: a
+session that let a thread go, merged a cache in use, created a pipeline twice or forgot a waiter shows as an
+error, as something left behind, or as a test that does not end.
+
+seed ─> mode, merge, workers, set, libraries, schedule ─> callers, each with a list of operations ─> how it
+ends ─> checks
+
+Operations: submit (with priority and group), submit_nowait, promote, require, wait, a budget, a frame,
+cancelling of pipelines, of a group, of all. Ends: the block is left, finish, close, an exception, or a
+cancelled scope at a random step or compile.
+
+Guarantees: a storm of a seed has the same sessions; which thread gets where first is the machine's choice,
+as in the field.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: pipeline sets that are small enough to be compiled hundreds of times, and devices that are opened for them.
-"""Small sets and their devices."""
+"""Small sets and their devices.
+
+Pipeline sets that are small enough to be compiled hundreds of times, and devices that are opened for them.
+"""
 
 from __future__ import annotations
 

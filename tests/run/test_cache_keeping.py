@@ -1,6 +1,8 @@
-# Purpose: a run's cache file: two runs at a time lose nothing, saves take place on the way where they may, never when nothing
-# is new, and the report says what was done.
-"""Keeping a run's cache file."""
+"""Keeping a run's cache file.
+
+A run's cache file: two runs at a time lose nothing, saves take place on the way where they may, never when
+nothing is new, and the report says what was done.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: the main job on real input and real drivers: captured sets on RADV and lavapipe, twice, in every topology;
-# the counts that other replayers reach are the least that counts.
-"""Captured sets on real drivers, end to end."""
+"""Captured sets on real drivers, end to end.
+
+The main job on real input and real drivers: captured sets on RADV and lavapipe, twice, in every topology;
+the counts that other replayers reach are the least that counts.
+"""
 
 from __future__ import annotations
 

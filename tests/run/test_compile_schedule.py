@@ -1,5 +1,7 @@
-# Purpose: whom the driver is asked about, what its answers save, and that a schedule of recorded costs is one.
-"""The schedule of a compile."""
+"""The schedule of a compile.
+
+Whom the driver is asked about, what its answers save, and that a schedule of recorded costs is one.
+"""
 
 from __future__ import annotations
 

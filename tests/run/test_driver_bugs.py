@@ -1,6 +1,8 @@
-# Purpose: each bug of drivers in the field, switched on in the simulated driver, is met and survived by the main job, and
-# the user is told in one line what is wrong.
-"""Driver bugs, met by `compile_set`."""
+"""Driver bugs, met by `compile_set`.
+
+Each bug of drivers in the field, switched on in the simulated driver, is met and survived by the main job,
+and the user is told in one line what is wrong.
+"""
 
 from __future__ import annotations
 

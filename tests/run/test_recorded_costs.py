@@ -1,5 +1,7 @@
-# Purpose: what a run learns about costs is what the next one is told, and no trouble with the file is an error.
-"""Recorded costs of pipelines."""
+"""Recorded costs of pipelines.
+
+What a run learns about costs is what the next one is told, and no trouble with the file is an error.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: each policy on modules leaves out what it says, with the reason; and on a real driver that crashes,
-# the job ends with a report.
-"""Policies on modules that may be invalid."""
+"""Policies on modules that may be invalid.
+
+Each policy on modules leaves out what it says, with the reason; and on a real driver that crashes, the job
+ends with a report.
+"""
 
 from __future__ import annotations
 

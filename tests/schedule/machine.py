@@ -1,5 +1,7 @@
-# Purpose: graphs for tests of the scheduler, and a check of everything that must hold between two events.
-"""Graphs and invariants, shared by the tests of `Scheduler`."""
+"""Graphs and invariants, shared by the tests of `Scheduler`.
+
+Graphs for tests of the scheduler, and a check of everything that must hold between two events.
+"""
 
 from __future__ import annotations
 

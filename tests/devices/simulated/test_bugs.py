@@ -1,5 +1,7 @@
-# Purpose: every switchable bug does what it says, and nothing does it while it is off.
-"""Driver bugs of the simulated device."""
+"""Driver bugs of the simulated device.
+
+Every switchable bug does what it says, and nothing does it while it is off.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: the simulated cache obeys the specification's chapter on pipeline caches: header, sizes, partial reads,
-# merging, and what it makes of data that is not its own.
-"""The cache of the simulated driver."""
+"""The cache of the simulated driver.
+
+The simulated cache obeys the specification's chapter on pipeline caches: header, sizes, partial reads,
+merging, and what it makes of data that is not its own.
+"""
 
 from __future__ import annotations
 

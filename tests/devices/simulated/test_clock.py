@@ -1,6 +1,8 @@
-# Purpose: clocks and costs: burns last as long as asked by the thread's own clock, virtual time is exact, and costs
-# depend on the key alone.
-"""Clocks and costs of the simulated driver."""
+"""Clocks and costs of the simulated driver.
+
+Clocks and costs: burns last as long as asked by the thread's own clock, virtual time is exact, and costs
+depend on the key alone.
+"""
 
 from __future__ import annotations
 

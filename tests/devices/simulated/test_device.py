@@ -1,6 +1,8 @@
-# Purpose: what is the simulated device's own beside the cases that every device passes: accounting, host
-# synchronization that is checked, libraries, options, images.
-"""The simulated device."""
+"""The simulated device.
+
+What is the simulated device's own beside the cases that every device passes: accounting, host
+synchronization that is checked, libraries, options, images.
+"""
 
 from __future__ import annotations
 

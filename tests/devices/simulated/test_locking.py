@@ -1,7 +1,9 @@
-# Purpose: each locking strategy keeps threads apart as it says, and the waits that it causes are known exactly.
-# Threads are lined up by barriers and by the lock's own count of waiting threads; time is a VirtualClock that the
-# test advances, so the figures are exact and nothing sleeps.
-"""Locking strategies and their waits."""
+"""Locking strategies and their waits.
+
+Each locking strategy keeps threads apart as it says, and the waits that it causes are known exactly.
+Threads are lined up by barriers and by the lock's own count of waiting threads; time is a VirtualClock that
+the test advances, so the figures are exact and nothing sleeps.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-# Purpose: the simulated driver tells waits for a lock, for a processor and for the interpreter apart, and who hands a lock over
-# sees what the waiter does.
-"""What threads wait for."""
+"""What threads wait for.
+
+The simulated driver tells waits for a lock, for a processor and for the interpreter apart, and who hands a
+lock over sees what the waiter does.
+"""
 
 from __future__ import annotations
 

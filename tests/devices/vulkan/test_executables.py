@@ -1,6 +1,8 @@
-# Purpose: what real drivers say about code is read whole, for each kind of pipeline, and the pipelines of a run are left
-# as they are.
-"""Executables and statistics of pipelines on real drivers."""
+"""Executables and statistics of pipelines on real drivers.
+
+What real drivers say about code is read whole, for each kind of pipeline, and the pipelines of a run are
+left as they are.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: modules on demand: made once, alive while used, dropped oldest first when the bound is passed.
-"""Shader modules on demand."""
+"""Shader modules on demand.
+
+Modules on demand: made once, alive while used, dropped oldest first when the bound is passed.
+"""
 
 from __future__ import annotations
 

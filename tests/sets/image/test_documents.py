@@ -1,6 +1,8 @@
-# Purpose: typed decoding of documents: what is accepted becomes members in their ranges; what is not known is
-# refused by name and never guessed.
-"""Typed decoding of a set's JSON documents."""
+"""Typed decoding of a set's JSON documents.
+
+Typed decoding of documents: what is accepted becomes members in their ranges; what is not known is refused
+by name and never guessed.
+"""
 
 from __future__ import annotations
 

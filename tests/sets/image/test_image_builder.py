@@ -1,6 +1,8 @@
-# Purpose: what goes into an image and what stays out of it, and why; libraries before what links them; the tables of
-# slots agree with the buffer. Devices' capabilities are made up, so no driver is needed.
-"""Building the image of a set."""
+"""Building the image of a set.
+
+What goes into an image and what stays out of it, and why; libraries before what links them; the tables of
+slots agree with the buffer. Devices' capabilities are made up, so no driver is needed.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
-# Purpose: copies of pipelines are pipelines of their own: every pointer and handle field of a repeated image stands for
-# what the original's stood for, except what the driver writes to, which is each copy's own; and drivers take them.
-"""Images with pipelines that are in them several times."""
+"""Images with pipelines that are in them several times.
+
+Copies of pipelines are pipelines of their own: every pointer and handle field of a repeated image stands
+for what the original's stood for, except what the driver writes to, which is each copy's own; and drivers
+take them.
+"""
 
 from __future__ import annotations
 

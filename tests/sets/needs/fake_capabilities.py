@@ -1,5 +1,7 @@
-# Purpose: devices that have what a test says, and decoded structures as a test writes them.
-"""Devices and structures for tests of requirements."""
+"""Devices and structures for tests of requirements.
+
+Devices that have what a test says, and decoded structures as a test writes them.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: documents that lack what a driver reads without asking fail; what recorders leave out rightly does not.
-"""What a captured structure must hold itself."""
+"""What a captured structure must hold itself.
+
+Documents that lack what a driver reads without asking fail; what recorders leave out rightly does not.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: small SPIR-V modules for tests, written as instructions.
-"""Small SPIR-V modules, written as instructions."""
+"""Small SPIR-V modules, written as instructions.
+
+Small SPIR-V modules for tests, written as instructions.
+"""
 
 from __future__ import annotations
 

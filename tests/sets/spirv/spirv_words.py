@@ -1,5 +1,7 @@
-# Purpose: the smallest SPIR-V modules that tests need, assembled from words, so that no compiler is needed.
-"""Small SPIR-V modules."""
+"""Small SPIR-V modules.
+
+The smallest SPIR-V modules that tests need, assembled from words, so that no compiler is needed.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-# Purpose: what spirv-val says is a verdict; what keeps it from saying anything is none.
-"""Validation by spirv-val."""
+"""Validation by spirv-val.
+
+What spirv-val says is a verdict; what keeps it from saying anything is none.
+"""
 
 from __future__ import annotations
 
