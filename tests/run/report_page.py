@@ -87,6 +87,8 @@ def leaves(hint: Any) -> Iterator[Any]:
 def type_text(hint: Any) -> str:
     """A type as the page says it."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if hasattr(origin, "__value__"):  # numpy.typing.NDArray is an alias of its own kind from numpy 2.5 on
+        return type_text(origin.__value__[arguments])
     if origin is np.ndarray:
         return f"column of {np.dtype(typing.get_args(arguments[1])[0]).name}"
     if origin in (types.UnionType, typing.Union):
