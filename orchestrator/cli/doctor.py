@@ -9,10 +9,12 @@ that is not good has a next step. One device that cannot be opened hides no othe
 from __future__ import annotations
 
 import enum
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attrs import frozen
+from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
@@ -74,25 +76,37 @@ _FREE_BYTES = 256 << 20
 
 class _State(enum.StrEnum):
     GOOD = "good"
-    HINT = "hint"
+    HINT = "hint"  # it works with less
     BAD = "bad"
 
 
 @frozen
 class _Finding:
-    """One thing that was looked at.
+    """One thing that was looked at, as the document has it.
 
     Attributes:
         subject: What.
-        state: GOOD; HINT, where it works with less; BAD, where something does not work.
+        state: How it is.
         detail: What was found.
-        next_step: What to do about it; "" where it is good.
+        next_step: What to do about it; None where it is good.
     """
 
     subject: str
     state: _State
     detail: str
-    next_step: str = ""
+    next_step: str | None = None
+
+
+def _good(subject: str, detail: str) -> _Finding:
+    return _Finding(subject, _State.GOOD, detail)
+
+
+def _hint(subject: str, detail: str, next_step: str) -> _Finding:
+    return _Finding(subject, _State.HINT, detail, next_step)
+
+
+def _bad(subject: str, detail: str, next_step: str) -> _Finding:
+    return _Finding(subject, _State.BAD, detail, next_step)
 
 
 def doctor_verb(
@@ -136,202 +150,138 @@ def doctor_verb(
     if only:
         raise UsageError("--only chooses what --keys tries", "give --keys too")
     directory = cache_directory(cache_dir)
-    findings = [*_program()]
     devices: list[DeviceIdentity] = []
-    findings += _devices(device, directory, devices)
-    findings += _directory(directory)
-    bad = [each for each in findings if each.state is _State.BAD]
+    findings = [*_program(), *_devices(device, directory, devices), *_directory(directory)]
+    states = Counter(each.state for each in findings)
+    bad, hints = states[_State.BAD], states[_State.HINT]
     output.document(
         {
             "devices": [device_document(each) for each in devices],
-            "cache_directory": path_text(directory),
-            "findings": [
-                {
-                    "subject": each.subject,
-                    "state": each.state.value,
-                    "detail": each.detail,
-                    "next_step": each.next_step or None,
-                }
-                for each in findings
-            ],
-            "bad": len(bad),
+            "cache_directory": directory,
+            "findings": [asdict(each) for each in findings],
+            "bad": bad,
         }
     )
     styles = {_State.GOOD: GOOD, _State.HINT: WARN, _State.BAD: BAD}
     for each in findings:
         output.line(
-            styled(f"{each.state.value:5}", styles[each.state]),
-            styled(each.subject, HEAD),
-            f": {each.detail}",
+            styled(f"{each.state:5}", styles[each.state]), styled(each.subject, HEAD), f": {each.detail}"
         )
         if each.next_step:
             output.line(styled(f"     next: {each.next_step}", DIM))
-    hints = sum(each.state is _State.HINT for each in findings)
-    output.line(
-        f"{plural(len(findings), 'finding')}: {len(bad)} bad, {plural(hints, 'hint')}"
-        if bad or hints
-        else f"{plural(len(findings), 'finding')}, all good"
-    )
+    verdict = f": {bad} bad, {plural(hints, 'hint')}" if bad or hints else ", all good"
+    output.line(plural(len(findings), "finding") + verdict)
     if not devices:
         return ExitCode.NO_DEVICE
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
 
 
-def _program() -> list[_Finding]:
+def _program() -> Iterator[_Finding]:
     import platform
 
     from orchestrator.registry import registry
     from orchestrator.sets.spirv.validation import find_spirv_val
     from orchestrator.version import version
 
-    program = find_spirv_val()
-    return [
-        _Finding(
-            "program",
-            _State.GOOD,
-            f"orchestrator {version()}, Python {platform.python_version()}, Vulkan registry "
-            f"{registry().version}",
-        ),
-        _Finding("spirv-val", _State.GOOD, program)
-        if program is not None
-        else _Finding(
-            "spirv-val",
-            _State.HINT,
-            "not found",
-            "install spirv-tools, for `compile --spirv-val`; nothing else needs it",
-        ),
-    ]
+    python = platform.python_version()
+    yield _good("program", f"orchestrator {version()}, Python {python}, Vulkan registry {registry().version}")
+    if program := find_spirv_val():
+        yield _good("spirv-val", program)
+    else:
+        step = "install spirv-tools, for `compile --spirv-val`; nothing else needs it"
+        yield _hint("spirv-val", "not found", step)
 
 
-def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> list[_Finding]:
+def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[_Finding]:
     from orchestrator.devices import list_devices
 
+    selectors = [] if selector is None else [selector]
     if selector is None:
+        step = "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
         try:
             selectors = [str(index) for index in range(len(list_devices()))]
         except DeviceError as error:
-            return [_no_device(str(error))]
+            yield _bad("devices", str(error), step)
+            return
         if not selectors:
-            return [_no_device("the Vulkan loader finds no device")]
-    else:
-        selectors = [selector]
-    findings: list[_Finding] = []
+            yield _bad("devices", "the Vulkan loader finds no device", step)
     for each in selectors:
         try:
             with opened_device(each) as device:
                 found.append(device.identity)
-                findings += _device(each, device, directory)
+                yield from _device(f"device {each}", device, directory)
         except DeviceError as error:
             step = "`orchestrator devices` lists what is there; `--device simulated` needs no driver"
-            findings.append(_Finding(f"device {each}", _State.BAD, str(error), step))
-    return findings
+            yield _bad(f"device {each}", str(error), step)
 
 
-def _no_device(detail: str) -> _Finding:
-    return _Finding(
-        "devices",
-        _State.BAD,
-        detail,
-        "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none",
-    )
-
-
-def _device(selector: str, device: Device, directory: Path) -> list[_Finding]:
+def _device(name: str, device: Device, directory: Path) -> Iterator[_Finding]:
     identity, features = device.identity, device.features
-    name = f"device {selector}"
-    driver = driver_text(identity)
-    findings = [
-        _Finding(
-            name,
-            _State.GOOD,
-            f"{identity.device_name}, {driver or 'an unnamed driver'} (driverVersion "
-            f"{identity.driver_version:#x}), Vulkan {version_text(identity.api_version)}",
-        )
-    ]
+    yield _good(
+        name,
+        f"{identity.device_name}, {driver_text(identity) or 'an unnamed driver'} (driverVersion "
+        f"{identity.driver_version:#x}), Vulkan {version_text(identity.api_version)}",
+    )
     for field, words, without in _FEATURES:
         if not getattr(features, field):
             withheld = features.keys_withheld if field == "pipeline_binaries" else ""
-            findings.append(_Finding(f"{name}, {words}", _State.HINT, withheld or "not offered", without))
+            yield _hint(f"{name}, {words}", withheld or "not offered", without)
     if not features.driver_caches.startswith("disabled"):
-        findings.append(
-            _Finding(
-                f"{name}, the driver's own caches",
-                _State.HINT,
-                features.driver_caches,
-                "figures of a second run may be those of the driver's cache, not of the one kept here",
-            )
-        )
+        step = "figures of a second run may be those of the driver's cache, not of the one kept here"
+        yield _hint(f"{name}, the driver's own caches", features.driver_caches, step)
     try:
         cache = device.create_pipeline_cache(name="doctor")
     except DriverError as error:
-        return [
-            *findings,
-            _Finding(
-                f"{name}, pipeline caches",
-                _State.BAD,
-                str(error),
-                "use `compile --mode none`, or another driver",
-            ),
-        ]
+        step = "use `compile --mode none`, or another driver"
+        yield _bad(f"{name}, pipeline caches", str(error), step)
+        return
     device.destroy_pipeline_cache(cache)
-    return [*findings, _saved(name, identity, directory), _keys(name, identity, directory)]
+    yield _saved(f"{name}, saved cache", identity, directory)
+    yield _keys(f"{name}, what its keys depend on", identity, directory)
 
 
-def _keys(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
-    """What is known of the driver's keys."""
+def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     from orchestrator.cli.doctor_keys import key_words
     from orchestrator.stores.profile_file import load_key_profile
 
-    subject = f"{name}, what its keys depend on"
     loaded = load_key_profile(directory, identity)
     if loaded.profile is not None:
-        return _Finding(subject, _State.GOOD, key_words(loaded.profile))
+        return _good(subject, key_words(loaded.profile))
     if loaded.problem:
-        return _Finding(
-            subject,
-            _State.HINT,
-            f"not used: {loaded.problem}",
-            "`orchestrator doctor --keys` makes a new one",
-        )
-    return _Finding(subject, _State.GOOD, "not known yet: `orchestrator doctor --keys` finds out")
+        return _hint(subject, f"not used: {loaded.problem}", "`orchestrator doctor --keys` makes a new one")
+    return _good(subject, "not known yet: `orchestrator doctor --keys` finds out")
 
 
-def _saved(name: str, identity: DeviceIdentity, directory: Path) -> _Finding:
+def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     """What the device would make of the cache file that is kept for it; the driver is not given it."""
     from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
     from orchestrator.stores.files.recovery import previous_path
 
-    subject = f"{name}, saved cache"
     path = cache_path(directory, identity)
     found = read_cache_file(path, identity)
     if found.status is LoadStatus.LOADED:
-        return _Finding(
+        return _good(
             subject,
-            _State.GOOD,
             f"{path_text(path)}, {byte_text(len(found.data))}: would be accepted by this driverVersion and "
             "pipelineCacheUUID, and by no other",
         )
     if found.status is LoadStatus.MISSING:
-        return _Finding(subject, _State.GOOD, "none yet")
-    previous = read_cache_file(previous_path(path), identity)
-    if previous.status is LoadStatus.LOADED:
-        return _Finding(
-            subject,
-            _State.HINT,
-            f"{found.status.value}: {found.detail}; its previous generation is whole",
-            "nothing: the next compile loads that, and saves a new one",
-        )
+        return _good(subject, "none yet")
+    what = f"{found.status.value}: {found.detail}"
+    if read_cache_file(previous_path(path), identity).status is LoadStatus.LOADED:
+        step = "nothing: the next compile loads that, and saves a new one"
+        return _hint(subject, f"{what}; its previous generation is whole", step)
+    what = f"{path_text(path)}: {what}"
+    if found.status is LoadStatus.OTHER_DRIVER:
+        return _hint(subject, what, "nothing: the driver changed, and the next compile replaces it")
     steps = {
-        LoadStatus.OTHER_DRIVER: "nothing: the driver changed, and the next compile replaces it",
         LoadStatus.UNTRUSTED_PERMISSIONS: "the command that the text names; until then it is not used",
         LoadStatus.UNREADABLE: "make it readable, or remove it",
     }
-    step = steps.get(found.status, "remove it, or let the next compile replace it")
-    state = _State.HINT if found.status is LoadStatus.OTHER_DRIVER else _State.BAD
-    return _Finding(subject, state, f"{path_text(path)}: {found.status.value}: {found.detail}", step)
+    return _bad(subject, what, steps.get(found.status, "remove it, or let the next compile replace it"))
 
 
-def _directory(directory: Path) -> list[_Finding]:
+def _directory(directory: Path) -> Iterator[_Finding]:
     import os
     import shutil
 
@@ -340,51 +290,25 @@ def _directory(directory: Path) -> list[_Finding]:
 
     subject, name = "cache directory", path_text(directory)
     if not directory.exists():
-        return [_Finding(subject, _State.GOOD, f"{name}: not there yet, made by the first compile")]
+        yield _good(subject, f"{name}: not there yet, made by the first compile")
+        return
     if not directory.is_dir():
-        return [
-            _Finding(
-                subject, _State.BAD, f"{name}: a file, not a directory", "name another one with --cache-dir"
-            )
-        ]
-    findings = []
+        yield _bad(subject, f"{name}: a file, not a directory", "name another one with --cache-dir")
+        return
     reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
-    if reason is not None:
-        findings.append(
-            _Finding(subject, _State.BAD, reason, "that command; until then nothing in it is loaded or saved")
-        )
-    elif not os.access(directory, os.W_OK | os.X_OK):
-        findings.append(
-            _Finding(
-                subject,
-                _State.BAD,
-                f"{name}: cannot be written",
-                "chmod u+rwx it, or name another one with --cache-dir",
-            )
-        )
+    writable = os.access(directory, os.W_OK | os.X_OK)
     free = shutil.disk_usage(directory).free
+    if reason is not None:
+        yield _bad(subject, reason, "that command; until then nothing in it is loaded or saved")
+    elif not writable:
+        step = "chmod u+rwx it, or name another one with --cache-dir"
+        yield _bad(subject, f"{name}: cannot be written", step)
     if free < _FREE_BYTES:
-        findings.append(
-            _Finding(
-                subject,
-                _State.HINT,
-                f"{name}: {byte_text(free)} free",
-                "`orchestrator prune` makes room; a save that does not fit leaves the old file",
-            )
-        )
-    if not findings:
-        status = REAL_FILE_OPERATIONS.stat(directory)
-        findings.append(
-            _Finding(subject, _State.GOOD, f"{name}: mode {status.permissions:04o}, {byte_text(free)} free")
-        )
-    quarantined = len(list((directory / QUARANTINE_DIRECTORY).glob("*")))
-    if quarantined:
-        findings.append(
-            _Finding(
-                "quarantine",
-                _State.HINT,
-                f"{plural(quarantined, 'file')} that a driver failed on",
-                "`orchestrator prune` removes them; keep one for a report to the driver's makers",
-            )
-        )
-    return findings
+        step = "`orchestrator prune` makes room; a save that does not fit leaves the old file"
+        yield _hint(subject, f"{name}: {byte_text(free)} free", step)
+    elif reason is None and writable:
+        permissions = REAL_FILE_OPERATIONS.stat(directory).permissions
+        yield _good(subject, f"{name}: mode {permissions:04o}, {byte_text(free)} free")
+    if quarantined := len(list((directory / QUARANTINE_DIRECTORY).glob("*"))):
+        step = "`orchestrator prune` removes them; keep one for a report to the driver's makers"
+        yield _hint("quarantine", f"{plural(quarantined, 'file')} that a driver failed on", step)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
+from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
@@ -19,11 +20,10 @@ from orchestrator.cli.output import (
     WARN,
     Output,
     byte_text,
-    damage_document,
     device_document,
+    fields_document,
     path_text,
     plural,
-    request_document,
     styled,
     tag_name,
 )
@@ -97,6 +97,7 @@ def _identity(selector: str) -> DeviceIdentity:
 
 
 def _inspect_archive(output: Output, file: Path) -> int:
+    from orchestrator.run.records import DamageRecord
     from orchestrator.sets.archive.reader import FILE_HEADER_SIZE, Archive
     from orchestrator.sets.records import RecordTag
 
@@ -113,7 +114,7 @@ def _inspect_archive(output: Output, file: Path) -> int:
                 "version": version,
                 "records": {tag_name(tag): count for tag, count in counts.items()},
                 "duplicates": archive.duplicates,
-                "damage": [damage_document(each) for each in damage],
+                "damage": list(map(DamageRecord.of, damage)),
             }
         )
         output.line(styled(path, HEAD), "  a Fossilize archive")
@@ -178,27 +179,20 @@ def _seems(path: Path, head: bytes) -> str:
 
 def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, Any]:
     """Whether a device would take the file, and if not, why."""
-    from orchestrator.stores.cache_file import read_cache_file
+    from orchestrator.stores.cache_file import LoadStatus, read_cache_file
     from orchestrator.stores.inspection import CacheFileKind
 
-    if found.kind is CacheFileKind.DRIVER_DATA and found.vulkan_header is not None:
-        difference = found.vulkan_header.difference(identity)
-        return {
-            "accepted": difference is None,
-            "status": "LOADED" if difference is None else difference.status.value,
-            "field": difference.field if difference is not None else None,
-            "detail": str(difference) if difference is not None else "by the header in its data alone",
-        }
-    loaded = read_cache_file(found.path.resolve(), identity)
-    return {
-        "accepted": loaded.status.value == "LOADED",
-        "status": loaded.status.value,
-        "field": loaded.field,
-        "detail": loaded.detail,
-    }
+    status, field, detail = LoadStatus.LOADED, None, "by the header in its data alone"
+    if found.kind is not CacheFileKind.DRIVER_DATA or found.vulkan_header is None:
+        loaded = read_cache_file(found.path.resolve(), identity)
+        status, field, detail = loaded.status, loaded.field, loaded.detail
+    elif (difference := found.vulkan_header.difference(identity)) is not None:
+        status, field, detail = difference.status, difference.field, str(difference)
+    return {"accepted": status is LoadStatus.LOADED, "status": status, "field": field, "detail": detail}
 
 
 def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
+    from orchestrator.run.records import RequestRecord
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.feature_groups import read_feature_groups
     from orchestrator.stores.inspection import CacheFileKind
@@ -207,15 +201,24 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
     whole = bare or found.status is LoadStatus.LOADED
     verdict = None if identity is None else _verdict(found, identity)
     groups, problem = read_feature_groups(found.path)
+    prefix, header = found.prefix_header, found.vulkan_header
+    offered = {} if identity is None else {"device": device_document(identity), "offered": verdict}
     output.document(
-        _document(found, identity, verdict)
-        | {
+        {
+            "path": path_text(found.path),
+            "kind": found.kind,
+            "bytes": found.size,
+            "status": found.status,
+            "reason": found.reason,
+            "data_hash_matches": found.data_hash_matches,
+            "header": prefix and fields_document(prefix),
+            "vulkan_header": header and fields_document(header),
+            **offered,
             "made_for": [
-                {"opened_as": request_document(each.request), "pipelines": each.pipelines} for each in groups
-            ]
+                {"opened_as": RequestRecord.of(each.request), "pipelines": each.pipelines} for each in groups
+            ],
         }
     )
-
     output.line(styled(path_text(found.path), HEAD), f"  {found.kind.value}")
     state = (
         styled("not known: bare data carries no hash", WARN)
@@ -224,33 +227,20 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
         if whole
         else styled(f"{found.status.value}: {found.reason}", BAD)
     )
-    rows = [("size", styled(byte_text(found.size))), ("state", state)]
-    prefix, header = found.prefix_header, found.vulkan_header
+    rows: list[tuple[str, str | Text]] = [("size", byte_text(found.size)), ("state", state)]
     if prefix is not None:
-        rows += [
-            ("driver's data", styled(byte_text(prefix.data_size))),
-            ("vendor, device", styled(f"{prefix.vendor_id:#06x}, {prefix.device_id:#06x}")),
-            (
-                "driver",
-                styled(
-                    f"driverID {prefix.driver_id}, driverVersion {prefix.driver_version:#x}, "
-                    f"{prefix.driver_abi} bits"
-                ),
-            ),
-            ("pipeline cache UUID", styled(prefix.pipeline_cache_uuid.hex())),
-        ]
-    elif header is not None:
-        rows += [
-            ("vendor, device", styled(f"{header.vendor_id:#06x}, {header.device_id:#06x}")),
-            ("pipeline cache UUID", styled(header.pipeline_cache_uuid.hex())),
-        ]
+        rows.append(("driver's data", byte_text(prefix.data_size)))
+    if (numbers := prefix or header) is not None:
+        rows.append(("vendor, device", f"{numbers.vendor_id:#06x}, {numbers.device_id:#06x}"))
+    if prefix is not None:
+        version = f"driverID {prefix.driver_id}, driverVersion {prefix.driver_version:#x}"
+        rows.append(("driver", f"{version}, {prefix.driver_abi} bits"))
+    if numbers is not None:
+        rows.append(("pipeline cache UUID", numbers.pipeline_cache_uuid.hex()))
     if verdict is not None and identity is not None:
-        name = identity.device_name
-        rows.append(
-            ("offered to", styled(f"{name}: would be taken", GOOD))
-            if verdict["accepted"]
-            else ("offered to", styled(f"{name}: refused, {verdict['status']}: {verdict['detail']}", BAD))
-        )
+        taken = verdict["accepted"]
+        words = "would be taken" if taken else f"refused, {verdict['status']}: {verdict['detail']}"
+        rows.append(("offered to", styled(f"{identity.device_name}: {words}", GOOD if taken else BAD)))
     output.facts(rows)
     for each in groups:
         told = each.request.application
@@ -259,34 +249,3 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
     if not groups and prefix is not None:
         output.line(styled(problem or "for which application it was made is not noted beside it", WARN))
     return ExitCode.OK if whole and (verdict is None or verdict["accepted"]) else ExitCode.BAD_INPUT
-
-
-def _document(
-    found: CacheFileInspection, identity: DeviceIdentity | None, verdict: dict[str, Any] | None
-) -> dict[str, Any]:
-    from attrs import asdict
-
-    prefix = found.prefix_header
-    header = found.vulkan_header
-    document: dict[str, Any] = {
-        "path": path_text(found.path),
-        "kind": found.kind.value,
-        "bytes": found.size,
-        "status": found.status.value,
-        "reason": found.reason,
-        "data_hash_matches": found.data_hash_matches,
-        "header": None
-        if prefix is None
-        else asdict(prefix)
-        | {
-            "data_hash": prefix.data_hash.hex(),
-            "pipeline_cache_uuid": prefix.pipeline_cache_uuid.hex(),
-        },
-        "vulkan_header": None
-        if header is None
-        else asdict(header) | {"pipeline_cache_uuid": header.pipeline_cache_uuid.hex()},
-    }
-    if identity is not None:
-        document["device"] = device_document(identity)
-        document["offered"] = verdict
-    return document

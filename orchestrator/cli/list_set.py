@@ -18,12 +18,11 @@ from orchestrator.cli.output import (
     WARN,
     Output,
     byte_text,
-    damage_document,
+    damage_text,
     key_text,
     kinds_document,
     path_text,
     plural,
-    request_document,
     styled,
     table,
     tag_name,
@@ -103,6 +102,7 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
 
 def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
     from orchestrator.devices.image import PipelineKind
+    from orchestrator.run.records import DamageRecord, RequestRecord
 
     sizes = _sizes(opened.records)
     document: dict[str, Any] = {
@@ -137,7 +137,7 @@ def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> 
         ],
         "groups": [
             {
-                "opened_as": request_document(group.request),
+                "opened_as": RequestRecord.of(group.request),
                 "applications": [key_text(each) for each in group.applications],
                 "pipelines": len(group.pipelines),
             }
@@ -145,7 +145,7 @@ def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> 
         ],
         "verified": unusable is not None,
         "unusable_records": unusable,
-        "damage": [damage_document(each) for each in opened.damage],
+        "damage": list(map(DamageRecord.of, opened.damage)),
     }
     if pipelines:
         document["pipelines"] = {
@@ -227,6 +227,8 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
 
 
 def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
+    from orchestrator.run.records import DamageRecord
+
     output.line("")
     damage = opened.damage
     if not damage:
@@ -237,10 +239,7 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", BAD))
     for each in damage[:_DAMAGE_SHOWN]:
-        what = "" if each.tag is None else f" {tag_name(each.tag)}"
-        what += "" if each.key is None else f" {key_text(each.key)}"
-        where = "" if each.offset is None else f"at byte {each.offset}"
-        output.line(f"  {where}{what}: {each.reason}")
+        output.line(f"  {damage_text(DamageRecord.of(each))}")
     if len(damage) > _DAMAGE_SHOWN:
         output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --json")
     output.line("the other records can be used; `compile` counts pipelines that need a damaged one as failed")

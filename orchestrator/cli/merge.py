@@ -8,9 +8,9 @@ they are.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-from attrs import frozen
+from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
@@ -75,7 +75,7 @@ def merge_verb(
         {
             "device": device_document(identity),
             "output": path_text(output),
-            "files": [_document(each) for each in merged],
+            "files": [asdict(each) for each in merged],
             "merged": len(taken),
             "refused": len(merged) - len(taken),
             "data_bytes": len(data),
@@ -126,16 +126,6 @@ def _add(device: Device, destination: PipelineCache, path: Path, out: Output) ->
         detail = f"the merge did nothing: the file holds {held} bytes, the merged cache {after}"
         return _Merged(path, "NOT_MERGED", detail, len(found.data), 0)
     return _Merged(path, found.status.value, found.detail, len(found.data), max(0, after - before))
-
-
-def _document(each: _Merged) -> dict[str, Any]:
-    return {
-        "path": path_text(each.path),
-        "status": each.status,
-        "detail": each.detail,
-        "data_bytes": each.data_bytes,
-        "added_bytes": each.added_bytes,
-    }
 
 
 def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, skipped: str | None) -> None:

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from attrs import asdict
+from attrs import AttrsInstance, asdict
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -30,9 +30,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
     from orchestrator.devices.image import PipelineKind
-    from orchestrator.devices.request import DeviceRequest
-    from orchestrator.run.records import DeviceRecord
-    from orchestrator.sets.records import Damage
+    from orchestrator.run.records import DamageRecord, DeviceRecord
 
 
 def printable(text: str) -> str:
@@ -208,13 +206,19 @@ def _folded(text: Text, width: int, hang: int) -> list[Text]:
 
 
 def write_json(value: dict[str, Any] | bytes) -> None:
-    """Write a document to stdout, indented."""
+    """Write a document to stdout, indented: what records can hold."""
     import msgspec
 
-    encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
+    encoded = value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=_encode_hook)
     text = msgspec.json.format(encoded, indent=2).decode()
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
+
+
+def _encode_hook(value: object) -> object:
+    from orchestrator.run.records import encode_hook
+
+    return encode_hook(value)
 
 
 def styled(text: object, style: str = "") -> Text:
@@ -249,31 +253,17 @@ def _joined(parts: Sequence[str | Text]) -> Text:
     return Text.assemble(*(each if isinstance(each, Text) else styled(each) for each in parts))
 
 
+def fields_document(value: AttrsInstance) -> dict[str, Any]:
+    """The fields of a value; bytes as hex digits."""
+    return asdict(value, value_serializer=lambda _, __, each: each.hex() if isinstance(each, bytes) else each)
+
+
 def device_document(identity: DeviceIdentity, features: DeviceFeatures | None = None) -> dict[str, Any]:
     """A device: its identity and, where known, what it offers to an orchestrator."""
-    document = {
-        **asdict(identity),
-        "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
-        "api_version": version_text(identity.api_version),
-    }
+    document = fields_document(identity) | {"api_version": version_text(identity.api_version)}
     if features is not None:
         document["features"] = asdict(features)
     return document
-
-
-def request_document(request: DeviceRequest) -> dict[str, Any]:
-    """What a device is opened as."""
-    told = request.application
-    return {
-        "application": told.application_name,
-        "application_version": told.application_version,
-        "engine": told.engine_name,
-        "engine_version": told.engine_version,
-        "api_version": version_text(told.api_version) if told.api_version else None,
-        "features": sorted(f"{struct}::{member}" for struct, member in request.features),
-        "extensions": sorted(request.extensions),
-        "others": request.others.value,
-    }
 
 
 def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:
@@ -283,14 +273,12 @@ def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:
     return {kind.value: counts.get(kind, 0) for kind in PipelineKind}
 
 
-def damage_document(damage: Damage) -> dict[str, Any]:
-    """Something in a set that could not be read."""
-    return {
-        "offset": damage.offset,
-        "tag": None if damage.tag is None else tag_name(damage.tag),
-        "key": None if damage.key is None else key_text(damage.key),
-        "reason": damage.reason,
-    }
+def damage_text(damage: DamageRecord) -> str:
+    """Where something in a set is damaged, what it is, and why."""
+    offset = "" if damage.offset is None else f"at byte {damage.offset}"
+    key = "" if damage.key is None else key_text(damage.key)
+    place = " ".join(each for each in (offset, damage.tag, key) if each)
+    return f"{place}: {damage.reason}" if place else damage.reason
 
 
 def tag_name(tag: int) -> str:

@@ -19,12 +19,10 @@ from orchestrator.cli.output import (
     HEAD,
     Output,
     byte_text,
-    damage_document,
-    key_text,
+    damage_text,
     path_text,
     plural,
     styled,
-    tag_name,
 )
 from orchestrator.errors import ArchiveError
 
@@ -203,27 +201,16 @@ def _check_cache_file(path: Path) -> _Checked:
 
 
 def _check_archive(path: Path) -> _Checked:
+    from orchestrator.run.records import DamageRecord
     from orchestrator.sets.pipeline_set import PipelineSet
 
     try:
         with PipelineSet.open(path) as opened:
             unusable = opened.verify()
-            damage = opened.damage
+            damage = [DamageRecord.of(each) for each in opened.damage]
             records = sum(opened.tag_counts.values())
     except ArchiveError as error:
         return _Checked(path, "archive", problems=(str(error),), next_step="record or copy it again")
-    problems = tuple(
-        "".join(
-            (
-                "" if each.offset is None else f"at byte {each.offset} ",
-                ""
-                if each.tag is None or each.key is None
-                else f"{tag_name(each.tag)} {key_text(each.key)}: ",
-                each.reason,
-            )
-        )
-        for each in damage
-    )
     size = path.stat().st_size
     return _Checked(
         path,
@@ -232,9 +219,9 @@ def _check_archive(path: Path) -> _Checked:
             "bytes": size,
             "records": records,
             "unusable_records": unusable,
-            "damage": [damage_document(each) for each in damage],
+            "damage": damage,
         },
         summary=f"archive, {byte_text(size)}, {plural(records, 'record')}",
-        problems=problems or (("some records cannot be used",) if unusable else ()),
+        problems=tuple(map(damage_text, damage)) or (("some records cannot be used",) if unusable else ()),
         next_step="the good records can be used; `orchestrator list SET` shows which those are",
     )
