@@ -668,8 +668,8 @@ class _CacheLoader:
         if cache is not None or current.status is LoadStatus.MISSING:
             said = _joined(f"the current generation: {current.status}: {current.detail}", previous.detail)
             return cache, evolve(previous, detail=said, instead_of=current)
-        said = _joined(current.detail, f"the previous generation: {previous.status}: {previous.detail}")
-        return None, evolve(current, detail=said, previous=previous)
+        said = f"the previous generation: {previous.status}: {previous.detail}"
+        return None, _said(current, said, previous=previous)
 
     def _load_one(self, path: Path) -> tuple[PipelineCache | None, LoadResult]:
         result = read_cache_file(path, self.device.identity, self.policy, self.operations)
@@ -692,12 +692,7 @@ class _CacheLoader:
             except DriverError as error:
                 # Where an empty cache fails too, the device is at fault and the file stays.
                 self.device.destroy_pipeline_cache(self.create(b""))
-                refused = evolve(
-                    result,
-                    status=LoadStatus.REJECTED_BY_DRIVER,
-                    data=b"",
-                    detail=_joined(result.detail, str(error)),
-                )
+                refused = _said(result, str(error), status=LoadStatus.REJECTED_BY_DRIVER, data=b"")
                 return None, self._quarantined(refused)
             problems.extend(self._remove(deaths))
             self._unaccused = self._unaccused and not problems
@@ -706,7 +701,7 @@ class _CacheLoader:
             if cache is not None:
                 self.device.destroy_pipeline_cache(cache)
             raise
-        return cache, evolve(judged, detail=_joined(judged.detail, *problems))
+        return cache, _said(judged, *problems)
 
     def _settled(self, result: LoadResult) -> LoadResult:
         """The current generation has loaded, so the previous one may go. A writer has its own use for it."""
@@ -725,19 +720,16 @@ class _CacheLoader:
             why = likely_cause(error)
         else:
             return result
-        return evolve(result, detail=_joined(result.detail, f"the previous generation stays: {why}"))
+        return _said(result, f"the previous generation stays: {why}")
 
     def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
         ids = ", ".join(str(one.process_id) for one in deaths)
         said = f"a process (id {ids}) died while the driver was given this data"
-        refused = evolve(
-            result, status=LoadStatus.CRASHED_LAST_TIME, data=b"", detail=_joined(result.detail, said)
-        )
-        moved = self._quarantined(refused)
+        moved = self._quarantined(_said(result, said, status=LoadStatus.CRASHED_LAST_TIME, data=b""))
         if moved.quarantined is None:
             # The sentinels go on accusing what is still there.
             return moved
-        return evolve(moved, detail=_joined(moved.detail, *self._remove(deaths)))
+        return _said(moved, *self._remove(deaths))
 
     def _quarantined(self, result: LoadResult) -> LoadResult:
         """Move the file away, if it is still the one that was refused."""
@@ -745,20 +737,15 @@ class _CacheLoader:
         try:
             with lock as held:
                 if not held:
-                    return evolve(
-                        result, detail=_joined(result.detail, "it stays, since a process is saving")
-                    )
+                    return _said(result, "it stays, since a process is saving")
                 if stored_data_hash(result.path, self.operations) != result.data_hash:
-                    return evolve(result, detail=_joined(result.detail, "it was replaced meanwhile"))
+                    return _said(result, "it was replaced meanwhile")
                 moved_to = quarantine_file(result.path, self.operations)
         except QuarantineError as failure:
-            said = _joined(result.detail, str(failure))
-            return evolve(result, detail=said, quarantined=failure.moved_to)
+            return _said(result, str(failure), quarantined=failure.moved_to)
         except (SaveError, ReadError) as failure:
-            return evolve(result, detail=_joined(result.detail, f"it stays: {failure.reason}"))
-        return evolve(
-            result, detail=_joined(result.detail, "the file is in the quarantine"), quarantined=moved_to
-        )
+            return _said(result, f"it stays: {failure.reason}")
+        return _said(result, "the file is in the quarantine", quarantined=moved_to)
 
     def _dead_sentinels(self) -> tuple[DeadSentinel, ...]:
         if self._dead is None:
@@ -790,6 +777,11 @@ def _joined(*sentences: str) -> str:
     return "; ".join(sentence for sentence in sentences if sentence)
 
 
+def _said(result: LoadResult, *sentences: str, **changes: Any) -> LoadResult:
+    """A result with more sentences in its detail, and what else changes."""
+    return evolve(result, detail=_joined(result.detail, *sentences), **changes)
+
+
 def _judge_kept(result: LoadResult, kept: int) -> LoadResult:
     """Find out whether the driver kept what it was given.
 
@@ -800,14 +792,8 @@ def _judge_kept(result: LoadResult, kept: int) -> LoadResult:
     kept_payload = max(kept - header_size, 0)
     if kept_payload >= KEPT_FRACTION * given_payload:
         return result
-    return evolve(
-        result,
-        status=LoadStatus.DROPPED_BY_DRIVER,
-        detail=_joined(
-            result.detail, f"the driver was given {len(result.data)} bytes and kept {kept}, without an error"
-        ),
-        data=b"",
-    )
+    said = f"the driver was given {len(result.data)} bytes and kept {kept}, without an error"
+    return _said(result, said, status=LoadStatus.DROPPED_BY_DRIVER, data=b"")
 
 
 def save_cache_file(

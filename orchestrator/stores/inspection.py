@@ -85,12 +85,21 @@ def inspect_cache_file(
     try:
         prefix = PipelineCachePrefixHeader.unpack(head)
     except CacheHeaderError as error:
-        if error.status is LoadStatus.BAD_MAGIC:
-            return _inspect_foreign(path, head + data, error)
-        kind = (
-            CacheFileKind.NOT_A_CACHE_FILE if error.status is LoadStatus.EMPTY else CacheFileKind.CACHE_FILE
-        )
-        return CacheFileInspection(path, kind, size, error.status, error.reason)
+        kind, reason, inner = CacheFileKind.CACHE_FILE, error.reason, None
+        if error.status is LoadStatus.EMPTY:
+            kind = CacheFileKind.NOT_A_CACHE_FILE
+        elif error.status is LoadStatus.BAD_MAGIC:
+            inner = _vulkan_header(head + data)
+            if inner is None:
+                kind = CacheFileKind.NOT_A_CACHE_FILE
+                reason = f"{reason}, nor with VkPipelineCacheHeaderVersionOne"
+            else:
+                kind = CacheFileKind.DRIVER_DATA
+                reason = (
+                    "a driver's data without our header: nothing says which driver version and ABI it is of, "
+                    "or that it is whole"
+                )
+        return CacheFileInspection(path, kind, size, error.status, reason, vulkan_header=inner)
     status, reason = LoadStatus.LOADED, ""
     try:
         prove_content(head, data)
@@ -115,27 +124,6 @@ def _followed(path: Path, operations: FileOperations) -> Path:
         raise ReadError(path, f"it is no path: {error}") from error
     except OSError as error:
         raise ReadError(path, likely_cause(error)) from error
-
-
-def _inspect_foreign(path: Path, content: bytes, error: CacheHeaderError) -> CacheFileInspection:
-    header = _vulkan_header(content)
-    if header is None:
-        return CacheFileInspection(
-            path,
-            CacheFileKind.NOT_A_CACHE_FILE,
-            len(content),
-            error.status,
-            f"{error.reason}, nor with VkPipelineCacheHeaderVersionOne",
-        )
-    return CacheFileInspection(
-        path,
-        CacheFileKind.DRIVER_DATA,
-        len(content),
-        error.status,
-        "a driver's data without our header: nothing says which driver version and ABI it is of, "
-        "or that it is whole",
-        vulkan_header=header,
-    )
 
 
 def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:

@@ -34,7 +34,7 @@ from orchestrator.stores.files.recovery import (
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.inspection import CacheFileInspection, inspect_cache_file
+from orchestrator.stores.inspection import inspect_cache_file
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, kind_of
 from orchestrator.stores.profile_file import ProfileIdentity
 
@@ -126,8 +126,7 @@ def plan_prune(
         ReadError: The directory cannot be listed.
     """
     items = [
-        PruneItem(each.path, each.status.size, PruneReason.QUARANTINE, "", each.status.modified_ns)
-        for each in _files(directory / QUARANTINE_DIRECTORY, operations)
+        _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
     ]
     found = _files(directory, operations)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
@@ -137,7 +136,7 @@ def plan_prune(
     kept: list[_File] = []
     for each in current:
         inspection = inspect_cache_file(each.path, operations=operations)
-        reason, detail = _unwanted(each, inspection, here, older_than_ns, now_ns)
+        reason, detail = _unwanted(each, inspection.prefix_header, here, older_than_ns, now_ns)
         older = previous.pop(previous_path(each.path), None)
         if reason is None:
             kept.append(each)
@@ -151,7 +150,7 @@ def plan_prune(
             items.append(_item(older, reason, detail))
     for orphan in previous.values():
         inspection = inspect_cache_file(orphan.path, operations=operations)
-        reason, detail = _unwanted(orphan, inspection, here, older_than_ns, now_ns)
+        reason, detail = _unwanted(orphan, inspection.prefix_header, here, older_than_ns, now_ns)
         if reason is None and inspection.status is not LoadStatus.LOADED:
             reason, detail = PruneReason.ORPHAN, inspection.reason
         if reason is None:
@@ -242,22 +241,21 @@ def _unwanted_beside(
         cache_file = cache_file_of(each.path)
         if cache_file == each.path:
             continue
-        other = _other_driver_of_profile(each.path, here, operations)
-        if cache_file in going or other:
-            unwanted.append(
-                _item(each, PruneReason.OTHER_DRIVER, other or f"it lies beside {cache_file.name}")
-            )
-        elif older_than_ns is not None and now_ns - each.status.modified_ns > older_than_ns:
-            unwanted.append(_item(each, PruneReason.OLD, _age(each, now_ns)))
+        about = _profile_identity(each.path, operations)
+        reason, detail = _unwanted(each, about, here, older_than_ns, now_ns)
+        if reason is not PruneReason.OTHER_DRIVER and cache_file in going:
+            reason, detail = PruneReason.OTHER_DRIVER, f"it lies beside {cache_file.name}"
+        if reason is not None:
+            unwanted.append(_item(each, reason, detail))
     return unwanted
 
 
-def _other_driver_of_profile(path: Path, here: Iterable[DeviceIdentity], operations: FileOperations) -> str:
+def _profile_identity(path: Path, operations: FileOperations) -> ProfileIdentity | None:
     kind = kind_of(path)
     if kind is None or not kind.names_driver:
-        return ""
+        return None
     about, _ = kind.read(path, _about.decode, operations)
-    return "" if about is None else _other_driver(about.identity, here)
+    return None if about is None else about.identity
 
 
 def _other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
@@ -276,22 +274,18 @@ def _other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iter
     return f"driverVersion: expected {min(versions):#x}, found {about.driver_version:#x}"
 
 
-def _age(file: _File, now_ns: int) -> str:
-    return f"{(now_ns - file.status.modified_ns) / 86_400e9:.0f} days old"
-
-
 def _unwanted(
     file: _File,
-    inspection: CacheFileInspection,
+    about: PipelineCachePrefixHeader | ProfileIdentity | None,
     here: Iterable[DeviceIdentity],
     older_than_ns: int | None,
     now_ns: int,
 ) -> tuple[PruneReason | None, str]:
-    header = inspection.prefix_header
-    if header is not None and (other := _other_driver(header, here)):
+    if about is not None and (other := _other_driver(about, here)):
         return PruneReason.OTHER_DRIVER, other
-    if older_than_ns is not None and now_ns - file.status.modified_ns > older_than_ns:
-        return PruneReason.OLD, _age(file, now_ns)
+    age_ns = now_ns - file.status.modified_ns
+    if older_than_ns is not None and age_ns > older_than_ns:
+        return PruneReason.OLD, f"{age_ns / 86_400e9:.0f} days old"
     return None, ""
 
 

@@ -116,10 +116,7 @@ class SaveDecider:
             return None
         if self._paused_until_ns is not None and now_ns < self._paused_until_ns:
             return None
-        if (
-            self.new_pipelines >= self.policy.growth_pipelines
-            or self._new_bytes() >= self.policy.growth_bytes
-        ):
+        if self._has_grown:
             return SaveReason.GROWTH
         if now_ns - self._last_ns >= self.policy.quiet_ns:
             return SaveReason.QUIET
@@ -144,10 +141,7 @@ class SaveDecider:
         """When to ask `due` again, ns; None where nothing is new or a save is under way."""
         if self.saving or not self.is_new or self._first_ns is None:
             return None
-        if (
-            self.new_pipelines >= self.policy.growth_pipelines
-            or self._new_bytes() >= self.policy.growth_bytes
-        ):
+        if self._has_grown:
             moment = self._last_ns
         else:
             moment = min(self._last_ns + self.policy.quiet_ns, self._first_ns + self.policy.overdue_ns)
@@ -193,5 +187,7 @@ class SaveDecider:
         self.saving = False
         self._paused_until_ns = now_ns + self.policy.pause_ns
 
-    def _new_bytes(self) -> int:
-        return 0 if self.cache_bytes is None else self.cache_bytes - self._saved_bytes
+    @property
+    def _has_grown(self) -> bool:
+        new_bytes = 0 if self.cache_bytes is None else self.cache_bytes - self._saved_bytes
+        return self.new_pipelines >= self.policy.growth_pipelines or new_bytes >= self.policy.growth_bytes

@@ -1,4 +1,4 @@
-"""Builds the registry tables from a VulkanObject: picks the structures that pipelines reach, and lays out.
+"""Builds the registry tables from a VulkanObject: picks and lays out what pipelines reach.
 
 Deterministic (everything sorted), whatever machine it runs on. An inconsistency of the registry, such as a
 SPIR-V capability without a number or a structure that cannot be laid out, raises RegistryError.
