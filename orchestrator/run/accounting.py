@@ -17,9 +17,8 @@ from __future__ import annotations
 import ctypes
 import os
 import time
-from contextlib import suppress
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from contextlib import AbstractContextManager, suppress
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +49,7 @@ class Reading(NamedTuple):
     run_delay_ns: int
 
 
-class ThreadMeter:
+class ThreadMeter(AbstractContextManager["ThreadMeter"]):
     """Reads the clocks of the thread that opened it; use as a context manager in that thread."""
 
     def __init__(self) -> None:
@@ -61,14 +60,11 @@ class ThreadMeter:
             with suppress(OSError):  # a kernel without them: has_run_delay says so
                 self._fd = os.open(_SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
 
-    def __enter__(self) -> Self:
-        """Return the meter."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close it."""
+        self._close()
+
+    def _close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -87,8 +83,7 @@ class ThreadMeter:
             return int(self._text.raw[: max(0, read)].split(None, 2)[1])
         except (IndexError, ValueError):
             # A kernel without scheduler statistics: unknown from now on, rather than half known.
-            os.close(self._fd)
-            self._fd = -1
+            self._close()
             return 0
 
     def begin(self) -> Reading:
@@ -156,11 +151,7 @@ class CallLog:
     _noted: list[_Noted] = field(factory=list)
 
     def note(
-        self,
-        before: Reading,
-        after: Reading,
-        batch: CreationBatch | None,
-        indices: npt.NDArray[np.int32],
+        self, before: Reading, after: Reading, batch: CreationBatch | None, indices: npt.NDArray[np.int32]
     ) -> None:
         """Note a call between two readings; no batch where it failed as a whole, so gave no feedback."""
         # Not the batch itself: what is kept here is new memory for each call.

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -122,29 +123,6 @@ class PrimaryGuard:
                 self._changed.notify_all()
 
 
-@frozen
-class WorkerSources:
-    """How the sources that workers fill are made.
-
-    Attributes:
-        primary: What they are merged into.
-        data: What they begin with.
-        externally_synchronized: Whether the driver need not lock them.
-    """
-
-    primary: PipelineSource
-    data: bytes = field(repr=False)
-    externally_synchronized: bool
-
-    def make(self, name: str, data: bytes) -> PipelineSource:
-        """Make one. Blocking.
-
-        Raises:
-            DriverError: The driver refused.
-        """
-        return self.primary.for_worker(data, name, externally_synchronized=self.externally_synchronized)
-
-
 @define(eq=False)
 class Slot:
     """A worker's current source. Used by that worker's thread, and by the run when no worker is left."""
@@ -175,7 +153,9 @@ class Rotation:
     yet or left.
 
     Attributes:
-        workers: Makes fresh sources; called here and in the merger's thread.
+        primary: What worker sources are merged into.
+        seed: The data that worker sources begin with.
+        make: Makes one from data and a name; called here and in the merger's thread.
         first: The first source of each worker; owned by the rotation from now on.
         looked_up: Whether workers look pipelines up in the primary.
         primary_is_filled: Whether the primary holds a pipeline.
@@ -184,7 +164,9 @@ class Rotation:
         warnings: What a user should know.
     """
 
-    workers: WorkerSources
+    primary: PipelineSource
+    seed: bytes = field(repr=False)
+    make: Callable[[bytes, str], PipelineSource]
     first: Sequence[PipelineSource]
     policy: MergePolicy
     token: trio.lowlevel.TrioToken
@@ -209,9 +191,9 @@ class Rotation:
     def __attrs_post_init__(self) -> None:
         now = time.perf_counter_ns()
         self.slots = [Slot(source, now) for source in self.first]
-        in_driver = self.workers.primary.internally_synchronized_merge
+        in_driver = self.primary.internally_synchronized_merge
         self.guard = PrimaryGuard(needed=self.looked_up and not in_driver)
-        if self.policy.rolling and not self.workers.data:
+        if self.policy.rolling and not self.seed:
             # Empty ones cost next to nothing. Others are made when the run turns out to compile something.
             self._make_standbys()
 
@@ -292,14 +274,14 @@ class Rotation:
         self._make_standbys()
         if merge is not None and self.on_merged is not None:
             began = time.perf_counter_ns()
-            self.on_merged(self.workers.primary, merge)
+            self.on_merged(self.primary, merge)
             self._hook_ns += time.perf_counter_ns() - began
 
     def _make_standbys(self) -> None:
         while self._lacks_standbys():
             self._made += 1
             try:
-                standby = self.workers.make(f"fresh {self._made}", self.workers.data)
+                standby = self.make(self.seed, f"fresh {self._made}")
             except DriverError as refused:
                 self._standbys_refused = True
                 self.warnings.append(f"no more fresh caches for workers, which keep theirs: {refused}")
@@ -313,10 +295,9 @@ class Rotation:
             merging = list(self._rotated)
         if not merging:
             return None
-        primary = self.workers.primary
         with self.guard.merge():
             sources = [each.source for each in merging]
-            merged = merge_into(primary, sources, seed_bytes=len(self.workers.data))
+            merged = merge_into(self.primary, sources, seed_bytes=len(self.seed))
         merge = RollingMerge(
             number=len(self._merges) + 1,
             pipelines=sum(each.compiled for each in merging),
@@ -326,7 +307,7 @@ class Rotation:
         )
         self._merges.append(merge)
         self.warnings += merged.warnings
-        self.primary_is_filled |= merged.after > primary.empty_bytes
+        self.primary_is_filled |= merged.after > self.primary.empty_bytes
         self._learn_size()
         for _ in merging:
             self._rotated.popleft().source.destroy()
@@ -334,7 +315,7 @@ class Rotation:
 
     def _learn_size(self) -> None:
         """Learn what a pipeline takes in a source, from all merges."""
-        start = max(len(self.workers.data), self.workers.primary.header_bytes)
+        start = max(len(self.seed), self.primary.header_bytes)
         gained = sum(max(0, size - start) for size in self.merged_bytes())
         if pipelines := sum(each.pipelines for each in self._merges):
             self._each_bytes = max(1, gained // pipelines)
@@ -388,8 +369,6 @@ class Creator:
     compiled at most once for it. Nothing that was kept is lost where a second call fails.
 
     Attributes:
-        device: The device.
-        prepared: The pipelines.
         source: The worker's own source, the shared one, or none.
         keep: Whether to keep the pipelines.
     """
@@ -539,17 +518,17 @@ class RunCaches:
                 self.notes.append(
                     f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
                 )
-        return self._make(lambda name, data: device.create_pipeline_cache(data, name=name), "primary", data)
+        return self._make(lambda data, name: device.create_pipeline_cache(data, name=name), data, "primary")
 
-    def _make(self, make: Callable[[str, bytes], PipelineSource], name: str, data: bytes) -> PipelineSource:
+    def _make(self, make: Callable[[bytes, str], PipelineSource], data: bytes, name: str) -> PipelineSource:
         """Make a source with data, or an empty one and a note where the driver refuses those."""
         try:
-            return make(name, data)
+            return make(data, name)
         except DriverError as refused:
             if not data:
                 raise
             self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
-            return make(name, b"")
+            return make(b"", name)
 
     def _open_worker_sources(self, primary: PipelineSource) -> None:
         features = self.device.features
@@ -566,15 +545,23 @@ class RunCaches:
                 "caches are internally synchronized, as in mode per-worker-internal"
             )
         is_filled = self._primary_bytes > primary.empty_bytes
-        data = self._read(primary) if self.seed and is_filled and not self.looks_up else None
-        workers = WorkerSources(primary, data or b"", flagged)
-        self._seed_bytes = len(workers.data)
+        seeded = self.seed and is_filled and not self.looks_up
+        seed = (self._read(primary) if seeded else None) or b""
+        self._seed_bytes = len(seed)
+        make = partial(primary.for_worker, externally_synchronized=flagged)
         for number in range(self.worker_count):
-            self._worker_sources.append(self._make(workers.make, f"worker {number}", workers.data))
+            self._worker_sources.append(self._make(make, seed, f"worker {number}"))
         if self.policy.rolling or self.looks_up:
-            first = self._worker_sources
             self.rotation = Rotation(
-                workers, first, self.policy, self.token, self.looks_up, is_filled, self.on_merged
+                primary,
+                seed,
+                make,
+                self._worker_sources,
+                self.policy,
+                self.token,
+                self.looks_up,
+                is_filled,
+                self.on_merged,
             )
             self._worker_sources = []
 
@@ -606,17 +593,17 @@ class RunCaches:
         """
         if self.primary is None or not self.primary.keeps:
             return
-        started = time.perf_counter_ns()
+        rotated_ns = 0
+        sources = self._worker_sources
         if self.rotation is not None:
+            started = time.perf_counter_ns()
             self.rotation.merge()
-        finish_ns = time.perf_counter_ns() - started
-        sources = self._worker_sources if self.rotation is None else self.rotation.current_sources()
+            rotated_ns = time.perf_counter_ns() - started
+            sources = self.rotation.current_sources()
         merged = merge_into(self.primary, sources, seed_bytes=self._seed_bytes)
-        if not sources:
-            merged = evolve(merged, before=self._primary_bytes, merge_ns=0)
-        elif self.rotation is not None:
-            merged = evolve(merged, merge_ns=merged.merge_ns + finish_ns)
-        self._merged = merged
+        # Whatever was merged on the way, the figures are those of all.
+        merge_ns = merged.merge_ns + rotated_ns if sources else 0
+        self._merged = evolve(merged, before=self._primary_bytes, merge_ns=merge_ns)
 
     def read_back(self) -> None:
         """Read the data of a primary that was made here. Blocking."""
@@ -652,10 +639,7 @@ class RunCaches:
         if self.rotation is not None:
             rolling = self.rotation.report()
             warnings += self.rotation.few_warnings()
-            # Between its first and its last merge the primary was one thing; the figures below are those of
-            # all.
             on_the_way = self.rotation.merged_bytes()
-            merged = evolve(merged, before=self._primary_bytes)
         if compiled and max((merged.after, *merged.source_bytes, *on_the_way)) <= primary.empty_bytes:
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold "

@@ -321,7 +321,7 @@ class CompileJob:
             group, built = opened.group, opened.built  # without what was split off
             device = self._device = opened.device
             if options.inspect_executables:
-                _inspector(device)
+                _inspector(device)  # raises before anything is compiled
             self._waiting.extend(opened.split)
             self._tally.total += len(built.dependencies)
             self._take_group(group, built, device)
@@ -464,11 +464,11 @@ class CompileJob:
 
     async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
+        from orchestrator.run.vetting import Vetter
+
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE
         self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
-        from orchestrator.run.vetting import Vetter
-
         vetter = Vetter(
             self.source, built.image, options, self.cache.decision.workers, group.request, self.cache.stop
         )
@@ -479,8 +479,8 @@ class CompileJob:
         self._untried += len(vetter.untried)
         if not (len(vetter.left_out) or vetter.untried):
             return built
-        known = {each.job for each in built.problems}
-        rest = vetter.allowed([job for job in group.pipelines if job not in known])
+        out = {each.job for each in (*built.problems, *vetter.left_out)} | vetter.untried
+        rest = [job for job in group.pipelines if job not in out]
         return await self._timed("prepare", lambda: build_image(self.source, rest, device.capabilities))
 
     def report(self) -> CompileReport:

@@ -515,8 +515,7 @@ class CompileCache:
         self.loads.setdefault(path, loaded)
         if self.file.path not in (None, path):
             self._say(
-                "this driver has another pipelineCacheUUID for another application: pipelines are in "
-                f"{path} too"
+                f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
             )
         if self.file.path is None:  # of several groups the first one's load is the report's
             self.file = CacheFileRecord.of(path, loaded)

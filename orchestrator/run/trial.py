@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import trio
 from attrs import define, field
 
-from orchestrator.children.parent import Ended
+from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
-from orchestrator.run.async_child import AsyncChild, first_error, open_child
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
 
@@ -86,6 +86,18 @@ class Trials:
     processes: int = 0
 
 
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first error of a nursery alone, without its group."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
+
+
 async def try_pipelines(
     jobs: Sequence[PipelineJob],
     setup: Setup,
@@ -135,8 +147,7 @@ class _Lanes:
         """Try pipelines until none is left, in as many children as it takes, one at a time."""
         while self.queue:
             self.trials.processes += 1
-            bounds = ChildLimits(memory_bytes=self.limits.memory_bytes)
-            async with open_child("trial", Answer, bounds, {**_JUNK, **os.environ}) as child:
+            async with _open_child(ChildLimits(memory_bytes=self.limits.memory_bytes)) as child:
                 await self._set_up(child)
                 while self.queue:
                     job = self.queue.popleft()
@@ -146,25 +157,49 @@ class _Lanes:
                         break
                     self.trials.survived.add(job)
 
-    async def _set_up(self, child: AsyncChild[Answer]) -> None:
+    async def _set_up(self, child: Child[Answer]) -> None:
         answer: Answer | Ended | None = None
         with trio.move_on_after(_OPENING_S):
-            answer = await child.ask(self.setup)
+            answer = await _ask(child, self.setup)
         if isinstance(answer, Unready):
             raise DeviceError(f"a trial process could not open what it needs: {answer.reason}")
         if not isinstance(answer, Ready):
             said = f": {answer.words[-_WORDS:]}" if isinstance(answer, Ended) and answer.words else ""
             raise DeviceError(f"a trial process did not get ready: {_in_words(answer)}{said}")
 
-    async def _attempt(self, child: AsyncChild[Answer], job: PipelineJob) -> str | None:
+    async def _attempt(self, child: Child[Answer], job: PipelineJob) -> str | None:
         """Try one pipeline; why it is not to be had, or None."""
         with trio.move_on_after(self.limits.pipeline_s):
-            answer = await child.ask(Try(job.kind.value, job.key))
+            answer = await _ask(child, Try(job.kind.value, job.key))
             if isinstance(answer, Survived) and answer.key == job.key:
                 return None
             return _in_words(answer)
         limit_s = self.limits.pipeline_s
         return f"the driver did not come back from it within {limit_s:g} s, in a process of its own"
+
+
+@asynccontextmanager
+async def _open_child(limits: ChildLimits) -> AsyncIterator[Child[Answer]]:
+    """A child while the context lasts. Waiting for it can be cancelled at every point, which ends it."""
+    child: Child[Answer] = Child("trial", Answer, limits=limits, environment={**_JUNK, **os.environ})
+    try:
+        yield child
+    finally:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(child.end, 0.0)
+
+
+async def _ask(child: Child[Answer], request: Request) -> Answer | Ended:
+    """Send a request and wait for its answer. Cancelled, the child is of no use any more."""
+    left = child.packed(request)
+    while left := left[child.write_some(left) :]:
+        await trio.lowlevel.wait_writable(child.request_descriptor)
+    while (answer := child.take()) is None:
+        if child.is_over:
+            return await trio.to_thread.run_sync(child.end)
+        await trio.lowlevel.wait_readable(child.answer_descriptor)
+        child.read_some()
+    return answer
 
 
 def _in_words(answer: Answer | Ended | None) -> str:

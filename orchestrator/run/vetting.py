@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import trio
 from attrs import define, field
 
-from orchestrator.children.parent import ChildGroup
+from orchestrator.children.parent import ChildGroup, ChildrenEndedError
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run import trial
-from orchestrator.run.async_child import run_with_children
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -30,6 +32,7 @@ from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
 
 _SHOWN = 3
+_T = TypeVar("_T")
 
 
 @define(eq=False)
@@ -53,11 +56,6 @@ class Vetter:
     left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()), init=False)
     untried: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     notes: list[str] = field(factory=list, init=False)
-
-    def allowed(self, jobs: list[PipelineJob]) -> list[PipelineJob]:
-        """Those of some pipelines that the driver may be given."""
-        out = {each.job for each in self.left_out} | self.untried
-        return [job for job in jobs if job not in out]
 
     async def vet(self) -> None:
         """Vet as the options say.
@@ -105,17 +103,17 @@ class Vetter:
     def _note_modules(self, judged: dict[int, Judgement]) -> None:
         warns = self.options.spirv_val is ModulePolicy.WARN
         compiled = "; their pipelines are compiled all the same" if warns else ""
-        for verdict, words in (
-            (Verdict.INVALID, f"spirv-val refuses {{count}} of {len(judged)} modules{compiled}"),
-            (Verdict.UNKNOWN, f"spirv-val has no answer for {{count}} of {len(judged)} modules"),
+        for verdict, said, then in (
+            (Verdict.INVALID, "refuses", compiled),
+            (Verdict.UNKNOWN, "has no answer for", ""),
         ):
             found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
             if found:
-                shown = "; ".join(
-                    f"{self.image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]
+                shown = [f"{self.image.modules[index].key:016x}: {each.reason}" for index, each in found]
+                shown[_SHOWN:] = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+                self.notes.append(
+                    f"spirv-val {said} {len(found)} of {len(judged)} modules{then}: {'; '.join(shown)}"
                 )
-                more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-                self.notes.append(f"{words.format(count=len(found))}: {shown}{more}")
 
     async def _isolate(self, refused: dict[int, Judgement]) -> None:
         image, options = self.image, self.options
@@ -168,3 +166,23 @@ class Vetter:
 
 def _job(image: CreateInfoImage, index: int) -> PipelineJob:
     return PipelineJob(int(image.keys[index]), image.kind_of(index))
+
+
+async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
+    """Run a blocking function in a thread; cancelled, end its children, which are of the group, and wait."""
+    group = ChildGroup()
+
+    async def end_when_cancelled() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            group.end()
+
+    results = []
+    with trial.first_error():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_when_cancelled)
+            with suppress(ChildrenEndedError):  # it was cancelled, which the nursery says
+                results.append(await trio.to_thread.run_sync(function, group))
+            nursery.cancel_scope.cancel()
+    return results[0]

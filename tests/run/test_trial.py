@@ -13,9 +13,9 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
-from orchestrator.run.async_child import run_with_children
 from orchestrator.run.options import TrialLimits
 from orchestrator.run.trial import Setup, Trials, try_pipelines
+from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from tests.run.small_sets import compute_keys, write_small_set
