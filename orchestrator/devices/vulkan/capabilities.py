@@ -47,6 +47,7 @@ from orchestrator.registry.tables import (
 )
 
 _PNEXT = 8
+_Value = int | float | tuple[int, ...]
 
 
 class StructChain:
@@ -75,22 +76,21 @@ class StructChain:
         """Pointer to the first structure, as a cffi type."""
         return ffi.cast(ctype, self._address)
 
-    def __contains__(self, struct: str) -> bool:
-        return struct in self._offsets
+    def members(self) -> Iterator[tuple[Feature, Member, int]]:
+        """Names of the members, nested ones opened up, with their offsets in the buffer."""
+        for struct in self.structs:
+            for member, at in _leaves(struct, self._offsets[struct.name]):
+                yield (_core_name(struct.name), member.name), member, at
 
-    def members(self, struct: str) -> Iterator[tuple[Member, int]]:
-        """Members of a structure in the chain with their offsets in the buffer; nested ones opened up."""
-        yield from _leaves(registry().struct(struct), self._offsets[struct])
-
-    def value(self, member: Member, at: int) -> int | float | tuple[int | float, ...]:
+    def value(self, member: Member, at: int) -> _Value:
         """Value of a scalar member or a fixed array of them, at an offset in the buffer."""
         count = member.array or 1
-        values = binary.unpack_from(f"<{count}{member.format}", self._bytes, at)
+        values: tuple[Any, ...] = binary.unpack_from(f"<{count}{member.format}", self._bytes, at)
         return values if member.array else values[0]
 
-    def set_bool(self, at: int, value: bool) -> None:
-        """Write a VkBool32 at an offset in the buffer."""
-        binary.pack_into("<I", self._bytes, at, int(value))
+    def set_true(self, at: int) -> None:
+        """Write VK_TRUE at an offset in the buffer."""
+        binary.pack_into("<I", self._bytes, at, 1)
 
 
 def _aligned(size: int) -> int:
@@ -210,25 +210,20 @@ class Capabilities:
     """What a device is opened with. Implements `orchestrator.devices.device.DeviceCapabilities`.
 
     Attributes:
+        api_version: See `DeviceCapabilities`.
         extensions: Device extensions to enable, sorted.
         features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
     """
 
     def __init__(self, instance: VulkanInstance, device: PhysicalDevice, request: DeviceRequest) -> None:
-        """Ask a physical device what it has, and choose of it.
-
-        Args:
-            instance: The instance, which must outlive this.
-            device: One of its physical devices.
-            request: What to enable.
-        """
+        """Ask a physical device of an instance, which must outlive this, what it has, and choose of it."""
         self._instance = instance
         self._commands = instance.commands
         self._device = device
         self._request = request
         # Patches are of no account: 1.4.0 asked for on 1.4.305 is the device's own version.
         told, own = instance.api_version, device.identity.api_version
-        self._api_version = told if told >> _PATCH_BITS < own >> _PATCH_BITS else own
+        self.api_version: Final = told if told >> _PATCH_BITS < own >> _PATCH_BITS else own
         available = self._with_dependencies(
             {
                 each
@@ -236,14 +231,9 @@ class Capabilities:
                 if each in registry().extensions and not _UNWANTED_EXTENSIONS.fullmatch(each)
             }
         )
-        queried = self._chain(available)
+        queried = StructChain(self._structs_with(available))
         self._commands.vkGetPhysicalDeviceFeatures2(device.handle, queried.pointer(f"{FEATURES_ROOT} *"))
-        supported = {
-            (_core_name(struct.name), member.name)
-            for struct in queried.structs
-            for member, at in queried.members(struct.name)
-            if queried.value(member, at)
-        }
+        supported = {feature for feature, member, at in queried.members() if queried.value(member, at)}
         enabled = self._choose(supported, available)
         self.extensions, enabled = self._settle(available, supported, enabled)
         self._names = frozenset(self.extensions) | instance.extensions
@@ -261,11 +251,6 @@ class Capabilities:
             evolve(self._request, others=OtherFeatures.ALL, orchestrator_features=True),
         )
 
-    @property
-    def api_version(self) -> int:
-        """The version to use: the smaller of the application's and VkPhysicalDeviceProperties::apiVersion."""
-        return self._api_version
-
     def has_extension(self, name: str) -> bool:
         """Whether an extension is enabled."""
         return name in self._names
@@ -274,21 +259,16 @@ class Capabilities:
         """Whether a feature is enabled, under any of the structures that have it."""
         return (registry().aliases.get(struct, struct), member) in self._enabled
 
-    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
+    def property_value(self, struct: str, member: str) -> _Value | None:
         """Value of a property, or None where the device does not have it."""
         return self._values.get((registry().aliases.get(struct, struct), member))
 
     def format_features(self, format_number: int) -> tuple[int, int, int]:
         """VkFormatProperties: (linearTiling, optimalTiling, buffer) features."""
-        known = self._formats.get(format_number)
-        if known is None:
+        if (known := self._formats.get(format_number)) is None:
             answer = ffi.new("VkFormatProperties *")
             self._commands.vkGetPhysicalDeviceFormatProperties(self._device.handle, format_number, answer)
-            known = (
-                int(answer.linearTilingFeatures),
-                int(answer.optimalTilingFeatures),
-                int(answer.bufferFeatures),
-            )
+            known = answer.linearTilingFeatures, answer.optimalTilingFeatures, answer.bufferFeatures
             self._formats[format_number] = known
         return known
 
@@ -346,11 +326,7 @@ class Capabilities:
         """The extensions that go with the features, and the features that are left with them."""
         while True:
             chosen = self._with_dependencies(self._extensions_for(available, supported, enabled))
-            provided = {
-                (_core_name(struct.name), member.name)
-                for struct in _available(FEATURES_ROOT, self._api_version, chosen | self._instance.extensions)
-                for member in _members(struct)
-            }
+            provided = self._features_with(chosen)
             left = {each for each in enabled if not provided.isdisjoint(same_members(*each))}
             if left == enabled:
                 return tuple(sorted(chosen)), enabled
@@ -371,11 +347,7 @@ class Capabilities:
             promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
             # A version may take over an extension and not its features (VK_EXT_4444_formats in 1.3): then it
             # is needed.
-            of_version = {
-                (_core_name(struct.name), member.name)
-                for struct in _available(FEATURES_ROOT, self._api_version, self._instance.extensions)
-                for member in _members(struct)
-            }
+            of_version = self._features_with(frozenset())
             lacking = {each for each in enabled if of_version.isdisjoint(same_members(*each))}
             chosen = {name for name in available - promoted if any_of(name, enabled)}
             chosen |= {name for name in promoted if any_of(name, lacking)}
@@ -416,22 +388,27 @@ class Capabilities:
             chosen = chosen - lacking
 
     def _holds(self, expression: str, present: frozenset[str]) -> bool:
-        return evaluate(expression, lambda name: provides(name, self._api_version, present))
+        return evaluate(expression, lambda name: provides(name, self.api_version, present))
 
     def _provides(self, name: str) -> bool:
         """Whether a name of the registry's is there with the version alone."""
-        return bool(name) and provides(name, self._api_version, frozenset())
+        return bool(name) and provides(name, self.api_version, frozenset())
 
-    def _chain(self, extensions: frozenset[str]) -> StructChain:
-        return StructChain(
-            _available(FEATURES_ROOT, self._api_version, extensions | self._instance.extensions)
-        )
+    def _structs_with(self, extensions: frozenset[str]) -> tuple[Struct, ...]:
+        return _available(FEATURES_ROOT, self.api_version, extensions | self._instance.extensions)
+
+    def _features_with(self, extensions: frozenset[str]) -> set[Feature]:
+        return {
+            (_core_name(struct.name), member.name)
+            for struct in self._structs_with(extensions)
+            for member in _members(struct)
+        }
 
     def _write(self, enabled: set[Feature]) -> StructChain:
         """The chain for vkCreateDevice: structures with something to enable, and nothing else in them."""
         structs = [
             struct
-            for struct in self._chain(frozenset(self.extensions)).structs
+            for struct in self._structs_with(frozenset(self.extensions))
             if struct.name == FEATURES_ROOT
             or any((_core_name(struct.name), member.name) in enabled for member in _members(struct))
         ]
@@ -443,25 +420,19 @@ class Capabilities:
             for name in same_members(*feature)
         }
         written = set()
-        for struct in structs:
-            for member, at in chain.members(struct.name):
-                feature = _core_name(struct.name), member.name
-                if feature in enabled or (feature in required and is_collection(struct.name)):
-                    chain.set_bool(at, True)
-                    written.add(feature)
+        for feature, _, at in chain.members():
+            if feature in enabled or (feature in required and is_collection(feature[0])):
+                chain.set_true(at)
+                written.add(feature)
         enabled |= written
         return chain
 
-    def _read_properties(self, present: frozenset[str]) -> dict[Feature, int | float | tuple[int, ...]]:
-        chain = StructChain(_available(PROPERTIES_ROOT, self._api_version, present, core_only=False))
+    def _read_properties(self, present: frozenset[str]) -> dict[Feature, _Value]:
+        chain = StructChain(_available(PROPERTIES_ROOT, self.api_version, present, core_only=False))
         self._commands.vkGetPhysicalDeviceProperties2(
             self._device.handle, chain.pointer(f"{PROPERTIES_ROOT} *")
         )
-        values: dict[Feature, int | float | tuple[int, ...]] = {}
-        for struct in chain.structs:
-            for member, at in chain.members(struct.name):
-                feature = _core_name(struct.name), member.name
-                values[feature] = chain.value(member, at)  # type: ignore[assignment]
+        values = {name: chain.value(member, at) for name, member, at in chain.members()}
         limits = {each.name for each in registry().struct("VkPhysicalDeviceLimits").members}
         for (struct_name, member_name), value in list(values.items()):
             if struct_name == "VkPhysicalDeviceProperties" and member_name in limits:

@@ -41,13 +41,8 @@ COMMANDS = (
     "vkEnumeratePhysicalDevices",
     "vkGetPhysicalDeviceProperties",
     "vkGetPhysicalDeviceProperties2",
-    "vkGetPhysicalDeviceFeatures",
     "vkGetPhysicalDeviceFeatures2",
     "vkGetPhysicalDeviceFormatProperties",
-    "vkGetPhysicalDeviceFormatProperties2",
-    "vkGetPhysicalDeviceQueueFamilyProperties",
-    "vkGetPhysicalDeviceQueueFamilyProperties2",
-    "vkGetPhysicalDeviceMemoryProperties",
     "vkEnumerateDeviceExtensionProperties",
     "vkEnumerateDeviceLayerProperties",
     "vkCreateDevice",
@@ -66,8 +61,6 @@ COMMANDS = (
     "vkDestroyRenderPass",
     "vkCreateShaderModule",
     "vkDestroyShaderModule",
-    "vkGetShaderModuleIdentifierEXT",
-    "vkGetShaderModuleCreateInfoIdentifierEXT",
     # caches
     "vkCreatePipelineCache",
     "vkDestroyPipelineCache",
@@ -78,21 +71,10 @@ COMMANDS = (
     "vkCreateComputePipelines",
     "vkCreateRayTracingPipelinesKHR",
     "vkDestroyPipeline",
-    "vkCreateDeferredOperationKHR",
-    "vkDestroyDeferredOperationKHR",
-    "vkDeferredOperationJoinKHR",
-    "vkGetDeferredOperationMaxConcurrencyKHR",
-    "vkGetDeferredOperationResultKHR",
-    # binaries and keys
     "vkGetPipelineKeyKHR",
-    "vkCreatePipelineBinariesKHR",
-    "vkDestroyPipelineBinaryKHR",
-    "vkGetPipelineBinaryDataKHR",
-    "vkReleaseCapturedPipelineDataKHR",
     # what a driver tells about a pipeline
     "vkGetPipelineExecutablePropertiesKHR",
     "vkGetPipelineExecutableStatisticsKHR",
-    "vkGetPipelineExecutableInternalRepresentationsKHR",
 )
 """The commands that the package uses, by their names without an extension's suffix where there is one."""
 

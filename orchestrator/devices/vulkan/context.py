@@ -176,6 +176,17 @@ class DeviceContext:
             instance.close()
             raise
 
+    def create(self, command: str, info: Any) -> int:
+        """Create an object by a command that takes its create info alone; its handle.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        handle = ffi.new("uint64_t *")
+        create = getattr(self.commands, command)
+        check(command, create(self.handle, info, self.allocator, handle))
+        return int(handle[0])
+
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """Destroy pipelines; zeros are skipped."""
         destroy, device, allocator = self.commands.vkDestroyPipeline, self.handle, self.allocator

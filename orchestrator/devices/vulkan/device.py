@@ -91,7 +91,6 @@ class VulkanDevice:
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
         self._require_open()
-        context = self.context
         if externally_synchronized and internally_synchronized_merge:
             raise DeviceError(
                 "a cache is externally synchronized or internally synchronized in merges, not both"
@@ -109,12 +108,8 @@ class VulkanDevice:
             initialDataSize=len(initial_data),
             pInitialData=data,
         )
-        handle = ffi.new("uint64_t *")
-        result = context.commands.vkCreatePipelineCache(context.handle, info, context.allocator, handle)
-        check("vkCreatePipelineCache", result)
-        cache = PipelineCache(
-            int(handle[0]), externally_synchronized, internally_synchronized_merge, name, self
-        )
+        handle = self.context.create("vkCreatePipelineCache", info)
+        cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
         with self._lock:
             self._caches.add(cache)
         return cache
@@ -269,15 +264,10 @@ class VulkanDevice:
             if bound.image.libraries_of(index):
                 keys.append(None)
                 continue
-            own = np.array([index], np.int32)
-            acquired = bound.acquire_modules(own)
-            try:
-                infos = bound.create_infos(bound.image.kind_of(index), own, fail_on_compile_required=False)
+            with bound.one_info(index) as infos:
                 info = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
                 key = new_struct("VkPipelineBinaryKeyKHR")
                 result = self.context.commands.vkGetPipelineKeyKHR(self.context.handle, info, key)
-            finally:
-                bound.release_modules(acquired)
             keys.append(bytes(key.key[0 : key.keySize]) if result == SUCCESS else None)
         return keys
 
@@ -290,18 +280,13 @@ class VulkanDevice:
                 f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )
         bound = _own(prepared)
-        own = np.array([index], np.int32)
-        kind = bound.image.kind_of(index)
         if not bound.has_all_libraries(index):
             raise MissingLibraryError(int(bound.image.keys[index]))
-        acquired = bound.acquire_modules(own)
-        try:
-            infos = bound.create_infos(kind, own, fail_on_compile_required=False, capture_statistics=True)
-            following = int(bound.image.feedback_next[index])
-            rest = 0 if following < 0 else bound.address + following
+        following = int(bound.image.feedback_next[index])
+        rest = 0 if following < 0 else bound.address + following
+        with bound.one_info(index, capture_statistics=True) as infos:
+            kind = bound.image.kind_of(index)
             return inspect_executables(self.context, self._creation, kind, infos, rest)
-        finally:
-            bound.release_modules(acquired)
 
     def close(self) -> None:
         """See `Device.close`."""

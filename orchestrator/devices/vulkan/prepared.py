@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -30,9 +31,8 @@ from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, FEEDBACK
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.instance import check
+from orchestrator.devices.vulkan.instance import new_struct
 from orchestrator.errors import DriverError, OrchestratorError
-from orchestrator.registry import registry
 
 DEFAULT_LIMIT: Final = 256 * 1024 * 1024
 
@@ -99,8 +99,7 @@ class ShaderModules:
             live = self._live.get(index)
             if live is None:
                 module = self._modules[index]
-                live = _Live(self._create(module), module.code_size)
-                self._live[index] = live
+                live = self._live[index] = _Live(self._create(module), module.code_size)
                 self._size += live.size
             self._live.move_to_end(index)
             live.users += 1
@@ -141,44 +140,32 @@ class ShaderModules:
             self._destroy(live.handle)
 
 
-_CREATE: Final = {
-    ObjectKind.SAMPLER_YCBCR_CONVERSION: (
-        "vkCreateSamplerYcbcrConversion",
-        "VkSamplerYcbcrConversionCreateInfo",
-    ),
-    ObjectKind.SAMPLER: ("vkCreateSampler", "VkSamplerCreateInfo"),
-    ObjectKind.DESCRIPTOR_SET_LAYOUT: ("vkCreateDescriptorSetLayout", "VkDescriptorSetLayoutCreateInfo"),
-    ObjectKind.PIPELINE_LAYOUT: ("vkCreatePipelineLayout", "VkPipelineLayoutCreateInfo"),
-    ObjectKind.RENDER_PASS: ("vkCreateRenderPass", "VkRenderPassCreateInfo"),
-    ObjectKind.RENDER_PASS_2: ("vkCreateRenderPass2", "VkRenderPassCreateInfo2"),
-}
-_DESTROY: Final = {
-    ObjectKind.SAMPLER_YCBCR_CONVERSION: "vkDestroySamplerYcbcrConversion",
-    ObjectKind.SAMPLER: "vkDestroySampler",
-    ObjectKind.DESCRIPTOR_SET_LAYOUT: "vkDestroyDescriptorSetLayout",
-    ObjectKind.PIPELINE_LAYOUT: "vkDestroyPipelineLayout",
-    ObjectKind.RENDER_PASS: "vkDestroyRenderPass",
-    ObjectKind.RENDER_PASS_2: "vkDestroyRenderPass",
+# What objects are called in the names of their commands and create infos, and the version of both.
+_NAMES: Final = {
+    ObjectKind.SAMPLER_YCBCR_CONVERSION: ("SamplerYcbcrConversion", ""),
+    ObjectKind.SAMPLER: ("Sampler", ""),
+    ObjectKind.DESCRIPTOR_SET_LAYOUT: ("DescriptorSetLayout", ""),
+    ObjectKind.PIPELINE_LAYOUT: ("PipelineLayout", ""),
+    ObjectKind.RENDER_PASS: ("RenderPass", ""),
+    ObjectKind.RENDER_PASS_2: ("RenderPass", "2"),
 }
 _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
-_MOST_DISCARDED: Final = (
-    16_384  # pipelines that wait to be destroyed; some tens of kilobytes each on most drivers
-)
+# Pipelines that wait to be destroyed; some tens of kilobytes each on most drivers.
+_MOST_DISCARDED: Final = 16_384
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 _FEEDBACK_BYTES: Final = 16
 _LOOKED_AT: Final = 448  # so many bytes come from memory that Python has at hand
 _ZEROS: Final = memoryview(bytes(65_536))
-_HIT: Final = bytes(
-    [FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT]
-)  # first byte of the flags, on this byte order
+_HIT: Final = bytes([FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT])  # first byte of the flags
 
 
 class VulkanPreparedPipelines:
     """Implements `PreparedPipelines`. Made by `VulkanDevice.prepare`.
 
     Attributes:
+        image: See `PreparedPipelines`; so for `unusable`.
         address: Where the bound buffer lies in memory.
         library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
         has_libraries: Whether any pipeline links another.
@@ -194,19 +181,17 @@ class VulkanPreparedPipelines:
         """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
         self._context = context
         self._on_closed = closed
-        self._image = image
+        self.image: Final = image
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
         self.address = int(self._words.ctypes.data)
-        self._words[image.pointer_slots >> 3] = image.pointer_targets.astype(np.uint64) + np.uint64(
-            self.address
-        )
+        targets = image.pointer_targets.astype(np.uint64)
+        self._words[image.pointer_slots >> 3] = targets + np.uint64(self.address)
         if not context.features.creation_feedback:
             self._unlink_feedback()
         start = image.feedback_offset // 8
-        self._feedback = self._words[start : start + _FEEDBACK_WORDS * len(image)].reshape(
-            -1, _FEEDBACK_WORDS
-        )
+        stop = start + _FEEDBACK_WORDS * len(image)
+        self._feedback = self._words[start:stop].reshape(-1, _FEEDBACK_WORDS)
         self._feedback_bytes = self._feedback.data.cast("B") if len(image) else memoryview(b"")
         seen = self._feedback.view()
         seen.flags.writeable = False
@@ -222,20 +207,8 @@ class VulkanPreparedPipelines:
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
-        self._modules = ShaderModules(
-            image.modules, self._create_module, self._destroy_module, limit=module_limit
-        )
-        self._unusable = self._create_everything()
-
-    @property
-    def image(self) -> CreateInfoImage:
-        """The image that was bound."""
-        return self._image
-
-    @property
-    def unusable(self) -> dict[int, str]:
-        """Pipelines that cannot be handed to the driver, by index, with the cause."""
-        return self._unusable
+        self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
+        self.unusable: Final = self._create_everything()
 
     def close(self) -> None:
         """Destroy libraries, modules and objects. Idempotent."""
@@ -246,9 +219,10 @@ class VulkanPreparedPipelines:
         self._context.destroy_pipelines(self.library_handles)
         self._modules.close()
         commands = self._context.commands
-        for entry, handle in reversed(list(zip(self._image.objects, self._handles, strict=True))):
+        for entry, handle in reversed(list(zip(self.image.objects, self._handles, strict=True))):
             if handle:
-                getattr(commands, _DESTROY[entry.kind])(self._context.handle, handle, self._context.allocator)
+                destroy = getattr(commands, f"vkDestroy{_NAMES[entry.kind][0]}")
+                destroy(self._context.handle, handle, self._context.allocator)
         self._on_closed(self)
 
     def span_of(self, indices: npt.NDArray[np.int32]) -> slice | None:
@@ -280,15 +254,14 @@ class VulkanPreparedPipelines:
             capture_statistics: Set that flag.
             span: What `span_of` gave. With it, and without flags, nothing is copied.
         """
-        image = self._image
+        image = self.image
         if self.has_libraries:
             for index in indices:
                 first, last = image.library_slot_start[index], image.library_slot_start[index + 1]
                 slots = image.library_slots[first:last] >> 3
                 self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
-        flags = (
-            _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required + _CAPTURE_STATISTICS * capture_statistics
-        )
+        flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required
+        flags += _CAPTURE_STATISTICS * capture_statistics
         first = self._first[kind]
         if span is not None and not flags:
             infos = self._infos[kind][span.start - first : span.stop - first]
@@ -305,9 +278,24 @@ class VulkanPreparedPipelines:
             clear(self._feedback_bytes[start:stop])
         return infos
 
+    @contextmanager
+    def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
+        """The create info of one pipeline, shape (1, stride), a copy, while its modules exist."""
+        own = np.array([index], np.int32)
+        acquired = self.acquire_modules(own)
+        try:
+            yield self.create_infos(
+                self.image.kind_of(index),
+                own,
+                fail_on_compile_required=False,
+                capture_statistics=capture_statistics,
+            )
+        finally:
+            self.release_modules(acquired)
+
     def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
         """The same flags for pipelines whose 64-bit flags replace the others."""
-        slots_2 = self._image.flags2_slots[indices]
+        slots_2 = self.image.flags2_slots[indices]
         slots_2 = slots_2[slots_2 >= 0] >> 3
         cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
         self._words[slots_2] = cleared | np.uint64(flags)
@@ -329,29 +317,27 @@ class VulkanPreparedPipelines:
         """Whether the feedback of each says that it was found."""
         for first in range(span.start, span.stop, _LOOKED_AT):
             last = min(first + _LOOKED_AT, span.stop)
-            flags = bytes(
-                self._feedback_bytes[first * _FEEDBACK_BYTES : last * _FEEDBACK_BYTES : _FEEDBACK_BYTES]
-            )
-            if flags.count(_HIT) != last - first:
+            every = slice(first * _FEEDBACK_BYTES, last * _FEEDBACK_BYTES, _FEEDBACK_BYTES)
+            if bytes(self._feedback_bytes[every]).count(_HIT) != last - first:
                 return False
         return True
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
-        first, last = self._image.library_slot_start[index], self._image.library_slot_start[index + 1]
-        return bool(self.library_handles[self._image.library_slot_pipeline[first:last]].all())
+        first, last = self.image.library_slot_start[index], self.image.library_slot_start[index + 1]
+        return bool(self.library_handles[self.image.library_slot_pipeline[first:last]].all())
 
     def keep_libraries(self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64]) -> None:
         """Take over the handles of libraries among what was created, and zero them in `handles`."""
-        first = self._image.is_library[indices] & (self.library_handles[indices] == 0)
+        first = self.image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
         handles[first] = 0
 
     def discard(self, handles: npt.NDArray[np.uint64]) -> None:
         """Take over pipelines that nobody keeps. They are destroyed many at a time, at the latest by `close`.
 
-        Every vkDestroyPipeline releases the GIL and asks for it again; 16 workers that each
-        do so 64 times a batch spend their time waiting for it.
+        Every vkDestroyPipeline releases the GIL and asks for it again; 16 workers that each do so 64 times a
+        batch spend their time waiting for it.
         """
         with self._discard_lock:
             self._discarded.append(handles)
@@ -375,7 +361,7 @@ class VulkanPreparedPipelines:
         """
         if self._modules.all_made:
             return []
-        image = self._image
+        image = self.image
         acquired: list[int] = []
         try:
             for index in indices:
@@ -394,7 +380,7 @@ class VulkanPreparedPipelines:
             self._modules.release(each)
 
     def _infos_of(self, kind: PipelineKind) -> npt.NDArray[np.uint8]:
-        image = self._image
+        image = self.image
         count, stride = image.counts[kind], image.strides[kind]
         if not count:
             return np.zeros((0, stride), np.uint8)
@@ -402,12 +388,12 @@ class VulkanPreparedPipelines:
         return self._words.view(np.uint8)[first : first + count * stride].reshape(count, stride)
 
     def _unlink_feedback(self) -> None:
-        following = self._image.feedback_next
+        following = self.image.feedback_next
         bound = following.astype(np.uint64) + np.uint64(self.address)
-        self._words[self._image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
+        self._words[self.image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
 
     def _create_everything(self) -> dict[int, str]:
-        image = self._image
+        image = self.image
         problems: dict[int, str] = {}
         slot_start = np.searchsorted(image.object_slot_object, np.arange(len(image.objects) + 1))
         for number, entry in enumerate(image.objects):
@@ -446,28 +432,18 @@ class VulkanPreparedPipelines:
         }
 
     def _create_object(self, entry: ImageObject) -> int:
-        command, struct = _CREATE[entry.kind]
-        info = ffi.cast(f"{struct} *", self.address + entry.offset)
-        handle = ffi.new("uint64_t *")
-        create = getattr(self._context.commands, command)
-        check(command, create(self._context.handle, info, self._context.allocator, handle))
-        return int(handle[0])
+        name, version = _NAMES[entry.kind]
+        info = ffi.cast(f"Vk{name}CreateInfo{version} *", self.address + entry.offset)
+        return self._context.create(f"vkCreate{name}{version}", info)
 
     def _create_module(self, module: ImageModule) -> int:
         code = module.load()
-        info = ffi.new("VkShaderModuleCreateInfo *")
-        info.sType = registry().struct("VkShaderModuleCreateInfo").s_type
-        info.flags = module.flags
-        info.codeSize = len(code)
         words = ffi.from_buffer("uint32_t[]", code)
-        info.pCode = words
-        handle = ffi.new("uint64_t *")
-        create = self._context.commands.vkCreateShaderModule
+        info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
         try:
-            check("vkCreateShaderModule", create(self._context.handle, info, self._context.allocator, handle))
+            return self._context.create("vkCreateShaderModule", info)
         except DriverError as error:
             raise ModuleRefusedError(module.key, error) from None
-        return int(handle[0])
 
     def _destroy_module(self, handle: int) -> None:
         self._context.commands.vkDestroyShaderModule(self._context.handle, handle, self._context.allocator)
