@@ -241,7 +241,7 @@ class CacheKeeper:
             if each.merged_with_others
         ]
         notes += [f"saving the cache file: {each.note}" for each in self.saves if each.note]
-        return list(dict.fromkeys(notes))
+        return notes
 
     def _created(self, now: int, compiled: int) -> None:
         if compiled > self._told:
@@ -434,7 +434,7 @@ class CompileCache:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader of the report must know."""
+        """What a reader of the report must know; of several groups some say the same."""
         return [*filter(None, [self.decision.note]), *self._notes]
 
     @property
@@ -460,7 +460,7 @@ class CompileCache:
             return self._load(device)
         except DriverError as error:
             self.decision = evolve(self.decision, mode=CacheMode.NONE)
-            self._say(
+            self._notes.append(
                 f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
             )
             return None
@@ -491,7 +491,7 @@ class CompileCache:
                 reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
                 self._keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
                 self.file = self._keeper.summarize(self.file)
-                self._say(*self._keeper.notes())
+                self._notes += self._keeper.notes()
         finally:
             primary.destroy()
 
@@ -514,16 +514,17 @@ class CompileCache:
         self._keeper = CacheKeeper(store, loaded, options.save_policy)
         self.loads.setdefault(path, loaded)
         if self.file.path not in (None, path):
-            self._say(
-                f"this driver has another pipelineCacheUUID for another application: pipelines are in {path} too"
+            self._notes.append(
+                "this driver has another pipelineCacheUUID for another application: pipelines are in "
+                f"{path} too"
             )
         if self.file.path is None:  # of several groups the first one's load is the report's
             self.file = CacheFileRecord.of(path, loaded)
             if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
-                self._say(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
+                self._notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
             elif loaded.instead_of is not None:
                 current = loaded.instead_of
-                self._say(
+                self._notes.append(
                     f"the cache file is {current.status.value} ({current.detail}); its previous generation "
                     "was loaded"
                 )
@@ -542,6 +543,3 @@ class CompileCache:
             available=available_workers(),
             selector=options.selector,
         )
-
-    def _say(self, *notes: str) -> None:
-        self._notes += [each for each in notes if each not in self._notes]

@@ -140,8 +140,8 @@ def key_notes(
         )
     if active := list(_set_here(profile, depends, given, device)):
         notes.append(
-            f"set here: {_listed(active)}. This driver's keys depend on that, {source}: the application finds "
-            "these pipelines only where it runs with the same"
+            f"set here: {_listed(active)}. This driver's keys depend on that, {source}: the application "
+            "finds these pipelines only where it runs with the same"
         )
     return notes
 
