@@ -12,7 +12,7 @@ Guarantees:
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -40,6 +40,7 @@ from orchestrator.cli.output import (
     WARN,
     Output,
     byte_text,
+    damage_text,
     driver_text,
     key_text,
     path_text,
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
-_Rows = list[tuple[str, str | Text]]
+    _Rows = Iterator[tuple[str, str | Text]]
 
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3
@@ -302,7 +303,10 @@ def show_report(output: Output, report: CompileReport) -> None:
     _show_skipped(output, report.skipped)
     _show_failed(output, report.failed)
     _show_damage(output, report)
-    _show_facts(output, report)
+    output.line("")
+    output.facts(
+        [*_saved_rows(report.saved), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
+    )
     for note in report.notes:
         output.line(styled("note: ", WARN), note)
     for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
@@ -400,9 +404,7 @@ def _show_damage(output: Output, report: CompileReport) -> None:
     output.line("")
     output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", BAD))
     for each in damage[:_DAMAGE_SHOWN]:
-        where = "" if each.offset is None else f"at byte {each.offset} "
-        what = "" if each.tag is None or each.key is None else f"{each.tag} {key_text(each.key)}"
-        output.line(f"  {where}{what}: {each.reason}")
+        output.line(f"  {damage_text(each)}")
     _show_rest(output, len(damage) - _DAMAGE_SHOWN, "place")
 
 
@@ -411,29 +413,23 @@ def _show_rest(output: Output, count: int, noun: str) -> None:
         output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --json", DIM))
 
 
-def _show_facts(output: Output, report: CompileReport) -> None:
-    output.line("")
-    rows = [*_saved_rows(report.saved), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
-    output.facts(rows)
-
-
 def _time(nanoseconds: int) -> str:
     return seconds_text(nanoseconds / 1e9)
 
 
 def _saved_rows(savings: Savings) -> _Rows:
-    rows: _Rows = []
-    if count := savings.by_state_key + savings.by_pipeline_key:
-        words = (
-            f"{plural(count, 'compile')} saved, about {_time(savings.driver_ns)} of driver time: "
-            f"{savings.by_state_key:,} by state key, "
-            f"{savings.by_pipeline_key:,} by the driver's pipeline key"
+    count = savings.by_state_key + savings.by_pipeline_key
+    if count:
+        yield (
+            "same work",
+            f"{plural(count, 'compile')} saved, about {_time(savings.driver_ns)} of driver "
+            f"time: {savings.by_state_key:,} by state key, {savings.by_pipeline_key:,} by the driver's "
+            "pipeline key",
         )
-        rows.append(("same work", words))
     if savings.keys_asked:
-        asked = f"asked for {plural(savings.keys_asked, 'pipeline key')} in {_time(savings.keys_ns)}"
-        rows.append(("", asked) if rows else ("same work", f"none found: {asked}"))
-    return rows
+        took = _time(savings.keys_ns)
+        asked = f"asked for {plural(savings.keys_asked, 'pipeline key')} in {took}"
+        yield ("", asked) if count else ("same work", f"none found: {asked}")
 
 
 def _merge_rows(report: CompileReport) -> _Rows:
@@ -441,35 +437,33 @@ def _merge_rows(report: CompileReport) -> _Rows:
 
     merge = report.merge
     if merge is None or report.mode is CacheMode.NONE:
-        return []
+        return
     before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
     if report.mode is CacheMode.SHARED:
-        return [("cache", f"one for all workers: {before} before, {after} after; nothing to merge")]
-    source, pruned = byte_text(merge.source_bytes), byte_text(merge.pruned_bytes)
-    caches = plural(report.workers, "worker cache")
-    rows: _Rows = [
-        (
-            "merge",
-            f"{source} in {caches} + {before} in the primary -> {after}, {pruned} of duplicates pruned",
-        ),
-        (
-            "",
-            f"merged in {_time(merge.merge_ns)}; waiting at the barrier {_time(merge.barrier_wait_ns)} "
-            "(all workers)",
-        ),
-    ]
+        yield "cache", f"one for all workers: {before} before, {after} after; nothing to merge"
+        return
+    yield (
+        "merge",
+        f"{byte_text(merge.source_bytes)} in {plural(report.workers, 'worker cache')} + {before} in the "
+        f"primary -> {after}, {byte_text(merge.pruned_bytes)} of duplicates pruned",
+    )
+    yield (
+        "",
+        f"merged in {_time(merge.merge_ns)}; waiting at the barrier "
+        f"{_time(merge.barrier_wait_ns)} (all workers)",
+    )
     rolling = [each.rolling for each in merge.groups if each.rolling is not None]
-    if merges := sum(each.folds for each in rolling):
-        caches = plural(sum(each.caches for each in rolling), "worker cache")
+    if folds := sum(each.folds for each in rolling):
         pause = _time(max(each.longest_pause_ns for each in rolling))
-        rows.append(
-            ("", f"on the way {plural(merges, 'merge')} of {caches}; a worker paused {pause} at most")
-        )
+        caches = plural(sum(each.caches for each in rolling), "worker cache")
+        merges = f"on the way {plural(folds, 'merge')} of {caches}"
+        yield "", f"{merges}; a worker paused {pause} at most"
     if merge.duplicate_keys:
-        twice = plural(merge.duplicate_keys, "pipeline")
-        spent = _time(merge.duplicate_driver_ns)
-        rows.append(("", f"{twice} compiled by more than one worker, {spent} of driver time"))
-    return rows
+        yield (
+            "",
+            f"{plural(merge.duplicate_keys, 'pipeline')} compiled by more than one worker, "
+            f"{_time(merge.duplicate_driver_ns)} of driver time",
+        )
 
 
 def _cache_rows(report: CompileReport) -> _Rows:
@@ -477,64 +471,49 @@ def _cache_rows(report: CompileReport) -> _Rows:
 
     file = report.cache_file
     if file.path is None:
-        return [("cache file", "none is kept in this mode")]
-    rows: _Rows = [("cache file", path_text(file.path))]
+        yield "cache file", "none is kept in this mode"
+        return
+    yield "cache file", path_text(file.path)
     if file.load_status is not None:
-        if file.load_status is LoadStatus.LOADED:
-            text = styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
-        elif file.load_status is LoadStatus.MISSING:
-            text = styled("MISSING: a first run")
-        else:
-            text = styled(f"{file.load_status.value}: {file.load_detail}", WARN)
-        rows.append(("  loaded", text))
+        match file.load_status:
+            case LoadStatus.LOADED:
+                yield "  loaded", styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
+            case LoadStatus.MISSING:
+                yield "  loaded", "MISSING: a first run"
+            case status:
+                yield "  loaded", styled(f"{status.value}: {file.load_detail}", WARN)
         if (current := file.instead_of) is not None:
-            words = (
-                f"from the previous generation; the current one is {current.status.value}: {current.detail}"
-            )
-            rows.append(("", styled(words, WARN)))
+            words = f"the current one is {current.status.value}: {current.detail}"
+            yield "", styled(f"from the previous generation; {words}", WARN)
         if file.quarantined is not None:
-            rows.append(("  quarantine", path_text(file.quarantined)))
+            yield "  quarantine", path_text(file.quarantined)
     if file.error:
-        rows.append(("  saved", styled(file.error, BAD)))
+        yield "  saved", styled(file.error, BAD)
     elif file.not_saved:
-        rows.append(("  saved", styled(f"no: {file.not_saved}", WARN)))
+        yield "  saved", styled(f"no: {file.not_saved}", WARN)
     else:
-        rows.append(("  saved", byte_text(file.saved_bytes)))
-    merged = [each for each in file.saves if each.merged_with_others]
-    if merged:
+        yield "  saved", byte_text(file.saved_bytes)
+    if merged := [each for each in file.saves if each.merged_with_others]:
         before, after = byte_text(merged[-1].bytes_before), byte_text(merged[-1].bytes_after)
-        rows.append(
-            ("  merged", f"with what another process saved: {before} were there, {after} are there now")
-        )
-    return rows
+        yield "  merged", f"with what another process saved: {before} were there, {after} are there now"
 
 
 def _time_rows(report: CompileReport) -> _Rows:
     timing = report.timing
-    rows: _Rows = [
-        ("time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"),
-        (
-            "  workers",
-            f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
-            f"{_time(timing.blocked_ns)} blocked, {_time(timing.run_delay_ns)} waiting for a CPU",
-        ),
-    ]
-    if timing.overhead_ns < 0:
-        rows.append(("", "the device's clock is not the machine's: driver time is simulated"))
-    elif timing.driver_ns:
-        share = timing.overhead_ns / timing.driver_ns
-        rows.append(
-            (
-                "  overhead",
-                f"{_time(timing.overhead_ns)} ({share:.1%} of driver time): all that is not the driver",
-            )
-        )
-    rows.append(
-        (
-            "  before",
-            f"{_time(timing.open_ns)} opening the device, {_time(timing.prepare_ns)} preparing, "
-            f"{_time(timing.cache_load_ns)} loading the cache",
-        )
+    yield "time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"
+    yield (
+        "  workers",
+        f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
+        f"{_time(timing.blocked_ns)} blocked, {_time(timing.run_delay_ns)} waiting for a CPU",
     )
-    rows.append(("  after", f"{_time(timing.merge_ns)} merging, {_time(timing.cache_save_ns)} saving"))
-    return rows
+    if timing.overhead_ns < 0:
+        yield "", "the device's clock is not the machine's: driver time is simulated"
+    elif timing.driver_ns:
+        share = f"{timing.overhead_ns / timing.driver_ns:.1%} of driver time"
+        yield "  overhead", f"{_time(timing.overhead_ns)} ({share}): all that is not the driver"
+    yield (
+        "  before",
+        f"{_time(timing.open_ns)} opening the device, {_time(timing.prepare_ns)} preparing, "
+        f"{_time(timing.cache_load_ns)} loading the cache",
+    )
+    yield "  after", f"{_time(timing.merge_ns)} merging, {_time(timing.cache_save_ns)} saving"

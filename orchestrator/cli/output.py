@@ -164,8 +164,9 @@ class Output:
         """Write a table."""
         self.out.print(renderable)
 
-    def facts(self, rows: Sequence[tuple[str, str | Text]]) -> None:
+    def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
         """Write names and values, one pair a line."""
+        rows = list(pairs)
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
             label = styled(f"{name:{width}}  ", DIM)
