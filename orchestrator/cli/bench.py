@@ -35,23 +35,12 @@ from orchestrator.cli.options import (
     set_paths,
     time_limit_seconds,
 )
-from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    HEAD,
-    WARN,
-    Output,
-    path_text,
-    plural,
-    seconds_text,
-    styled,
-    table,
-)
+from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import CellReport, Comparison, ContentionReport
     from orchestrator.bench.matrix import Matrix
-    from orchestrator.bench.rows import Arm, FailedSample
+    from orchestrator.bench.rows import Arm
     from orchestrator.bench.runner import BenchOutcome, BenchProgress
     from orchestrator.bench.statistics import Difference
     from orchestrator.cli.progress import MeasurementBar
@@ -254,7 +243,10 @@ def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> di
         "planned": outcome.total,
         "resumed": outcome.resumed,
         "stopped": outcome.stopped or None,
-        "failed": [_failed_document(each) for each in outcome.failed],
+        "failed": [
+            {**each.cell._asdict(), "control": each.control, "round": each.round, "reason": each.reason}
+            for each in outcome.failed
+        ],
         "cells": [] if report is None else [_cell_document(each) for each in report.cells],
         "groups": [] if report is None else [_group_document(each) for each in report.comparisons],
         "verdicts": [] if report is None else list(report.verdicts),
@@ -262,30 +254,8 @@ def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> di
     }
 
 
-def _failed_document(failed: FailedSample) -> dict[str, Any]:
-    return {
-        **failed.cell._asdict(),
-        "control": failed.control,
-        "round": failed.round,
-        "reason": failed.reason,
-    }
-
-
 def _cell_document(cell: CellReport) -> dict[str, Any]:
-    figures = {
-        name: None if value is None else asdict(value)
-        for name in (
-            "throughput",
-            "creation_rate",
-            "seconds",
-            "blocked_share",
-            "run_delay_share",
-            "overhead_share",
-            "efficiency",
-            "inflation",
-        )
-        for value in (getattr(cell, name),)
-    }
+    figures = asdict(cell, filter=lambda each, _: each.name not in ("cell", "samples"))
     medians = {
         "open_s": cell.median(lambda each: each.open_ns / 1e9),
         "merge_s": cell.median(lambda each: each.merge_ns / 1e9),
@@ -334,15 +304,15 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             "times one worker's. blocked: asleep in the driver. no CPU: waiting for a processor. CPU: time "
             "of a pipeline against one worker."
         )
-        output.line(styled(legend, DIM))
+        output.line(styled(legend, "dim"))
         for verdict in report.verdicts:
-            output.line(styled(verdict, HEAD))
+            output.line(styled(verdict, "head"))
         for warning in report.warnings:
-            output.line(styled("note: ", WARN), warning)
+            output.line(styled("note: ", "warn"), warning)
     for each in outcome.failed:
-        output.line(styled("† failed: ", BAD), f"{each.arm.words}: {each.reason}")
+        output.line(styled("† failed: ", "bad"), f"{each.arm.words}: {each.reason}")
     if outcome.stopped:
-        output.line(styled(f"ended early: {outcome.stopped}", WARN), "; the same command goes on from here")
+        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command goes on from here")
 
 
 ORDER_WORDS = {"cost": "by estimated cost, as compile hands them out", "given": "as in the set"}
@@ -355,11 +325,11 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
             f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
             f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
         )
-        output.line(styled(f"driver's own caches {where.driver_caches}", DIM))
+        output.line(styled(f"driver's own caches {where.driver_caches}", "dim"))
         for each in where.opened_as:
-            output.line(styled(f"device opened as: {each}", DIM))
+            output.line(styled(f"device opened as: {each}", "dim"))
     for order in sorted({sample.order for cell in report.cells for sample in cell.samples}):
-        output.line(styled(f"order of pipelines: {ORDER_WORDS.get(order, order)}", DIM))
+        output.line(styled(f"order of pipelines: {ORDER_WORDS.get(order, order)}", "dim"))
 
 
 def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
@@ -374,7 +344,7 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
         styled(
             f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: {first.pipelines:,} "
             f"pipelines{passes}, {_noise_text(group, failed)}",
-            HEAD,
+            "head",
         )
     )
     lost = {each.cell for each in failed if not each.control}

@@ -26,7 +26,7 @@ from orchestrator.cli.options import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.cli.output import BAD, GOOD, HEAD, WARN, Output, path_text, plural, styled, table
+from orchestrator.cli.output import Output, path_text, plural, styled, table
 
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress
@@ -118,7 +118,7 @@ def calibration_document(found: Calibrated, kept: Path | None) -> dict[str, Any]
 def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:
     """Verdicts, what to do, figures, notes."""
     profile = found.profile
-    output.line(styled(profile.device_name, HEAD), f"  {profile.driver}")
+    output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
     output.line(
         f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
         f"{plural(profile.rounds, 'sample')} of each contender, {plural(profile.cores, 'processor')}, "
@@ -131,24 +131,26 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
     output.line("")
     _show_choice(output, "cold", profile.cold)
     if profile.cache_keeps is False:
-        output.line(styled("warm", HEAD), "  as cold: this driver's cache keeps nothing")
+        output.line(styled("warm", "head"), "  as cold: this driver's cache keeps nothing")
     else:
         _show_choice(output, "warm", profile.warm)
     _show_figures(output, profile)
     for note in profile.notes:
-        output.line(styled("note ", WARN), note)
+        output.line(styled("note ", "warn"), note)
     if kept is None:
-        output.line(styled("not kept: ", BAD), "nothing could be decided; allow more time with --time-limit")
+        output.line(
+            styled("not kept: ", "bad"), "nothing could be decided; allow more time with --time-limit"
+        )
     else:
-        output.line(styled("kept ", GOOD), path_text(kept))
+        output.line(styled("kept ", "good"), path_text(kept))
         output.line("next: orchestrator compile SET --mode auto --workers auto (the default) follows it")
 
 
 def _show_choice(output: Output, start: str, choice: Choice | None) -> None:
     if choice is None:
-        output.line(styled(start, HEAD), "  not decided")
+        output.line(styled(start, "head"), "  not decided")
         return
-    output.line(styled(start, HEAD), f"  --mode {choice.mode} --workers {choice.workers}  ({choice.words})")
+    output.line(styled(start, "head"), f"  --mode {choice.mode} --workers {choice.workers}  ({choice.words})")
 
 
 def _show_figures(output: Output, profile: CalibrationProfile) -> None:

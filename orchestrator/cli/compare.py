@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
-from orchestrator.cli.output import BAD, DIM, GOOD, HEAD, Output, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, Style, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,20 +117,20 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
         groups.setdefault(change.after.conditions, []).append(change)
     for group, changes in groups.items():
         output.line("")
-        output.line(styled(_heading(group, changes), HEAD))
+        output.line(styled(_heading(group, changes), "head"))
         output.show(_table(report, changes, threshold))
     output.line("")
     output.line(
         styled(
             "time: of one pass over the set, the merge included, after over before. ≈ marks a ratio within "
             f"noise, ? one of fewer than {LEAST_PAIRS} samples or without an A/A control.",
-            DIM,
+            "dim",
         )
     )
     for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
         for cell in cells:
             output.line(f"{words}: {Arm(cell, False).words}")
-    output.line(styled(report.summary(threshold), HEAD))
+    output.line(styled(report.summary(threshold), "head"))
 
 
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
@@ -159,7 +159,7 @@ def _table(report: ChangeReport, changes: Sequence[CellChange], threshold: float
             _marked(change.cpu, f"{change.cpu.ratio.median:.2f}×"),
             _marked(change.memory, f"{change.memory.ratio.median:.2f}×"),
         )
-        style = BAD if change in slower else GOOD if change in faster else DIM
+        style: Style = "bad" if change in slower else "good" if change in faster else "dim"
         made.add_row(*(styled(text, style) for text in texts))
     return made
 

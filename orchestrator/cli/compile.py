@@ -33,12 +33,8 @@ from orchestrator.cli.options import (
     usable_directory,
 )
 from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    WARN,
     Output,
+    Style,
     byte_text,
     damage_text,
     driver_text,
@@ -308,23 +304,23 @@ def show_report(output: Output, report: CompileReport) -> None:
         [*_saved_rows(report.saved), *_merge_rows(report), *_cache_rows(report), *_time_rows(report)]
     )
     for note in report.notes:
-        output.line(styled("note: ", WARN), note)
+        output.line(styled("note: ", "warn"), note)
     for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
-        output.line(styled("warning: ", WARN), warning)
+        output.line(styled("warning: ", "warn"), warning)
     if report.stopped:
         left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
         output.line(
-            styled(f"stopped before its end: {left}; run it again to go on from what was saved", WARN)
+            styled(f"stopped before its end: {left}; run it again to go on from what was saved", "warn")
         )
 
 
 def _show_head(output: Output, report: CompileReport) -> None:
     device = report.device
     output.line(
-        styled(path_text(report.set.path), HEAD),
+        styled(path_text(report.set.path), "head"),
         " on ",
-        styled(device.device_name, HEAD),
-        styled(f"  {driver_text(device)}", DIM),
+        styled(device.device_name, "head"),
+        styled(f"  {driver_text(device)}", "dim"),
     )
     output.line(f"mode {report.mode.value}, {plural(report.workers, 'worker')}")
     if (subset := report.set.subset) is not None:
@@ -342,31 +338,31 @@ def _show_counts(output: Output, report: CompileReport) -> None:
     from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import OutcomeStatus
 
-    columns = [
+    columns: list[tuple[OutcomeStatus, str, Style]] = [
         (OutcomeStatus.COMPILED, "compiled", ""),
-        (OutcomeStatus.CACHE_HIT, "cache hits", GOOD),
-        (OutcomeStatus.SKIPPED, "skipped", WARN),
-        (OutcomeStatus.FAILED, "failed", BAD),
+        (OutcomeStatus.CACHE_HIT, "cache hits", "good"),
+        (OutcomeStatus.SKIPPED, "skipped", "warn"),
+        (OutcomeStatus.FAILED, "failed", "bad"),
     ]
     if report.stopped:
-        columns.append((OutcomeStatus.NOT_RUN, "not run", WARN))
+        columns.append((OutcomeStatus.NOT_RUN, "not run", "warn"))
     made = table("pipelines", "all", *(name for _, name, _ in columns), numbers=range(1, len(columns) + 2))
     for kind in PipelineKind:
         if report.set.pipelines.get(kind):
             made.add_row(kind.value.replace("_", " "), *_cells(report, kind, columns))
     made.add_section()
-    made.add_row("all", *_cells(report, None, columns), style=HEAD)
+    made.add_row("all", *_cells(report, None, columns), style="head")
     output.show(made)
 
 
 def _cells(
-    report: CompileReport, kind: PipelineKind | None, columns: Sequence[tuple[OutcomeStatus, str, str]]
+    report: CompileReport, kind: PipelineKind | None, columns: Sequence[tuple[OutcomeStatus, str, Style]]
 ) -> list[Text]:
     counts = report.counts(kind)
     total = sum(counts.values())
     return [
         styled(f"{total:,}"),
-        *(styled(f"{counts[status]:,}", style if counts[status] else DIM) for status, _, style in columns),
+        *(styled(f"{counts[status]:,}", style if counts[status] else "dim") for status, _, style in columns),
     ]
 
 
@@ -378,12 +374,12 @@ def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
         by_reason.setdefault(each.reason, []).append(each)
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     output.line("")
-    output.line(styled("skipped", WARN), ": the device lacks what they need, so the driver was not asked")
+    output.line(styled("skipped", "warn"), ": the device lacks what they need, so the driver was not asked")
     for reason, members in ranked[:_REASONS_SHOWN]:
         output.line(f"  {len(members):>5,}  {reason}")
         keys = ", ".join(key_text(each.key) for each in members[:_KEYS_SHOWN])
         more = f", ... {len(members) - _KEYS_SHOWN:,} more" if len(members) > _KEYS_SHOWN else ""
-        output.line(styled(f"         {keys}{more}", DIM))
+        output.line(styled(f"         {keys}{more}", "dim"))
     _show_rest(output, len(ranked) - _REASONS_SHOWN, "reason")
 
 
@@ -391,7 +387,7 @@ def _show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
     if not failed:
         return
     output.line("")
-    output.line(styled("failed", BAD))
+    output.line(styled("failed", "bad"))
     for each in failed[:_FAILED_SHOWN]:
         output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
     _show_rest(output, len(failed) - _FAILED_SHOWN, "pipeline")
@@ -402,7 +398,7 @@ def _show_damage(output: Output, report: CompileReport) -> None:
     if not damage:
         return
     output.line("")
-    output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", BAD))
+    output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", "bad"))
     for each in damage[:_DAMAGE_SHOWN]:
         output.line(f"  {damage_text(each)}")
     _show_rest(output, len(damage) - _DAMAGE_SHOWN, "place")
@@ -410,7 +406,7 @@ def _show_damage(output: Output, report: CompileReport) -> None:
 
 def _show_rest(output: Output, count: int, noun: str) -> None:
     if count > 0:
-        output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --json", DIM))
+        output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --json", "dim"))
 
 
 def _time(nanoseconds: int) -> str:
@@ -477,20 +473,20 @@ def _cache_rows(report: CompileReport) -> _Rows:
     if file.load_status is not None:
         match file.load_status:
             case LoadStatus.LOADED:
-                yield "  loaded", styled(f"LOADED, {byte_text(file.loaded_bytes)}", GOOD)
+                yield "  loaded", styled(f"LOADED, {byte_text(file.loaded_bytes)}", "good")
             case LoadStatus.MISSING:
                 yield "  loaded", "MISSING: a first run"
             case status:
-                yield "  loaded", styled(f"{status.value}: {file.load_detail}", WARN)
+                yield "  loaded", styled(f"{status.value}: {file.load_detail}", "warn")
         if (current := file.instead_of) is not None:
             words = f"the current one is {current.status.value}: {current.detail}"
-            yield "", styled(f"from the previous generation; {words}", WARN)
+            yield "", styled(f"from the previous generation; {words}", "warn")
         if file.quarantined is not None:
             yield "  quarantine", path_text(file.quarantined)
     if file.error:
-        yield "  saved", styled(file.error, BAD)
+        yield "  saved", styled(file.error, "bad")
     elif file.not_saved:
-        yield "  saved", styled(f"no: {file.not_saved}", WARN)
+        yield "  saved", styled(f"no: {file.not_saved}", "warn")
     else:
         yield "  saved", byte_text(file.saved_bytes)
     if merged := [each for each in file.saves if each.merged_with_others]:

@@ -9,17 +9,7 @@ from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    Output,
-    device_document,
-    driver_text,
-    styled,
-    version_text,
-)
+from orchestrator.cli.output import Output, device_document, driver_text, styled, version_text
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -97,7 +87,7 @@ def _show(
     features: DeviceFeatures | None,
     problem: str,
 ) -> None:
-    output.line(styled(f"{index}  ", DIM), styled(identity.device_name, HEAD))
+    output.line(styled(f"{index}  ", "dim"), styled(identity.device_name, "head"))
     driver = f"driverID {identity.driver_id}, driverVersion {identity.driver_version:#x}"
     numbers = (
         f"vendor {identity.vendor_id:#06x}, device {identity.device_id:#06x}, {identity.driver_abi} bits"
@@ -110,11 +100,11 @@ def _show(
         ("pipeline cache UUID", identity.pipeline_cache_uuid.hex()),
     ]
     if problem:
-        rows.append(("cannot be opened", styled(problem, BAD)))
+        rows.append(("cannot be opened", styled(problem, "bad")))
     if features is not None:
         for name, words in _OFFERS:
             offered = bool(getattr(features, name))
-            rows.append((words, styled("yes", GOOD) if offered else styled("no", DIM)))
+            rows.append((words, styled("yes", "good") if offered else styled("no", "dim")))
         rows.append(("driver's own caches", features.driver_caches))
         if features.layers:
             rows.append(("layers", ", ".join(features.layers)))

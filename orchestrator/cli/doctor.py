@@ -29,12 +29,8 @@ from orchestrator.cli.options import (
     usable_directory,
 )
 from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    WARN,
     Output,
+    Style,
     byte_text,
     device_document,
     driver_text,
@@ -78,6 +74,9 @@ class _State(enum.StrEnum):
     GOOD = "good"
     HINT = "hint"  # it works with less
     BAD = "bad"
+
+
+_STYLES: dict[_State, Style] = {_State.GOOD: "good", _State.HINT: "warn", _State.BAD: "bad"}
 
 
 @frozen
@@ -162,13 +161,12 @@ def doctor_verb(
             "bad": bad,
         }
     )
-    styles = {_State.GOOD: GOOD, _State.HINT: WARN, _State.BAD: BAD}
     for each in findings:
         output.line(
-            styled(f"{each.state:5}", styles[each.state]), styled(each.subject, HEAD), f": {each.detail}"
+            styled(f"{each.state:5}", _STYLES[each.state]), styled(each.subject, "head"), f": {each.detail}"
         )
         if each.next_step:
-            output.line(styled(f"     next: {each.next_step}", DIM))
+            output.line(styled(f"     next: {each.next_step}", "dim"))
     verdict = f": {bad} bad, {plural(hints, 'hint')}" if bad or hints else ", all good"
     output.line(plural(len(findings), "finding") + verdict)
     if not devices:

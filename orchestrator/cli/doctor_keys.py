@@ -15,11 +15,6 @@ import msgspec
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    WARN,
     Output,
     path_text,
     plural,
@@ -68,11 +63,11 @@ def show_keys(
     output.document(key_document(profile) | {"profile": None if kept is None else path_text(kept)})
     _show(output, profile)
     if kept is not None:
-        output.line(styled("kept ", GOOD), path_text(kept))
+        output.line(styled("kept ", "good"), path_text(kept))
     elif profile.whole:
-        output.line(styled("not kept: ", BAD), "nothing can be said")
+        output.line(styled("not kept: ", "bad"), "nothing can be said")
     else:
-        output.line(styled("not kept: ", WARN), "only a part was tried (--only, --time-limit)")
+        output.line(styled("not kept: ", "warn"), "only a part was tried (--only, --time-limit)")
     if profile.is_doubtful:
         return ExitCode.PIPELINES_FAILED
     return ExitCode.OK
@@ -103,14 +98,14 @@ def key_words(profile: KeyProfile) -> str:
 
 
 def _show(output: Output, profile: KeyProfile) -> None:
-    output.line(styled(profile.device_name, HEAD), f"  {profile.driver}")
+    output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
     output.line(
         f"baseline: Vulkan {version_text(profile.api_version)}, no name, the features that the pipelines "
         f"need; hits by {profile.method or 'nothing that can tell'}; {seconds_text(profile.took_s)}"
     )
     output.line("")
     for kind in profile.kinds:
-        state = styled("A/A ", BAD if kind.problem else GOOD)
+        state = styled("A/A ", "bad" if kind.problem else "good")
         words = kind.problem or f"{kind.usable} of {plural(kind.pipelines, 'pipeline')} can tell"
         output.line(state, f"{kind.kind}: {words}")
     output.line("")
@@ -122,9 +117,9 @@ def _show(output: Output, profile: KeyProfile) -> None:
     if profile.not_tried:
         _show_not_tried(output, profile.not_tried)
     for line in profile.disagreements:
-        output.line(styled("disagreement ", BAD), line)
+        output.line(styled("disagreement ", "bad"), line)
     for note in profile.notes:
-        output.line(styled("note ", WARN), note)
+        output.line(styled("note ", "warn"), note)
 
 
 def _show_dependences(output: Output, profile: KeyProfile) -> None:
@@ -148,7 +143,7 @@ def _show_dependences(output: Output, profile: KeyProfile) -> None:
         styled(
             "identity: with it the device has another pipelineCacheUUID, so even the cache file is another "
             "one",
-            DIM,
+            "dim",
         )
     )
     output.line("")
@@ -169,6 +164,6 @@ def _show_not_tried(output: Output, not_tried: tuple[NotTried, ...]) -> None:
         reasons.setdefault((each.aspect, each.reason), []).append(each.name)
     for (aspect, reason), names in list(reasons.items())[:_MOST_REASONS]:
         shown = ", ".join(names[:3]) + (f", ... {len(names) - 3} more" if len(names) > 3 else "")
-        output.line(styled(f"  {len(names):4} {aspect}: {reason}: {shown}", DIM))
+        output.line(styled(f"  {len(names):4} {aspect}: {reason}: {shown}", "dim"))
     if len(reasons) > _MOST_REASONS:
-        output.line(styled(f"       and {len(reasons) - _MOST_REASONS} more reasons: --json has them", DIM))
+        output.line(styled(f"       and {len(reasons) - _MOST_REASONS} more reasons: --json has them", "dim"))

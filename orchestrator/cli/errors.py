@@ -152,12 +152,12 @@ def report(failure: Failure, *, json: bool) -> ExitCode:
     Returns:
         The exit code.
     """
-    from orchestrator.cli.output import BAD, DIM, make_console, styled, write_json
+    from orchestrator.cli.output import make_console, styled, write_json
 
     console = make_console(sys.stderr)
-    console.print(styled("error: ", BAD), styled(failure.message), sep="", soft_wrap=True)
+    console.print(styled("error: ", "bad"), styled(failure.message), sep="", soft_wrap=True)
     if failure.next_step:
-        console.print(styled("next:  ", DIM), styled(failure.next_step), sep="", soft_wrap=True)
+        console.print(styled("next:  ", "dim"), styled(failure.next_step), sep="", soft_wrap=True)
     if json:
         write_json(failure.document())
     return failure.exit_code

@@ -14,10 +14,6 @@ from rich.text import Text
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import (
-    BAD,
-    GOOD,
-    HEAD,
-    WARN,
     Output,
     byte_text,
     device_document,
@@ -117,14 +113,14 @@ def _inspect_archive(output: Output, file: Path) -> int:
                 "damage": list(map(DamageRecord.of, damage)),
             }
         )
-        output.line(styled(path, HEAD), "  a Fossilize archive")
+        output.line(styled(path, "head"), "  a Fossilize archive")
         rows = [("format version", str(version)), ("size", byte_text(archive.size))]
         rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
         if archive.duplicates:
             rows.append(("duplicates", f"{archive.duplicates:,}, left out"))
         output.facts(rows)
         if damage:
-            output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", BAD))
+            output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", "bad"))
         output.line(f"next: orchestrator list {path}")
     return ExitCode.BAD_INPUT if damage else ExitCode.OK
 
@@ -147,9 +143,9 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
         }
     )
     output.line(
-        styled(path, HEAD),
+        styled(path, "head"),
         "  ",
-        styled(f"{found.kind.value}, nor an archive" if head else found.kind.value, BAD),
+        styled(f"{found.kind.value}, nor an archive" if head else found.kind.value, "bad"),
     )
     if seems:
         output.line(f"it seems to be {seems}")
@@ -219,13 +215,13 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
             ],
         }
     )
-    output.line(styled(path_text(found.path), HEAD), f"  {found.kind.value}")
+    output.line(styled(path_text(found.path), "head"), f"  {found.kind.value}")
     state = (
-        styled("not known: bare data carries no hash", WARN)
+        styled("not known: bare data carries no hash", "warn")
         if bare
-        else styled("whole: every hash agrees", GOOD)
+        else styled("whole: every hash agrees", "good")
         if whole
-        else styled(f"{found.status.value}: {found.reason}", BAD)
+        else styled(f"{found.status.value}: {found.reason}", "bad")
     )
     rows: list[tuple[str, str | Text]] = [("size", byte_text(found.size)), ("state", state)]
     if prefix is not None:
@@ -240,12 +236,12 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
     if verdict is not None and identity is not None:
         taken = verdict["accepted"]
         words = "would be taken" if taken else f"refused, {verdict['status']}: {verdict['detail']}"
-        rows.append(("offered to", styled(f"{identity.device_name}: {words}", GOOD if taken else BAD)))
+        rows.append(("offered to", styled(f"{identity.device_name}: {words}", "good" if taken else "bad")))
     output.facts(rows)
     for each in groups:
         told = each.request.application
         name = told.application_name or "an application without a name"
         output.line(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
     if not groups and prefix is not None:
-        output.line(styled(problem or "for which application it was made is not noted beside it", WARN))
+        output.line(styled(problem or "for which application it was made is not noted beside it", "warn"))
     return ExitCode.OK if whole and (verdict is None or verdict["accepted"]) else ExitCode.BAD_INPUT

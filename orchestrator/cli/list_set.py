@@ -12,10 +12,6 @@ from cyclopts import Parameter
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import Flag, JsonFlag, SetNames, open_set
 from orchestrator.cli.output import (
-    BAD,
-    GOOD,
-    HEAD,
-    WARN,
     Output,
     byte_text,
     damage_text,
@@ -166,12 +162,12 @@ def _show(
     archives = _archives(opened.records)
     for archive in archives:
         output.line(
-            styled(path_text(archive.name), HEAD),
+            styled(path_text(archive.name), "head"),
             f"  {byte_text(archive.size)}, {plural(len(archive), 'record')}"
             + (f", {archive.duplicates:,} duplicates left out" if archive.duplicates else ""),
         )
     if not archives:
-        output.line(styled(path_text(opened.name), HEAD))
+        output.line(styled(path_text(opened.name), "head"))
     output.line("")
 
     kinds = [(kind.value.replace("_", " "), count) for kind, count in opened.counts.items()]
@@ -208,7 +204,7 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
         engine = f", engine {each.engine}" if each.engine else ""
         output.line(
             "recorded from ",
-            styled(each.name or "an application without a name", HEAD),
+            styled(each.name or "an application without a name", "head"),
             f"{engine}, Vulkan {version_text(each.api_version)}",
         )
         enabled = ["robustBufferAccess"] if each.robust_buffer_access else []
@@ -233,11 +229,11 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
     damage = opened.damage
     if not damage:
         if unusable is None:
-            output.line(styled("no damage in the headers; payloads were not read (--no-verify)", WARN))
+            output.line(styled("no damage in the headers; payloads were not read (--no-verify)", "warn"))
         else:
-            output.line(styled("no damage: every record was read, every key recomputed", GOOD))
+            output.line(styled("no damage: every record was read, every key recomputed", "good"))
         return
-    output.line(styled(f"damage: {plural(len(damage), 'place')}", BAD))
+    output.line(styled(f"damage: {plural(len(damage), 'place')}", "bad"))
     for each in damage[:_DAMAGE_SHOWN]:
         output.line(f"  {damage_text(DamageRecord.of(each))}")
     if len(damage) > _DAMAGE_SHOWN:

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import BAD, GOOD, Output, byte_text, device_document, path_text, styled, table
+from orchestrator.cli.output import Output, byte_text, device_document, path_text, styled, table
 from orchestrator.errors import DriverError
 
 if TYPE_CHECKING:
@@ -132,12 +132,12 @@ def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, sk
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:
         good = each.status == "LOADED"
-        state = styled("merged", GOOD) if good else styled(f"{each.status}: {each.detail}", BAD)
+        state = styled("merged", "good") if good else styled(f"{each.status}: {each.detail}", "bad")
         sizes = (byte_text(each.data_bytes), byte_text(each.added_bytes)) if good else ("", "")
         made.add_row(styled(path_text(each.path)), *sizes, state)
     out.show(made)
     out.line(
         f"{path_text(output)}: {byte_text(saved_bytes)}"
         if skipped is None
-        else styled(f"nothing was written: {skipped}", BAD)
+        else styled(f"nothing was written: {skipped}", "bad")
     )

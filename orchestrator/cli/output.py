@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 from attrs import AttrsInstance, asdict
 from rich import box
@@ -26,6 +26,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
@@ -98,7 +99,8 @@ PIPE_WIDTH = 120
 
 _WORD = re.compile(r"\S+\s*")
 
-GOOD, BAD, WARN, DIM, HEAD = "green", "red", "yellow", "dim", "bold"
+Style = Literal["", "good", "bad", "warn", "dim", "head"]
+_THEME = Theme({"good": "green", "bad": "red", "warn": "yellow", "head": "bold"})
 
 
 class _Console(Console):
@@ -121,6 +123,7 @@ def make_console(stream: IO[str]) -> Console:
         file=stream,
         force_terminal=terminal,
         force_interactive=not plain,
+        theme=_THEME,
         color_system=None if colourless else "auto",
         width=width,
         markup=False,
@@ -169,7 +172,7 @@ class Output:
         rows = list(pairs)
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            label = styled(f"{name:{width}}  ", DIM)
+            label = styled(f"{name:{width}}  ", "dim")
             _write(self.out, _joined((label, value)), indent=width + 2)
 
     def message(self, *parts: str | Text) -> None:
@@ -222,7 +225,7 @@ def _encode_hook(value: object) -> object:
     return encode_hook(value)
 
 
-def styled(text: object, style: str = "") -> Text:
+def styled(text: object, style: Style = "") -> Text:
     """Words with a style; what is not printable is escaped."""
     return Text(printable(str(text)), style=style)
 
@@ -240,8 +243,8 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
         box=box.SIMPLE_HEAD,
         title=title,
         title_justify="left",
-        title_style=HEAD,
-        header_style=HEAD,
+        title_style="head",
+        header_style="head",
         pad_edge=False,
         show_edge=False,
     )

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import BAD, DIM, HEAD, Output, printable, seconds_text, styled
+from orchestrator.cli.output import Output, printable, seconds_text, styled
 
 if TYPE_CHECKING:
     from orchestrator.run import records
@@ -60,7 +60,7 @@ def counts_text(progress: records.Progress) -> Text:
         styled(f"{progress.compiled:,} compiled"),
         styled(f"{progress.hits:,} cache hits"),
         styled(f"{progress.skipped:,} skipped"),
-        styled(f"{progress.failed:,} failed", BAD if progress.failed else ""),
+        styled(f"{progress.failed:,} failed", "bad" if progress.failed else ""),
     ]
     return Text(" · ").join(parts)
 
@@ -146,10 +146,10 @@ class LiveView:
     def __init__(self, output: Output) -> None:
         self._output = output
         self._bar = _Bar(
-            TextColumn("{task.description}", style=HEAD, markup=False),
+            TextColumn("{task.description}", style="head", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
-            TextColumn("{task.fields[speed]}", style=DIM, markup=False),
+            TextColumn("{task.fields[speed]}", style="dim", markup=False),
             **_drawn(output),
         )
         self._task = self._bar.add_task("starting", total=None, done="", speed="")
@@ -200,10 +200,10 @@ class MeasurementBar:
         self._output = output
         self._next = 0.0
         self._bar = Progress(
-            TextColumn("{task.description}", style=HEAD, markup=False),
+            TextColumn("{task.description}", style="head", markup=False),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
-            TextColumn("{task.fields[rest]}", style=DIM, markup=False),
+            TextColumn("{task.fields[rest]}", style="dim", markup=False),
             **_drawn(output),
             disable=not output.live,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory
-from orchestrator.cli.output import BAD, DIM, Output, byte_text, path_text, plural, styled
+from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def prune_verb(
     for each in shown:
         detail = f"  {each.detail}" if each.detail else ""
         output.line(
-            f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, DIM)
+            f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, "dim")
         )
     for each, cause in report.failed:
-        output.line(styled("stays", BAD), f"  {path_text(each.path)}: {cause}")
+        output.line(styled("stays", "bad"), f"  {path_text(each.path)}: {cause}")
     for path in swept.removed:
         output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
     verb = "would be removed" if dry_run else "removed"
@@ -94,7 +94,7 @@ def prune_verb(
         f"{byte_text(sum(size for _, size in plan.kept))}"
     )
     if problem:
-        output.line(styled(problem, DIM))
+        output.line(styled(problem, "dim"))
     return ExitCode.BAD_INPUT if report.failed else ExitCode.OK
 
 

@@ -12,18 +12,7 @@ from attrs import field, frozen
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
-from orchestrator.cli.output import (
-    BAD,
-    DIM,
-    GOOD,
-    HEAD,
-    Output,
-    byte_text,
-    damage_text,
-    path_text,
-    plural,
-    styled,
-)
+from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
 from orchestrator.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -90,13 +79,15 @@ def verify_verb(
         }
     )
     for each in checked:
-        state = styled("bad  ", BAD) if each.problems else styled("good ", GOOD)
-        output.line(state, styled(path_text(each.path), HEAD), styled(f"  {each.summary or each.kind}", DIM))
+        state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
+        output.line(
+            state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim")
+        )
         for problem in each.problems[:_PROBLEMS_SHOWN]:
             output.line(f"       {problem}")
         if len(each.problems) > _PROBLEMS_SHOWN:
             output.line(
-                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --json", DIM)
+                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --json", "dim")
             )
         if each.problems and each.next_step:
             output.line(f"       next: {each.next_step}")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from orchestrator.cli import output
-from orchestrator.cli.output import BAD, Output, make_console, styled, table, write_json
+from orchestrator.cli.output import Output, make_console, styled, table, write_json
 
 
 class Terminal(io.StringIO):
@@ -24,7 +24,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shown(stream: io.StringIO) -> str:
-    make_console(stream).print(styled("bad", BAD))
+    make_console(stream).print(styled("bad", "bad"))
     return stream.getvalue()
 
 
