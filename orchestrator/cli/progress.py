@@ -111,21 +111,30 @@ class PlainView:
         self._output.message(text)
 
 
-def _drawn(output: Output) -> dict[str, Any]:
-    """How both displays are drawn: when they are told to, and not left behind."""
-    return {
-        "console": output.err,
-        "auto_refresh": False,
-        "transient": True,
-        "redirect_stdout": False,
-        "redirect_stderr": False,
-    }
-
-
 class _Bar(Progress):
-    """A bar, and a line of counts below it."""
+    """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it."""
 
     counts: Text | None = None
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(
+            TextColumn("{task.description}", style="head", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[done]}", markup=False),
+            TextColumn("{task.fields[rest]}", style="dim", markup=False),
+            console=output.err,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not output.live,
+        )
+        self._task = self.add_task("starting", total=None, done="", rest="")
+
+    def draw(self, **changes: Any) -> None:
+        """Draw it with these fields of its task changed."""
+        self.update(self._task, **changes)
+        self.refresh()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar's line, then the counts."""
@@ -140,19 +149,12 @@ class _Bar(Progress):
         return made
 
 
-class LiveView:
-    """A bar with counts that changes in place."""
+class _View:
+    """A bar that is shown for a block."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._bar = _Bar(
-            TextColumn("{task.description}", style="head", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[done]}", markup=False),
-            TextColumn("{task.fields[speed]}", style="dim", markup=False),
-            **_drawn(output),
-        )
-        self._task = self._bar.add_task("starting", total=None, done="", speed="")
+        self._bar = _Bar(output)
 
     def __enter__(self) -> Self:
         """Start drawing."""
@@ -163,6 +165,10 @@ class LiveView:
         """Take the display away."""
         self._bar.stop()
 
+
+class LiveView(_View):
+    """A bar with counts that changes in place."""
+
     def stage(self, name: str) -> None:
         """Show the stage's name."""
         if name == OPENING:
@@ -172,55 +178,31 @@ class LiveView:
             self.say(name)
             return
         self._bar.start()
-        self._bar.update(self._task, description=name)
-        self._bar.refresh()
+        self._bar.draw(description=name)
 
     def progress(self, progress: records.Progress) -> None:
         """Move the bar."""
+        done, total = progress.done, progress.total
         self._bar.counts = counts_text(progress)
-        self._bar.update(
-            self._task,
-            total=progress.total,
-            completed=progress.done,
-            done=f"{progress.done:,}/{progress.total:,}",
-            speed=speed_text(progress),
-        )
-        self._bar.refresh()
+        self._bar.draw(total=total, completed=done, done=f"{done:,}/{total:,}", rest=speed_text(progress))
 
     def say(self, text: str) -> None:
         """Write a message above the bar."""
         self._output.message(text)
 
 
-class MeasurementBar:
+class MeasurementBar(_View):
     """Shows what is measured now. Used by one thread, as a context manager."""
 
     def __init__(self, output: Output) -> None:
         """Write to an output's stderr; with --json only where that is a terminal."""
-        self._output = output
+        super().__init__(output)
         self._next = 0.0
-        self._bar = Progress(
-            TextColumn("{task.description}", style="head", markup=False),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[done]}", markup=False),
-            TextColumn("{task.fields[rest]}", style="dim", markup=False),
-            **_drawn(output),
-            disable=not output.live,
-        )
-        self._task = self._bar.add_task("starting", total=None, done="", rest="")
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
     def stage(self, name: str) -> None:
         """Something begins whose length is not known; a line of its own where there is no terminal."""
         if self._output.live:
-            self._bar.update(self._task, description=printable(name))
-            self._bar.refresh()
+            self._bar.draw(description=printable(name))
         elif not self._output.json:
             self._output.message(name)
 
@@ -234,15 +216,9 @@ class MeasurementBar:
             rest: What is known of the time to go.
         """
         if self._output.live:
-            self._bar.update(
-                self._task,
-                description=printable(now),
-                total=total,
-                completed=done,
-                done=f"{done:,}/{total:,}",
-                rest=rest,
+            self._bar.draw(
+                description=printable(now), total=total, completed=done, done=f"{done:,}/{total:,}", rest=rest
             )
-            self._bar.refresh()
         elif not self._output.json and time.monotonic() >= self._next:
             self._next = time.monotonic() + _MEASUREMENT_LINE_EVERY_S
             self._output.message(f"{done:,} of {total:,}: {now}" + (f" ({rest})" if rest else ""))

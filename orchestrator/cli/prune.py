@@ -64,16 +64,17 @@ def prune_verb(
     swept = SweepReport() if dry_run else sweep_directory(directory)
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed
+    removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in plan.kept)
     output.document(
         {
-            "directory": path_text(directory),
+            "directory": directory,
             "dry_run": dry_run,
             "removed": [_document(each) for each in shown],
-            "removed_bytes": sum(each.size for each in shown),
+            "removed_bytes": removed_bytes,
             "failed": [_document(each) | {"cause": cause} for each, cause in report.failed],
-            "leftovers": [path_text(each) for each in swept.removed],
-            "kept": [{"path": path_text(path), "bytes": size} for path, size in plan.kept],
-            "kept_bytes": sum(size for _, size in plan.kept),
+            "leftovers": swept.removed,
+            "kept": [{"path": path, "bytes": size} for path, size in plan.kept],
+            "kept_bytes": kept_bytes,
             "drivers_asked": len(here),
             "note": problem or None,
         }
@@ -90,8 +91,8 @@ def prune_verb(
     verb = "would be removed" if dry_run else "removed"
     output.line(
         f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, "
-        f"{byte_text(sum(each.size for each in shown))}; {plural(len(plan.kept), 'file')} kept, "
-        f"{byte_text(sum(size for _, size in plan.kept))}"
+        f"{byte_text(removed_bytes)}; {plural(len(plan.kept), 'file')} kept, "
+        f"{byte_text(kept_bytes)}"
     )
     if problem:
         output.line(styled(problem, "dim"))
@@ -99,12 +100,7 @@ def prune_verb(
 
 
 def _document(item: PruneItem) -> dict[str, Any]:
-    return {
-        "path": path_text(item.path),
-        "bytes": item.size,
-        "reason": item.reason.value,
-        "detail": item.detail,
-    }
+    return {"path": item.path, "bytes": item.size, "reason": item.reason, "detail": item.detail}
 
 
 def _devices_here() -> tuple[list[DeviceIdentity], str]:
