@@ -190,8 +190,8 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, 
 def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
     from orchestrator.run.records import RequestRecord
     from orchestrator.stores.cache_file import LoadStatus
-    from orchestrator.stores.feature_groups import read_feature_groups
     from orchestrator.stores.inspection import CacheFileKind
+    from orchestrator.stores.run_notes import read_feature_groups
 
     bare = found.kind is CacheFileKind.DRIVER_DATA
     whole = bare or found.status is LoadStatus.LOADED

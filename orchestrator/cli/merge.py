@@ -57,7 +57,7 @@ def merge_verb(
         output: The cache file to write; one that is there is replaced.
     """
     from orchestrator.stores.cache_file import save_cache_file
-    from orchestrator.stores.feature_groups import add_feature_groups, read_feature_groups
+    from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
     out = Output(json=json)
     if output.is_dir():

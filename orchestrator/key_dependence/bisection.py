@@ -222,12 +222,9 @@ class _Bisection:
         cold = {each.group: each for each in made if isinstance(each, Looked)}
         job = _with(job, groups=tuple(each for each in job.groups if each.name in cold))
         again = self.runner.run(_with(job, controls=True)) if job.groups else []
-        empty = [each for each in again if isinstance(each, Looked) and each.number == Control.EMPTY_CACHE]
-        warm = {
-            each.group: each
-            for each in again
-            if isinstance(each, Looked) and each.number == Control.BASELINE and each.identity
-        }
+        looked = [each for each in again if isinstance(each, Looked)]
+        empty = [each for each in looked if each.number == Control.EMPTY_CACHE]
+        warm = {each.group: each for each in looked if each.number == Control.BASELINE and each.identity}
         self.can_tell = {
             group.name: usable(
                 group,

@@ -80,8 +80,8 @@ from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, opened_group
 from orchestrator.stores.cache_file import LoadStatus, cache_path
-from orchestrator.stores.feature_groups import MadeFor, add_feature_groups
 from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import version
 
 _MOSTLY: Final = 0.5

@@ -44,12 +44,12 @@ from orchestrator.stores.cache_file import (
     load_into_cache,
     save_merged,
 )
-from orchestrator.stores.durations import Durations, add_durations, durations_path, read_durations
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
 from orchestrator.stores.profile_file import CalibrationProfile as CalibrationProfile
 from orchestrator.stores.profile_file import Choice, ProfileLoad
 from orchestrator.stores.profile_file import load_profile as load_profile
+from orchestrator.stores.run_notes import Durations, add_durations, durations_path, read_durations
 from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
 
 LAST_LOCK_WAIT_S = 30.0

@@ -28,14 +28,12 @@ the bytes are whole, and that the same driver in the same ABI wrote them. All nu
         16    16  pipelineCacheUUID
 
 Reading proves in this order: size cap, owner, magic and version, header hash, exact length, identity field by
-field, data hash, Vulkan's header agrees with ours. It never raises: what is wrong is a `LoadStatus`, the
-field and a sentence. Nothing is LOADED that is not, byte for byte, what the same driver gave. A later format
-that uses reserved fields counts up formatVersion.
+field, data hash, Vulkan's header agrees with ours. Nothing is LOADED that is not, byte for byte, what the
+same driver gave. A later format that uses reserved fields counts up formatVersion.
 
-Loading tries the current generation and then the previous one; with neither the cache is empty. Only a device
-that cannot create even an empty cache raises. A file that the driver failed on, or died of, goes to the
-quarantine, if it is still what is there. Readers wait for no lock: what would change the directory waits for
-a load without a writer.
+Loading tries the current generation and then the previous one; with neither the cache is empty. A file that
+the driver failed on, or died of, goes to the quarantine, if it is still what is there. Readers wait for no
+lock: what would change the directory waits for a load without a writer.
 
 Saving replaces nothing good by what is worthless. `save_cache_file` replaces what is there; `save_merged`
 loads it under the writer's lock, merges it with ours on the device and writes what came of it, so that
@@ -646,15 +644,7 @@ class _CacheLoader:
     _unaccused: bool = attrs.field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
-        """Load the current generation, or else the previous one.
-
-        Returns:
-            The cache, or None where there is nothing that the device may be given; and what became of the
-            file.
-
-        Raises:
-            DriverError: See `load_into_cache`.
-        """
+        """The current generation's cache or else the previous one's, or None; and what became of the file."""
         cache, current = self._load_one(self.path)
         if cache is not None:
             try:
@@ -714,13 +704,10 @@ class _CacheLoader:
                 with writer_lock(self.path, self.operations, wait_s=0) as held:
                     if held and stored_data_hash(self.path, self.operations) == result.data_hash:
                         self.operations.unlink(previous_path(self.path))
-        except (SaveError, ReadError) as error:
-            why = error.reason
-        except OSError as error:
-            why = likely_cause(error)
-        else:
-            return result
-        return _said(result, f"the previous generation stays: {why}")
+        except (SaveError, ReadError, OSError) as error:
+            why = likely_cause(error) if isinstance(error, OSError) else error.reason
+            return _said(result, f"the previous generation stays: {why}")
+        return result
 
     def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
         ids = ", ".join(str(one.process_id) for one in deaths)

@@ -20,7 +20,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores.feature_groups import read_feature_groups
+from orchestrator.stores.run_notes import read_feature_groups
 from tests.run.small_sets import Opener
 
 NAVI21 = "radv:navi21"

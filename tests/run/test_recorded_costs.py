@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.devices.simulated import simulated_identity, simulated_image
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.stores.durations import durations_path
+from orchestrator.stores.run_notes import durations_path
 
 KEYS = np.arange(60, dtype=np.uint64)
 TIMES = (KEYS % 7 + 1).astype(np.int64) * 1_000_000

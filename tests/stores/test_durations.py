@@ -15,7 +15,10 @@ from attrs import evolve
 
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.durations import (
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import DURATIONS
+from orchestrator.stores.run_notes import (
     Durations,
     Keys,
     Nanoseconds,
@@ -23,9 +26,6 @@ from orchestrator.stores.durations import (
     durations_path,
     read_durations,
 )
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import DURATIONS
 
 
 def columns(**times: int) -> tuple[Keys, Nanoseconds]:
@@ -59,7 +59,7 @@ def test_newer_times_win_and_no_time_changes_nothing() -> None:
 
 
 def test_the_newest_are_kept_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.stores.durations.MOST_ENTRIES", 3)
+    monkeypatch.setattr("orchestrator.stores.run_notes.MOST_ENTRIES", 3)
     known = durations(k1=1, k2=2, k3=3).updated(np.array([8, 9], np.uint64), np.array([8, 9], np.int64))
     assert known.keys.tolist() == [1, 8, 9]
 
@@ -90,7 +90,7 @@ def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from orchestrator.stores.durations import add_durations\n"
+        "from orchestrator.stores.run_notes import add_durations\n"
         "first = int(sys.argv[2])\n"
         f"for number in range({rounds}):\n"
         "    keys = np.array([first + number], np.uint64)\n"
@@ -109,7 +109,7 @@ def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
 def test_times_are_not_recorded_while_another_process_writes_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.stores.durations.DURATIONS", evolve(DURATIONS, lock_wait_s=0.0))
+    monkeypatch.setattr("orchestrator.stores.run_notes.DURATIONS", evolve(DURATIONS, lock_wait_s=0.0))
     cache_file = tmp_path / "device.pipeline-cache"
     with writer_lock(cache_file) as held:
         assert held

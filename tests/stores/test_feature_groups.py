@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
-from orchestrator.stores.feature_groups import (
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import FEATURE_GROUPS
+from orchestrator.stores.run_notes import (
     MOST_GROUPS,
     MadeFor,
     add_feature_groups,
     read_feature_groups,
 )
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import FEATURE_GROUPS
 
 GAME = DeviceRequest(
     ApplicationInfo("game", 1, "engine", 2, 1 << 22 | 3 << 12),
@@ -92,7 +92,7 @@ def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from orchestrator.devices.request import ApplicationInfo, DeviceRequest\n"
-        "from orchestrator.stores.feature_groups import MadeFor, add_feature_groups\n"
+        "from orchestrator.stores.run_notes import MadeFor, add_feature_groups\n"
         "for number in range(40):\n"
         "    request = DeviceRequest(ApplicationInfo(f'{sys.argv[2]} {number}'))\n"
         "    add_feature_groups(Path(sys.argv[1]), [MadeFor(request, number)])\n"

@@ -14,8 +14,6 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.durations import add_durations, read_durations
-from orchestrator.stores.feature_groups import MadeFor, add_feature_groups, read_feature_groups
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
@@ -33,6 +31,13 @@ from orchestrator.stores.profile_file import (
     save_profile,
 )
 from orchestrator.stores.pruning import PruneReason, plan_prune
+from orchestrator.stores.run_notes import (
+    MadeFor,
+    add_durations,
+    add_feature_groups,
+    read_durations,
+    read_feature_groups,
+)
 from tests.stores.profiles import key_profile, profile
 from tests.stores.samples import assert_no_open_descriptors
 

@@ -1,4 +1,7 @@
-"""Recorded compile times by pipeline: the next run starts the longest first and knows how long it will take.
+"""What runs note beside a device's cache file: how long pipelines took, and what for they were compiled.
+
+Times are hints: the next run starts the longest first and knows how long it will take. A file that cannot be
+proven whole is as good as none. Little-endian:
 
 | offset | size | field                                                     |
 |--------|------|-----------------------------------------------------------|
@@ -8,24 +11,28 @@
 |     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
 | 32+8 n |  8 n | driver time of the last compile of each, ns               |
 
-Little-endian. The file is that of one device, so a time is never another device's. Adding keeps what other
-sets and other processes recorded. Times are hints: a file that cannot be proven whole is as good as none.
+Groups say what devices were opened as. A driver finds a pipeline in a cache only on a device that is, to it,
+the one that it was compiled on; what that was is not in the driver's data. JSON, for people: nothing is
+decided by it. Adding to either keeps what other sets and other processes noted.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, content_hash128
-from orchestrator.stores.kinds import DURATIONS
+from orchestrator.stores.kinds import DURATIONS, FEATURE_GROUPS
 
 _HEADER: Final = struct.Struct("<7sBQ16s")
 _MAGIC: Final = b"ORCHDUR"
@@ -80,7 +87,7 @@ def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
     """Read a file of compile times. Never raises: what cannot be used is empty and says why."""
-    known, problem = DURATIONS.read(path, _decode, operations)
+    known, problem = DURATIONS.read(path, _decode_durations, operations)
     return Durations(problem=f"{path}: {problem}" if problem else "") if known is None else known
 
 
@@ -110,7 +117,7 @@ def add_durations(
     return known
 
 
-def _decode(data: bytes) -> Durations:
+def _decode_durations(data: bytes) -> Durations:
     if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
     magic, version, count, expected = _HEADER.unpack_from(data)
@@ -123,3 +130,72 @@ def _decode(data: bytes) -> Durations:
         raise ValueError("at byte 16: the content does not have the hash that was saved with it")
     keys, times = np.frombuffer(body, "<u8", count), np.frombuffer(body, "<i8", count, 8 * count)
     return Durations(keys.astype(np.uint64), times.astype(np.int64))
+
+
+MOST_GROUPS: Final = 1_000
+"""More applications than any known set has; the newest are kept."""
+
+_GROUPS_FORMAT: Final = 1
+
+
+class MadeFor(msgspec.Struct, frozen=True):
+    """What a device was opened as when pipelines of a cache file were compiled.
+
+    `pipelines` is how many its last compile handed to the driver.
+    """
+
+    request: DeviceRequest
+    pipelines: int
+
+
+class _Groups(msgspec.Struct, frozen=True):
+    format: int
+    groups: list[MadeFor]
+
+
+_groups: Final = msgspec.json.Decoder(_Groups)
+
+
+def read_feature_groups(
+    cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[tuple[MadeFor, ...], str]:
+    """The groups of a cache file, and why what is there was not used, or "". Never raises."""
+    path = FEATURE_GROUPS.path(cache_file)
+    groups, problem = FEATURE_GROUPS.read(path, _decode_groups, operations)
+    return groups or (), f"{path}: {problem}" if problem else ""
+
+
+def add_feature_groups(
+    cache_file: Path,
+    groups: Iterable[MadeFor],
+    *,
+    anew: bool = False,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> None:
+    """Note what a cache file was made for, beside what is noted already.
+
+    Of equal requests the newest counts. `anew` forgets what was noted: the cache file was begun again.
+
+    Raises:
+        SaveError: As `Kind.write`.
+    """
+    groups = list(groups)
+    if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
+        return  # as in every run that compiles nothing new; nothing is written then
+
+    def make() -> tuple[bytes]:
+        before = () if anew else read_feature_groups(cache_file, operations)[0]
+        noted = {each.request: each for each in before}
+        for each in groups:
+            noted.pop(each.request, None)
+            noted[each.request] = each
+        return (msgspec.json.encode(_Groups(_GROUPS_FORMAT, list(noted.values())[-MOST_GROUPS:])),)
+
+    FEATURE_GROUPS.write(cache_file, make, operations)
+
+
+def _decode_groups(data: bytes) -> tuple[MadeFor, ...]:
+    read = _groups.decode(data)
+    if read.format != _GROUPS_FORMAT:
+        raise ValueError(f"format {read.format} is not known ({_GROUPS_FORMAT} is)")
+    return tuple(read.groups)
