@@ -29,6 +29,7 @@ from orchestrator.devices.sources import PipelineCache as PipelineCache
 from orchestrator.devices.sources import PipelineCacheData as PipelineCacheData
 from orchestrator.devices.sources import PipelineCaches
 from orchestrator.devices.sources import PipelineSource as PipelineSource
+from orchestrator.errors import DeviceError
 
 SUCCESS = 0
 INCOMPLETE = 5
@@ -99,6 +100,22 @@ class DeviceFeatures:
     driver_caches: str
     layers: tuple[str, ...] = ()
     keys_withheld: str = ""
+
+    def check_cache_flags(self, externally_synchronized: bool, internally_merged: bool, name: str) -> None:
+        """Check that a cache may have these flags.
+
+        Raises:
+            DeviceError: The device lacks one, or both are asked for.
+        """
+        if externally_synchronized and internally_merged:
+            cause = "be externally synchronized and internally synchronized in merges at a time"
+        elif externally_synchronized and not self.externally_synchronized_caches:
+            cause = "be externally synchronized: the device lacks the feature pipelineCreationCacheControl"
+        elif internally_merged and not self.internally_synchronized_merge:
+            cause = "have the internally synchronized merge: the device lacks the feature maintenance8"
+        else:
+            return
+        raise DeviceError(f"pipeline cache {name!r} cannot {cause}")
 
 
 class DeviceCapabilities(Protocol):
@@ -239,8 +256,8 @@ class Device(PipelineCaches, Protocol):
     def prepare(self, image: CreateInfoImage) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
-        Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V that
-        cannot be read, make the pipelines that need them `unusable`, and are not raised.
+        Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V
+        that cannot be read, make the pipelines that need them `unusable`, and are not raised.
 
         Raises:
             DeviceError: The device was closed.

@@ -20,6 +20,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 from attrs import frozen
 
@@ -128,16 +129,7 @@ class SimulatedCache:
         migrate_every: int,
         stub: bool,
     ) -> None:
-        """Make a cache.
-
-        Args:
-            header: Header of its data.
-            entries: What it starts with.
-            strategy: How threads are kept apart; NONE for an externally synchronized cache.
-            clock: Tells the waits for its lock.
-            migrate_every: Number of insertions after which the two-level strategy migrates entries.
-            stub: Whether it keeps nothing.
-        """
+        """Make a cache with entries. Strategy NONE is for externally synchronized ones; a stub keeps nothing."""
         self.strategy = strategy
         self.lock = ReadWriteLock(clock)
         self.migrations = 0
@@ -156,87 +148,53 @@ class SimulatedCache:
     def obtain(
         self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
     ) -> tuple[CacheEntry | None, bool]:
-        """Look an entry up, or make and insert it, locked as the strategy says.
-
-        Args:
-            key: Binary key.
-            make: Compiles; None where there is nothing to insert.
-            wait: Where waits for the lock are added.
+        """Look an entry up by its binary key, or make and insert it, locked as the strategy says.
 
         Returns:
             The entry, or None where `make` gave none; and whether it was found.
         """
-        if self.strategy is LockingStrategy.SINGLE_LEVEL:
-            return self._obtain_single_level(key, make, wait)
-        if self.strategy is LockingStrategy.TWO_LEVEL:
-            return self._obtain_two_level(key, make, wait)
         if self.strategy is LockingStrategy.WHOLE_COMPILE:
             with self.lock.write(wait):
-                return self._obtain_unlocked(key, make)
-        return self._obtain_unlocked(key, make)
-
-    def _obtain_unlocked(
-        self, key: bytes, make: Callable[[], CacheEntry | None]
-    ) -> tuple[CacheEntry | None, bool]:
-        if (found := self._shared.get(key)) is not None:
-            return found, True
-        if (made := make()) is not None:
-            self._insert(self._shared, made)
-        return made, False
-
-    def _obtain_single_level(
-        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
-    ) -> tuple[CacheEntry | None, bool]:
+                return self._find_or_make(key, make, self._shared)
+        if self.strategy is LockingStrategy.NONE:
+            return self._find_or_make(key, make, self._shared)
         with self.lock.read(wait):
             found = self._shared.get(key)
         if found is not None:
             return found, True
-        made = make()
-        if made is not None:
+        if self.strategy is LockingStrategy.TWO_LEVEL:
             with self.lock.write(wait):
-                self._insert(self._shared, made)
-        return made, False
-
-    def _obtain_two_level(
-        self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
-    ) -> tuple[CacheEntry | None, bool]:
-        with self.lock.read(wait):
-            found = self._shared.get(key)
-        if found is not None:
-            return found, True
-        with self.lock.write(wait):
-            # An entry may have migrated between the two locks, so both levels are looked up.
-            found = self._recent.get(key) or self._shared.get(key)
-            if found is not None:
-                return found, True
-            made = make()
-            if made is not None:
-                self._insert(self._recent, made)
+                made_or_found = self._find_or_make(key, make, self._recent)
                 if len(self._recent) >= self._migrate_every:
                     self._shared.update(self._recent)
                     self._recent.clear()
                     self.migrations += 1
+                return made_or_found
+        if (made := make()) is not None:
+            with self.lock.write(wait):
+                self._insert(self._shared, made)
+        return made, False
+
+    def _find_or_make(
+        self, key: bytes, make: Callable[[], CacheEntry | None], level: dict[bytes, CacheEntry]
+    ) -> tuple[CacheEntry | None, bool]:
+        # An entry may have migrated since the shared level was looked up, so both levels are.
+        if (found := self._recent.get(key) or self._shared.get(key)) is not None:
+            return found, True
+        if (made := make()) is not None:
+            self._insert(level, made)
         return made, False
 
     def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
         """Take in the entries of another cache; those that are here already are pruned."""
-        if self.strategy is LockingStrategy.NONE:
-            self._absorb_unlocked(entries)
-            return
-        with self.lock.write(wait):
-            self._absorb_unlocked(entries)
-
-    def _absorb_unlocked(self, entries: Mapping[bytes, CacheEntry]) -> None:
-        for key, entry in entries.items():
-            if key not in self._recent:
-                self._insert(self._shared, entry)
+        with nullcontext() if self.strategy is LockingStrategy.NONE else self.lock.write(wait):
+            for key, entry in entries.items():
+                if key not in self._recent:
+                    self._insert(self._shared, entry)
 
     def snapshot(self, wait: LockWait) -> dict[bytes, CacheEntry]:
         """All entries by binary key, in the order of insertion, as of now."""
-        if self.strategy is LockingStrategy.NONE:
-            with self._mutex:
-                return self._shared | self._recent
-        with self.lock.read(wait):
+        with self._mutex if self.strategy is LockingStrategy.NONE else self.lock.read(wait):
             return self._shared | self._recent
 
     def size(self, wait: LockWait) -> int:
@@ -244,15 +202,7 @@ class SimulatedCache:
         return HEADER_SIZE + sum(entry.size for entry in self.snapshot(wait).values())
 
     def read(self, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
-        """The data, as far as whole entries fit.
-
-        Args:
-            capacity: Bytes that there is room for.
-            wait: Where waits for the lock are added.
-
-        Returns:
-            The data, empty where not even the header fits; and whether it is all.
-        """
+        """The data as far as whole entries fit, empty where not even the header does; whether it is all."""
         entries = self.snapshot(wait)
         if capacity < HEADER_SIZE:
             return b"", False

@@ -3,9 +3,8 @@
 For users' tests, for machines without a driver, and as the device whose truth is known when a measurement is
 to be checked. It implements the Device Protocol fully, with the same errors as a real device, and is
 deterministic: the same calls in the same order give the same bytes, results and (on a VirtualClock)
-    durations. Misuse that the
-specification calls invalid and that can be seen from here raises before the driver is entered. What was not
-given back can be counted until it is closed.
+durations. Misuse that the specification calls invalid and that can be seen from here raises before the driver
+is entered. What was not given back can be counted until it is closed.
 
 Of an image it uses keys, kinds, modules and library links only.
 """
@@ -15,20 +14,21 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
 from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
     ERROR_UNKNOWN,
     INCOMPLETE,
     SUCCESS,
     CreationBatch,
     DeviceCapabilities,
     DeviceFeatures,
-    DeviceIdentity,
     PipelineCache,
     PipelineCacheData,
     PipelineSource,
@@ -51,7 +51,12 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
 
 class SimulatedPipelines:
-    """An image bound to a `SimulatedDevice`. Made by its `prepare`. Thread-safe."""
+    """Implements `PreparedPipelines`. Made by `SimulatedDevice.prepare`. Thread-safe.
+
+    Attributes:
+        image: See `PreparedPipelines`; so for `unusable`.
+        keys: Key of each pipeline in its set.
+    """
 
     def __init__(
         self,
@@ -59,19 +64,13 @@ class SimulatedPipelines:
         unusable: dict[int, str],
         forget: Callable[[SimulatedPipelines, Sequence[int]], None],
     ) -> None:
-        """Bind an image; only the device does this.
-
-        Args:
-            image: The image.
-            unusable: Pipelines that cannot be handed to the driver, with the cause.
-            forget: Tells the device that this is closed, with the handles of the libraries to destroy.
-        """
-        self._image = image
+        """Bind an image; `forget` hears of its end, with the handles of the libraries to destroy."""
+        self.image: Final = image
+        self.unusable: Final = unusable
         # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
-        self._keys: list[int] = image.keys.tolist()
+        self.keys: Final[list[int]] = image.keys.tolist()
         self._is_library: list[bool] = image.is_library.tolist()
         self._links = len(image.library_slot_pipeline) > 0
-        self._unusable = unusable
         self._forget = forget
         self._mutex = threading.Lock()
         self._in_use: set[int] = set()
@@ -79,28 +78,14 @@ class SimulatedPipelines:
         # Handles of the library pipelines that exist, by index.
         self._libraries: dict[int, int] = {}
 
-    @property
-    def image(self) -> CreateInfoImage:
-        """The image that was bound."""
-        return self._image
-
-    @property
-    def unusable(self) -> dict[int, str]:
-        """Pipelines that cannot be handed to the driver, by index, with the cause."""
-        return dict(self._unusable)
-
-    def key_of(self, index: int) -> int:
-        """Key of a pipeline in its set."""
-        return self._keys[index]
-
     def is_usable(self, index: int) -> bool:
         """Whether a pipeline can be handed to the driver: nothing is wrong and what it links exists."""
-        if index in self._unusable:
+        if index in self.unusable:
             return False
         if not self._links:
             return True
         with self._mutex:
-            return all(library in self._libraries for library in self._image.libraries_of(index))
+            return all(library in self._libraries for library in self.image.libraries_of(index))
 
     def check(self, indices: npt.NDArray[np.int32], what: str) -> list[int]:
         """The indices as numbers, which name pipelines, each once.
@@ -109,7 +94,7 @@ class SimulatedPipelines:
             DeviceError: They do not.
         """
         given: list[int] = indices.tolist()
-        if given and (len(set(given)) != len(given) or min(given) < 0 or max(given) >= len(self._keys)):
+        if given and (len(set(given)) != len(given) or min(given) < 0 or max(given) >= len(self.keys)):
             raise DeviceError(f"{what}: an index is out of range or stands twice among {len(given)}")
         return given
 
@@ -163,7 +148,6 @@ class SimulatedPipelines:
 
 # Across all devices of the process, so that a handle is never taken for another device's.
 _next_handle = itertools.count(0x51D0_0001)
-_NO_PIPELINES = np.zeros(0, np.int64)
 # A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the
 # driver.
 _NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
@@ -174,6 +158,10 @@ class SimulatedDevice:
 
     Beside the Protocol it tells the truth about what happened: `true_lock_wait_ns`, `calls`,
     `compile_counts`, `live_caches`, `live_pipelines`.
+
+    Attributes:
+        identity: See `Device.identity`; `features`, `capabilities` and `supported` likewise.
+        driver: The driver under the device, for calls that a device would not make.
     """
 
     def __init__(self, options: SimulatedOptions | None = None) -> None:
@@ -182,52 +170,25 @@ class SimulatedDevice:
         Args:
             options: How it behaves; by default every feature, no bug, and no real time.
         """
-        self._options = options if options is not None else SimulatedOptions()
-        chosen = self._options
+        self._options = chosen = options if options is not None else SimulatedOptions()
         bumps = not chosen.bugs.uuid_not_bumped
-        self._identity = chosen.identity if bumps else without_bumped_uuid(chosen.identity)
-        self._capabilities: DeviceCapabilities = (
-            chosen.capabilities
-            if chosen.request is None
-            else EnabledCapabilities(chosen.capabilities, chosen.request)
+        self.identity: Final = chosen.identity if bumps else without_bumped_uuid(chosen.identity)
+        self.supported: Final = chosen.capabilities
+        self.capabilities: Final[DeviceCapabilities] = (
+            self.supported if chosen.request is None else EnabledCapabilities(self.supported, chosen.request)
         )
-        self._features = (
+        self.features: Final = (
             chosen.features
             if chosen.request is None or chosen.request.orchestrator_features is not False
-            else _without_own(chosen.features, self._capabilities)
+            else _without_own(chosen.features, self.capabilities)
         )
         salt = key_salt(chosen.keys_depend_on, chosen.request, self.capabilities)
-        self._driver = SimulatedDriver(self._identity, chosen, salt)
-        self._calls = Calls(chosen.calls_kept)
+        self.driver: Final = SimulatedDriver(self.identity, chosen, salt)
+        self._calls = Calls(chosen.calls_kept, chosen.clock)
         self._mutex = threading.Lock()
-        self._caches: dict[int, tuple[PipelineCache, CacheUse]] = {}
-        self._pipelines: dict[int, int] = {}
+        self._caches: dict[int, CacheUse] = {}
+        self._pipelines: set[int] = set()
         self._prepared: set[SimulatedPipelines] = set()
-
-    @property
-    def identity(self) -> DeviceIdentity:
-        """What caches of this device are valid for."""
-        return self._identity
-
-    @property
-    def features(self) -> DeviceFeatures:
-        """What it offers to an orchestrator."""
-        return self._features
-
-    @property
-    def capabilities(self) -> DeviceCapabilities:
-        """What is enabled of what captured pipelines may need."""
-        return self._capabilities
-
-    @property
-    def supported(self) -> DeviceCapabilities:
-        """What could be enabled of it."""
-        return self._options.capabilities
-
-    @property
-    def driver(self) -> SimulatedDriver:
-        """The driver under the device, for calls that a device would not make."""
-        return self._driver
 
     # Caches.
 
@@ -239,33 +200,26 @@ class SimulatedDevice:
         internally_synchronized_merge: bool = False,
         name: str = "cache",
     ) -> PipelineCache:
-        """Create a cache; see `Device.create_pipeline_cache`."""
+        """See `Device.create_pipeline_cache`."""
         what = "create_pipeline_cache"
-        features = self._features
-        if externally_synchronized and internally_synchronized_merge:
-            raise DeviceError(f"{what}: the flags of {name!r} exclude each other")
-        if externally_synchronized and not features.externally_synchronized_caches:
-            raise DeviceError(f"{what}: the device has no externally synchronized caches, asked for {name!r}")
-        if internally_synchronized_merge and not features.internally_synchronized_merge:
-            raise DeviceError(f"{what}: the device has no internally synchronized merge, asked for {name!r}")
-        with self._recorded(what, name):
-            result, made = self._driver.create_cache(
+        handle = next(_next_handle)
+        cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
+        self.features.check_cache_flags(externally_synchronized, internally_synchronized_merge, name)
+        with self._calls.recorded(what, name):
+            result, made = self.driver.create_cache(
                 len(initial_data), initial_data or None, synchronized=not externally_synchronized
             )
             check_result("vkCreatePipelineCache", result)
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
-            cache = PipelineCache(
-                next(_next_handle), externally_synchronized, internally_synchronized_merge, name, self
-            )
             with self._mutex:
-                self._caches[cache.handle] = cache, CacheUse(made, name, internally_synchronized_merge)
+                self._caches[handle] = CacheUse(cache, made)
             return cache
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        """Merge sources into the destination; see `Device.merge_pipeline_caches`."""
+        """See `Device.merge_pipeline_caches`."""
         what = "merge_pipeline_caches"
-        with self._recorded(what, destination.name) as wait, ExitStack() as held:
+        with self._calls.recorded(what, destination.name) as wait, ExitStack() as held:
             if any(source is destination for source in sources):
                 raise DeviceError(
                     f"{what}: the destination {destination.name!r} is among the sources "
@@ -273,54 +227,50 @@ class SimulatedDevice:
                 )
             if not sources:
                 return
-            into = held.enter_context(self._using(destination, what, merge=True))
+            alone = not destination.internally_synchronized_merge
+            into = held.enter_context(self._using(destination, what, alone=alone))
             merged = [held.enter_context(self._using(source, what)) for source in sources]
-            check_result("vkMergePipelineCaches", self._driver.merge_caches(into, merged, wait))
+            check_result("vkMergePipelineCaches", self.driver.merge_caches(into, merged, wait))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
-        """Bytes that a read would give now."""
+        """See `Device.pipeline_cache_size`."""
         what = "pipeline_cache_size"
-        with self._recorded(what, cache.name) as wait, self._using(cache, what) as used:
+        with self._calls.recorded(what, cache.name) as wait, self._using(cache, what) as used:
             return self._size(used, wait)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        """Read a cache back; see `Device.pipeline_cache_data`."""
+        """See `Device.pipeline_cache_data`."""
         what = "pipeline_cache_data"
         if limit is not None and limit < 0:
             raise DeviceError(f"{what}: a limit of {limit} bytes")
-        with self._recorded(what, cache.name) as wait, self._using(cache, what) as used:
+        with self._calls.recorded(what, cache.name) as wait, self._using(cache, what) as used:
             while True:
-                capacity = size = self._size(used, wait)
-                if limit is not None:
-                    capacity = min(size, limit)
+                size = self._size(used, wait)
+                capacity = size if limit is None else min(size, limit)
                 buffer = bytearray(capacity)
-                result, written = self._driver.cache_data(used, buffer, capacity, wait)
+                result, written = self.driver.cache_data(used, buffer, capacity, wait)
                 check_result("vkGetPipelineCacheData", result)
                 # Incomplete although there was room for all: it grew between the two calls.
                 if result != INCOMPLETE or capacity < size or capacity == limit:
                     return PipelineCacheData(bytes(buffer[:written]), complete=result != INCOMPLETE)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        """Destroy a cache. Idempotent; see `Device.destroy_pipeline_cache`."""
+        """See `Device.destroy_pipeline_cache`."""
         what = "destroy_pipeline_cache"
         if cache.destroyed:
             return
-        with self._recorded(what, cache.name), cache.exclusive(what):
-            _, use = self._known(cache, what)
-            with use.alone(what), self._mutex:
-                cache.destroyed = True
-                self._caches.pop(cache.handle, None)
+        with self._calls.recorded(what, cache.name), self._using(cache, what, alone=True), self._mutex:
+            cache.destroyed = True
+            self._caches.pop(cache.handle, None)
 
     # Pipelines.
 
     def prepare(self, image: CreateInfoImage) -> SimulatedPipelines:
-        """Bind an image; there is nothing to create."""
+        """See `Device.prepare`; there is nothing to create."""
         with self._calls.inside("prepare"):
-            unusable = {
-                index: self._options.unusable[int(key)]
-                for index, key in enumerate(image.keys)
-                if int(key) in self._options.unusable
-            }
+            causes = self._options.unusable
+            keys = enumerate(image.keys.tolist())
+            unusable = {index: causes[key] for index, key in keys if key in causes}
             prepared = SimulatedPipelines(image, unusable, self._forget)
             with self._mutex:
                 self._prepared.add(prepared)
@@ -335,7 +285,7 @@ class SimulatedDevice:
         keep: bool = False,
         fail_on_compile_required: bool = False,
     ) -> CreationBatch:
-        """Create a batch of pipelines; see `Device.create_pipelines`.
+        """See `Device.create_pipelines`.
 
         The first pipeline of a library is the prepared image's until that is closed, and its handle is 0
         here.
@@ -346,30 +296,24 @@ class SimulatedDevice:
                 or the device cannot fail instead of compiling.
         """
         what = "create_pipelines"
-        if fail_on_compile_required and not self._features.compile_required:
+        if fail_on_compile_required and not self.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
-        count = len(indices)
-        feedback = self._features.creation_feedback
-        batch = CreationBatch(
-            results=np.zeros(count, np.int32),
-            feedback_flags=np.zeros(count, np.uint32),
-            durations_ns=np.zeros(count, np.uint64),
-            handles=np.zeros(count, np.uint64),
-        )
-        waits = np.zeros(count, np.int64)
+        feedback = self.features.creation_feedback
+        batch = CreationBatch.of_zeros(len(indices))
+        waits = np.zeros(len(indices), np.int64)
         cache = source if isinstance(source, PipelineCache) else None
         name = cache.name if cache is not None else ""
-        with self._recorded(what, name, waits) as wait, ExitStack() as held:
+        with self._calls.recorded(what, name, waits) as wait, ExitStack() as held:
             ours = self._ours(prepared, what)
             numbers = held.enter_context(ours.using(indices, what))
             used = held.enter_context(self._using(cache, what)) if cache is not None else None
             # Ascending: libraries come before what links them.
-            for position in sorted(range(count), key=numbers.__getitem__):
+            for position in sorted(range(len(indices)), key=numbers.__getitem__):
                 index = numbers[position]
                 made = _NOT_HANDED_OVER
                 if ours.is_usable(index):
-                    made = self._driver.create_pipeline(
-                        ours.key_of(index), used, fail_on_compile_required=fail_on_compile_required
+                    made = self.driver.create_pipeline(
+                        ours.keys[index], used, fail_on_compile_required=fail_on_compile_required
                     )
                     waits[position] = made.lock_wait_ns
                     wait.ns += made.lock_wait_ns
@@ -383,46 +327,41 @@ class SimulatedDevice:
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
-        """Destroy pipelines that were kept; zeros are skipped.
+        """See `Device.destroy_pipelines`.
 
         Raises:
             DeviceError: One of them is not a live pipeline of this device; none is destroyed then.
         """
         with self._calls.inside("destroy_pipelines"), self._mutex:
-            given = [int(handle) for handle in handles if handle]
-            if len(set(given)) != len(given) or any(handle not in self._pipelines for handle in given):
+            given = handles[handles != 0].tolist()
+            if len(set(given)) != len(given) or not self._pipelines.issuperset(given):
                 raise DeviceError("destroy_pipelines: not a live pipeline of this device, or given twice")
-            for handle in given:
-                del self._pipelines[handle]
+            self._pipelines.difference_update(given)
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """Key of each pipeline, 32 bytes that follow from its key in the set; None for unusable ones, links.
-
-        Raises:
-            DeviceError: The device has no pipeline binaries.
-        """
+        """See `Device.pipeline_keys`: 32 bytes that follow from the key in the set; None where unusable."""
         what = "pipeline_keys"
         with self._calls.inside(what):
-            if not self._features.pipeline_binaries:
+            if not self.features.pipeline_binaries:
                 raise DeviceError(f"{what}: the device has no pipeline binaries")
             ours = self._ours(prepared, what)
             return [
                 None
                 if index in ours.unusable or ours.image.libraries_of(index)
-                else self._driver.binary_key(ours.key_of(index))
+                else self.driver.binary_key(ours.keys[index])
                 for index in ours.check(indices, what)
             ]
 
     def close(self) -> None:
-        """Destroy what is left. Idempotent; calls that hang are let go with VK_ERROR_DEVICE_LOST first."""
+        """See `Device.close`. Calls that hang are let go with VK_ERROR_DEVICE_LOST first."""
         self._calls.refuse_new()
-        self._driver.lose()
+        self.driver.hangs.release(ERROR_DEVICE_LOST)
         self._calls.wait_until_none()
         with self._mutex:
-            for cache, _ in self._caches.values():
-                cache.destroyed = True
+            for use in self._caches.values():
+                use.cache.destroyed = True
             self._caches.clear()
             self._pipelines.clear()
             self._prepared.clear()
@@ -447,12 +386,12 @@ class SimulatedDevice:
     @property
     def compile_counts(self) -> dict[int, int]:
         """How often each pipeline was compiled to the end, by its key in the set; hits do not count."""
-        return self._driver.compile_counts
+        return self.driver.compile_counts
 
     @property
     def foreign_hits(self) -> int:
         """Hits that gave code of another device or driver version: what a good application prevents."""
-        return self._driver.foreign_hits
+        return self.driver.foreign_hits
 
     def true_lock_wait_ns(self, thread_id: int | None = None) -> int:
         """Time that calls spent waiting for locks of caches, ns on the device's clock.
@@ -473,36 +412,26 @@ class SimulatedDevice:
 
     def wait_until_hung(self, count: int = 1, timeout_s: float = 30.0) -> bool:
         """Wait until so many compiles hang (`DriverBugs.hang`); False where they did not in time."""
-        return self._driver.hangs.wait_until_hung(count, timeout_s)
+        return self.driver.hangs.wait_until_hung(count, timeout_s)
 
     def release_hangs(self) -> None:
         """Let all compiles that hang go on, and hang no more."""
-        self._driver.hangs.release(SUCCESS)
+        self.driver.hangs.release(SUCCESS)
 
     # Parts of the above.
 
-    def _recorded(
-        self, what: str, cache: str, waits: npt.NDArray[np.int64] = _NO_PIPELINES
-    ) -> AbstractContextManager[LockWait]:
-        return self._calls.recorded(what, cache, self._options.clock, waits)
-
-    def _known(self, cache: PipelineCache, what: str) -> tuple[PipelineCache, CacheUse]:
-        with self._mutex:
-            known = self._caches.get(cache.handle)
-        if known is None or known[0] is not cache:
-            raise DeviceError(f"{what}: pipeline cache {cache.name!r} belongs to another device")
-        return known
-
     @contextmanager
-    def _using(self, cache: PipelineCache, what: str, *, merge: bool = False) -> Iterator[SimulatedCache]:
+    def _using(self, cache: PipelineCache, what: str, *, alone: bool = False) -> Iterator[SimulatedCache]:
         with cache.exclusive(what):
-            _, use = self._known(cache, what)
-            alone = merge and not use.merge_while_in_use
-            with use.alone(what) if alone else use.beside_others(what) as used:
-                yield used
+            with self._mutex:
+                use = self._caches.get(cache.handle)
+            if use is None or use.cache is not cache:
+                raise DeviceError(f"{what}: pipeline cache {cache.name!r} belongs to another device")
+            with use.hold(what, alone=alone):
+                yield use.of_driver
 
     def _size(self, cache: SimulatedCache, wait: LockWait) -> int:
-        result, size = self._driver.cache_data(cache, None, 0, wait)
+        result, size = self.driver.cache_data(cache, None, 0, wait)
         check_result("vkGetPipelineCacheData", result)
         return size
 
@@ -519,14 +448,13 @@ class SimulatedDevice:
         mine = prepared.take_library(index, handle)
         if mine or keep:
             with self._mutex:
-                self._pipelines[handle] = prepared.key_of(index)
+                self._pipelines.add(handle)
         return handle if keep and not mine else 0
 
     def _forget(self, prepared: SimulatedPipelines, libraries: Sequence[int]) -> None:
         with self._mutex:
             self._prepared.discard(prepared)
-            for handle in libraries:
-                self._pipelines.pop(handle, None)
+            self._pipelines.difference_update(libraries)
 
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:

@@ -6,8 +6,7 @@ for whom and how often is on record, so that tests can compare with the truth.
 
 `CacheUse` makes an error, before the driver is entered, of what the specification's host synchronization
 forbids: merging into a cache (without the internally synchronized merge flag) or destroying one while another
-    call uses it.
-`Calls` knows the calls in flight; closing waits for them.
+call uses it. `Calls` knows the calls in flight; closing waits for them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import numpy.typing as npt
 from attrs import define, field, frozen
 
 from orchestrator.devices.device import (
-    ERROR_DEVICE_LOST,
     ERROR_INITIALIZATION_FAILED,
     ERROR_OUT_OF_HOST_MEMORY,
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -33,6 +31,7 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     DeviceIdentity,
+    PipelineCache,
 )
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait
@@ -53,15 +52,7 @@ def check_result(command: str, result: int) -> None:
 
 @frozen
 class Creation:
-    """What the creation of one pipeline gave.
-
-    Attributes:
-        result: VkResult.
-        feedback_flags: VkPipelineCreationFeedbackFlags.
-        duration_ns: Time inside the driver, waits for locks included.
-        lock_wait_ns: True time of those waits.
-        lock_asleep_ns: How much of it the thread was asleep; see `LockWait`.
-    """
+    """What the creation of one pipeline gave: VkResult, VkPipelineCreationFeedback, `LockWait`."""
 
     result: int
     feedback_flags: int
@@ -105,13 +96,7 @@ class SimulatedDriver:
     """Driver commands on simulated caches and pipelines."""
 
     def __init__(self, identity: DeviceIdentity, options: SimulatedOptions, key_salt: bytes = b"") -> None:
-        """Make a driver.
-
-        Args:
-            identity: What it says it is.
-            options: How it behaves, but for the identity there.
-            key_salt: What its keys depend on beside the pipeline, at most 64 bytes.
-        """
+        """Make a driver; the identity is not the options'. Its keys depend on the salt, at most 64 bytes."""
         self.hangs = Hangs()
         self._identity = identity
         self._header = encode_header(identity)
@@ -145,12 +130,7 @@ class SimulatedDriver:
     def create_cache(
         self, initial_data_size: int, initial_data: bytes | None, *, synchronized: bool
     ) -> tuple[int, SimulatedCache | None]:
-        """Create a cache, as vkCreatePipelineCache.
-
-        Args:
-            initial_data_size: Bytes of initial data.
-            initial_data: The data, None for a null pointer.
-            synchronized: Whether the driver locks it; False for an externally synchronized cache.
+        """Create a cache, as vkCreatePipelineCache; None for a null pointer.
 
         Returns:
             The VkResult, and the cache where it is 0.
@@ -195,13 +175,7 @@ class SimulatedDriver:
     def cache_data(
         self, cache: SimulatedCache, buffer: bytearray | None, size: int, wait: LockWait
     ) -> tuple[int, int]:
-        """Read a cache, as vkGetPipelineCacheData.
-
-        Args:
-            cache: The cache.
-            buffer: Where to write, None for a null pointer: then the size is asked for.
-            size: Bytes that there is room for in the buffer.
-            wait: Where waits for the lock are added.
+        """Read a cache, as vkGetPipelineCacheData; with None for a null pointer the size is asked for.
 
         Returns:
             The VkResult, and the size that a read gives or the bytes written.
@@ -219,13 +193,7 @@ class SimulatedDriver:
     def create_pipeline(
         self, key: int, cache: SimulatedCache | None, *, fail_on_compile_required: bool
     ) -> Creation:
-        """Create one pipeline, as an element of a vkCreate*Pipelines call.
-
-        Args:
-            key: Its key.
-            cache: The cache to use, None for VK_NULL_HANDLE.
-            fail_on_compile_required: Do not compile.
-        """
+        """Create one pipeline, as an element of a vkCreate*Pipelines call; None for VK_NULL_HANDLE."""
         work = self._clock.begin_work()
         wait = LockWait()
         result = SUCCESS
@@ -278,67 +246,43 @@ class SimulatedDriver:
         key = hashlib.sha256(b"entry of the driver's own" + number.to_bytes(8, "little")).digest()
         cache.absorb({key: CacheEntry(key, self._build, key)}, wait)
 
-    def lose(self) -> None:
-        """Let all that hangs go with VK_ERROR_DEVICE_LOST: the device is being closed."""
-        self.hangs.release(ERROR_DEVICE_LOST)
-
 
 @define(eq=False)
 class CacheUse:
-    """A cache of the driver with the calls that use it now.
+    """A cache, the driver's cache behind it, and the calls that use it now."""
 
-    Attributes:
-        cache: The cache.
-        name: For messages.
-        merge_while_in_use: Whether it has the internally synchronized merge flag.
-    """
-
-    cache: SimulatedCache
-    name: str
-    merge_while_in_use: bool
+    cache: PipelineCache
+    of_driver: SimulatedCache
     _users: int = field(default=0, init=False)
     _alone: bool = field(default=False, init=False)
     _mutex: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
 
     @contextmanager
-    def beside_others(self, what: str) -> Iterator[SimulatedCache]:
-        """Use the cache as other calls may do at the same time.
+    def hold(self, what: str, *, alone: bool) -> Iterator[None]:
+        """Use the cache beside other calls, or alone.
 
         Raises:
-            ExternalSynchronizationError: It is being merged into or destroyed.
+            ExternalSynchronizationError: Another call uses it alone, or this one has to be alone.
         """
         with self._mutex:
-            if self._alone:
+            if self._alone and not alone:
                 raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.name!r} is being merged into or destroyed by "
+                    f"{what}: pipeline cache {self.cache.name!r} is being merged into or destroyed by "
                     "another thread"
                 )
+            if self._alone or (alone and self._users):
+                raise ExternalSynchronizationError(
+                    f"{what}: pipeline cache {self.cache.name!r} is in use by another thread; the "
+                    "specification asks for external synchronization here whatever the cache's flags are"
+                )
+            self._alone = alone
             self._users += 1
         try:
-            yield self.cache
-        finally:
-            with self._mutex:
-                self._users -= 1
-
-    @contextmanager
-    def alone(self, what: str) -> Iterator[SimulatedCache]:
-        """Use the cache as the specification allows to one call at a time only.
-
-        Raises:
-            ExternalSynchronizationError: Another call uses it.
-        """
-        with self._mutex:
-            if self._alone or self._users:
-                raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.name!r} is in use by another thread; the specification "
-                    "asks for external synchronization here whatever the cache's flags are"
-                )
-            self._alone = True
-        try:
-            yield self.cache
+            yield
         finally:
             with self._mutex:
                 self._alone = False
+                self._users -= 1
 
 
 @frozen(eq=False)
@@ -366,22 +310,21 @@ class CallRecord:
     pipeline_lock_wait_ns: npt.NDArray[np.int64]
 
 
+_NO_PIPELINES = np.zeros(0, np.int64)
+
+
 class Calls:
     """Calls in flight and calls that were. Thread-safe."""
 
-    def __init__(self, kept: int) -> None:
-        """Keep the records of the last `kept` calls."""
+    def __init__(self, kept: int, clock: Clock) -> None:
+        """Keep the records of the last `kept` calls; the clock tells their lengths."""
+        self._clock = clock
         self._changed = threading.Condition()
         self._in_flight = 0
         self._closed = False
         self._records: deque[CallRecord] = deque(maxlen=kept)
         self._waits: dict[int, int] = {}
         self._own = threading.local()
-
-    @property
-    def closed(self) -> bool:
-        """Whether no new call may begin."""
-        return self._closed
 
     @contextmanager
     def inside(self, what: str) -> Iterator[None]:
@@ -403,28 +346,25 @@ class Calls:
 
     @contextmanager
     def recorded(
-        self, what: str, cache: str, clock: Clock, waits: npt.NDArray[np.int64]
+        self, what: str, cache: str, waits: npt.NDArray[np.int64] = _NO_PIPELINES
     ) -> Iterator[LockWait]:
-        """Be in flight, and put the call on record when it ends.
-
-        Args:
-            what: Name of the operation.
-            cache: Name of the cache that it uses, or "".
-            clock: Tells its length.
-            waits: The waits by pipeline; filled in meanwhile.
+        """Be in flight, and put the call on record when it ends; `waits` are filled in meanwhile.
 
         Raises:
             DeviceError: The device was closed before.
         """
-        wait = LockWait()
+        wait, thread = LockWait(), threading.get_ident()
         with self.inside(what):
-            start = clock.now_ns()
+            start = self._clock.now_ns()
             try:
                 yield wait
             finally:
-                duration = clock.now_ns() - start
-                thread = threading.get_ident()
-                self._add(CallRecord(what, cache, thread, duration, wait.ns, wait.asleep_ns, waits))
+                duration = self._clock.now_ns() - start
+                record = CallRecord(what, cache, thread, duration, wait.ns, wait.asleep_ns, waits)
+                self._own.last = record
+                with self._changed:
+                    self._records.append(record)
+                    self._waits[thread] = self._waits.get(thread, 0) + wait.ns
 
     def refuse_new(self) -> None:
         """Let no new call begin."""
@@ -435,12 +375,6 @@ class Calls:
         """Wait for the calls in flight."""
         with self._changed:
             self._changed.wait_for(lambda: not self._in_flight)
-
-    def _add(self, record: CallRecord) -> None:
-        self._own.last = record
-        with self._changed:
-            self._records.append(record)
-            self._waits[record.thread_id] = self._waits.get(record.thread_id, 0) + record.lock_wait_ns
 
     def last(self) -> CallRecord | None:
         """The calling thread's last call."""

@@ -198,8 +198,6 @@ def _checksum(size: int) -> None:
 
 @frozen
 class _Rates:
-    """How fast this machine burns: what starting a derivation takes, and what follows for each ns."""
-
     start_ns: int
     iterations_per_ns: float
     bytes_per_ns: float
@@ -238,9 +236,7 @@ class CpuClock:
         """Wall clock of the process, ns."""
         return time.perf_counter_ns()
 
-    def common_ns(self) -> int:
-        """Wall clock of the process, ns."""
-        return time.perf_counter_ns()
+    common_ns = now_ns
 
     def spend(self, duration_ns: int) -> None:
         """Burn until the thread's CPU clock has moved by `duration_ns`."""
@@ -324,10 +320,6 @@ class VirtualClock:
 
 
 class _VirtualWait:
-    """A wait on a virtual clock: what others let pass."""
-
-    __slots__ = ("_clock", "_handed", "_since")
-
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._since = self._handed = clock.common_ns()
@@ -340,10 +332,6 @@ class _VirtualWait:
 
 
 class _VirtualWork:
-    """Work on a virtual clock: what the thread spent and others let pass."""
-
-    __slots__ = ("_clock", "_start")
-
     def __init__(self, clock: VirtualClock) -> None:
         self._clock = clock
         self._start = clock.now_ns()
@@ -385,8 +373,6 @@ class LockWait:
 
 
 class _Waiter:
-    """A thread that waits."""
-
     __slots__ = ("_gate", "_time")
 
     def __init__(self, clock: Clock) -> None:
@@ -426,10 +412,8 @@ class ReadWriteLock:
     def read(self, wait: LockWait) -> Iterator[None]:
         """Hold the lock beside other readers; the time until it was had is added to `wait`."""
         with self._mutex:
-            waiter = None
-            if self._writing or self._waiting_writers:
-                waiter = self._queue(self._waiting_readers)
-            else:
+            waiter = self._queue(self._waiting_readers, self._writing or bool(self._waiting_writers))
+            if waiter is None:
                 self._readers += 1
         if waiter is not None:
             waiter.wait(wait)
@@ -445,10 +429,8 @@ class ReadWriteLock:
     def write(self, wait: LockWait) -> Iterator[None]:
         """Hold the lock alone; the time until it was had is added to `wait`."""
         with self._mutex:
-            waiter = None
-            if self._writing or self._readers:
-                waiter = self._queue(self._waiting_writers)
-            else:
+            waiter = self._queue(self._waiting_writers, self._writing or bool(self._readers))
+            if waiter is None:
                 self._writing = True
         if waiter is not None:
             waiter.wait(wait)
@@ -459,10 +441,11 @@ class ReadWriteLock:
                 self._writing = False
                 self._let_go()
 
-    def _queue(self, queue: deque[_Waiter]) -> _Waiter:
-        waiter = _Waiter(self._clock)
-        queue.append(waiter)
-        return waiter
+    def _queue(self, queue: deque[_Waiter], taken: bool) -> _Waiter | None:
+        if not taken:
+            return None
+        queue.append(_Waiter(self._clock))
+        return queue[-1]
 
     def _let_go(self) -> None:
         """Hand the lock on; called with the mutex held and nobody in the lock."""

@@ -11,7 +11,7 @@ import enum
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from statistics import NormalDist
 
 from attrs import evolve, field, frozen, validators
@@ -30,11 +30,11 @@ class CacheOperation(enum.StrEnum):
     READ = "read"
 
 
-def _keys(keys: frozenset[int] | set[int] | tuple[int, ...] | list[int]) -> frozenset[int]:
+def _keys(keys: Collection[int]) -> frozenset[int]:
     return frozenset(keys)
 
 
-def _operations(operations: frozenset[CacheOperation] | set[CacheOperation]) -> frozenset[CacheOperation]:
+def _operations(operations: Collection[CacheOperation]) -> frozenset[CacheOperation]:
     return frozenset(operations)
 
 
@@ -171,11 +171,7 @@ def simulated_identity(
 ) -> DeviceIdentity:
     """An identity whose pipelineCacheUUID follows from vendor, device and driver version, as it should.
 
-    Args:
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
-        driver_version: VkPhysicalDeviceProperties::driverVersion.
-        device_name: Name of the device, for people.
+    The parameters are those of `DeviceIdentity`.
     """
     return DeviceIdentity(
         vendor_id=vendor_id,
@@ -266,13 +262,7 @@ class SimulatedOptions:
 def key_salt(
     depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
 ) -> bytes:
-    """What goes into every key of a driver beside the pipeline; empty where its keys depend on nothing.
-
-    Args:
-        depends_on: See `SimulatedOptions.keys_depend_on`.
-        request: What the device was opened as.
-        capabilities: What is enabled.
-    """
+    """What goes into every key of a driver beside the pipeline; empty where its keys depend on nothing."""
     if not depends_on:
         return b""
     told = (request or DeviceRequest()).application

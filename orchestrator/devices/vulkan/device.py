@@ -91,14 +91,7 @@ class VulkanDevice:
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
         self._require_open()
-        if externally_synchronized and internally_synchronized_merge:
-            raise DeviceError(
-                "a cache is externally synchronized or internally synchronized in merges, not both"
-            )
-        if externally_synchronized and not self.features.externally_synchronized_caches:
-            raise DeviceError("the device lacks the feature pipelineCreationCacheControl")
-        if internally_synchronized_merge and not self.features.internally_synchronized_merge:
-            raise DeviceError("the device lacks the feature maintenance8")
+        self.features.check_cache_flags(externally_synchronized, internally_synchronized_merge, name)
         # Some drivers fail on size 0 with a pointer that is not null.
         data = ffi.from_buffer("uint8_t[]", initial_data) if initial_data else ffi.NULL
         info = new_struct(
