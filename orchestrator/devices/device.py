@@ -29,7 +29,8 @@ from orchestrator.devices.sources import PipelineCache as PipelineCache
 from orchestrator.devices.sources import PipelineCacheData as PipelineCacheData
 from orchestrator.devices.sources import PipelineCaches
 from orchestrator.devices.sources import PipelineSource as PipelineSource
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, DriverError
+from orchestrator.registry.tables import registry
 
 SUCCESS = 0
 INCOMPLETE = 5
@@ -45,21 +46,27 @@ FEEDBACK_APPLICATION_CACHE_HIT = 2
 FEEDBACK_BASE_PIPELINE_ACCELERATION = 4
 
 
+def check(command: str, result: int) -> int:
+    """Pass the VkResult of a command on where it is zero or positive (VK_INCOMPLETE).
+
+    Raises:
+        DriverError: It is negative.
+    """
+    if result < 0:
+        raise DriverError(command, result, registry().result_name(result))
+    return result
+
+
 @frozen
 class DeviceIdentity:
-    """What a cache made on this device is valid for.
+    """What a cache of this device is valid for. Fields without a text are VkPhysicalDeviceProperties' own.
 
     Attributes:
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
         driver_version: VkPhysicalDeviceProperties::driverVersion, in the vendor's own encoding.
         driver_id: VkDriverId, 0 where the driver does not say.
         driver_abi: Bits of a pointer in the process that uses the driver.
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 16 bytes.
-        api_version: VkPhysicalDeviceProperties::apiVersion.
-        device_name: Name of the device, for people.
-        driver_name: VkPhysicalDeviceDriverProperties::driverName, for people.
-        driver_info: VkPhysicalDeviceDriverProperties::driverInfo, for people.
+        device_name: For people, as are VkPhysicalDeviceDriverProperties' `driver_name` and `driver_info`.
     """
 
     vendor_id: int
@@ -301,9 +308,7 @@ class Device(PipelineCaches, Protocol):
     ) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
-        Args:
-            prepared: What `prepare` returned.
-            indices: The pipelines, shape (n,), none in use by another thread.
+        No other thread may use one of them.
 
         Raises:
             DeviceError: The device has no pipeline binaries, or `prepared` is another device's.
@@ -321,9 +326,7 @@ class ExecutableInspector(Protocol):
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """Create a pipeline without a cache, with its statistics captured, look at it, and destroy it.
 
-        Args:
-            prepared: What `prepare` returned.
-            index: The pipeline, not in use by another thread; the libraries that it links exist.
+        No other thread may use it, and the libraries that it links exist.
 
         Raises:
             DeviceError: The device has no VK_KHR_pipeline_executable_properties.

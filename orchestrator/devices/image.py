@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
+from attrs import frozen
 
 Offsets = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
@@ -149,8 +149,8 @@ class CreateInfoImage:
     keys: npt.NDArray[np.uint64]
     kinds: npt.NDArray[np.uint8]
     offsets: Offsets
-    strides: dict[PipelineKind, int] = field()
-    counts: dict[PipelineKind, int] = field()
+    strides: dict[PipelineKind, int]
+    counts: dict[PipelineKind, int]
     feedback_offset: int
     feedback_slots: Offsets
     feedback_next: Offsets
@@ -163,12 +163,7 @@ class CreateInfoImage:
 
     def first_of(self, kind: PipelineKind) -> int:
         """Index of the first pipeline of a kind (also where there is none of it)."""
-        first = 0
-        for each in PipelineKind:
-            if each is kind:
-                break
-            first += self.counts[each]
-        return first
+        return sum(self.counts[each] for each in _KINDS[: _KINDS.index(kind)])
 
     def kind_of(self, index: int) -> PipelineKind:
         """Kind of one pipeline."""
@@ -177,12 +172,12 @@ class CreateInfoImage:
     def libraries_of(self, index: int) -> tuple[int, ...]:
         """Indices of the library pipelines that a pipeline links."""
         start, stop = self.library_slot_start[index], self.library_slot_start[index + 1]
-        return tuple(int(each) for each in self.library_slot_pipeline[start:stop])
+        return tuple(self.library_slot_pipeline[start:stop].tolist())
 
     def modules_of(self, index: int) -> tuple[int, ...]:
         """Indices of the shader modules of a pipeline's stages, one entry a stage."""
         start, stop = self.module_slot_start[index], self.module_slot_start[index + 1]
-        return tuple(int(each) for each in self.module_slot_module[start:stop])
+        return tuple(self.module_slot_module[start:stop].tolist())
 
 
 _KINDS = tuple(PipelineKind)

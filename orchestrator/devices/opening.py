@@ -33,11 +33,7 @@ _MANIFEST_FOLDERS: Final = (
     "/usr/share/vulkan/icd.d",
 )
 # What each named driver's library is called in its manifest.
-_LIBRARIES: Final = {
-    "radv": "libvulkan_radeon",
-    "lavapipe": "libvulkan_lvp",
-    "nvidia": "nvidia",
-}
+_LIBRARIES: Final = {"radv": "libvulkan_radeon", "lavapipe": "libvulkan_lvp", "nvidia": "nvidia"}
 _PACKAGES: Final = {
     "radv": "mesa-vulkan-drivers (24.3 or later; on Debian 12 from bookworm-backports)",
     "lavapipe": "mesa-vulkan-drivers",
@@ -186,12 +182,7 @@ def open_for_child(
 ) -> Device:
     """Open a device in a child process that works for another one and owns its environment.
 
-    Args:
-        opener: "package.module:function" to open the device with, called with the request; "" for
-            `open_device`.
-        selector: As `open_device` takes it.
-        request: What it is opened as.
-        driver_caches: Leave the driver's own caches on.
+    It is opened by `open_device`, or by the opener "package.module:function", called with the request.
 
     Raises:
         OrchestratorError: What the opener raises.

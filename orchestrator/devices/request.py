@@ -57,10 +57,7 @@ ORCHESTRATOR_FEATURES: Final = frozenset(
 )
 
 #: Environment variables that turn off the disk caches that drivers keep of their own: Mesa's, and NVIDIA's.
-DRIVER_CACHES_OFF: Final = {
-    "MESA_SHADER_CACHE_DISABLE": "true",
-    "__GL_SHADER_DISK_CACHE": "0",
-}
+DRIVER_CACHES_OFF: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
 
 
 @frozen
@@ -68,10 +65,7 @@ class ApplicationInfo:
     """VkApplicationInfo, as a driver is told it.
 
     Attributes:
-        application_name: pApplicationName, None for null.
-        application_version: applicationVersion.
-        engine_name: pEngineName, None for null.
-        engine_version: engineVersion.
+        application_name: pApplicationName, None for null; so for `engine_name`.
         api_version: apiVersion; 0 where it is not known, which opens the newest that loader and device have.
     """
 
@@ -144,21 +138,14 @@ class DeviceRequest:
 def is_recorded(struct: str, member: str) -> bool:
     """Whether a feature follows what was recorded: captures can record it, or it is robustness of any kind.
 
-    Args:
-        struct: Its structure, by the registry's own name and not an alias.
-        member: Its member.
+    The structure has the registry's own name, not an alias.
     """
     return struct in RECORDED_STRUCTURES or "obust" in member
 
 
 @frozen
 class EnabledCapabilities:
-    """Part of what a device could offer, as a request has it.
-
-    Attributes:
-        supported: What it could offer.
-        request: What it is opened as.
-    """
+    """Part of what a device could offer, as a request has it."""
 
     supported: DeviceCapabilities
     request: DeviceRequest

@@ -88,10 +88,7 @@ class PipelineSource(ABC):
 
     @abstractmethod
     def begin_use(self, what: str) -> None:
-        """Begin a use by a driver call; `end_use` ends it.
-
-        Args:
-            what: The operation, for the error text.
+        """Begin a use by a driver call, named for the error text; `end_use` ends it.
 
         Raises:
             ExternalSynchronizationError: It is externally synchronized and in use by another call, or was
@@ -132,10 +129,8 @@ class PipelineSource(ABC):
     def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> PipelineSource:
         """Make a source that a worker fills, to be merged into this one later. The caller destroys it.
 
-        Args:
-            data: What it begins with, as from `data`.
-            name: Its name.
-            externally_synchronized: Let one call at a time use it, so that the driver need not lock it.
+        It begins with data as from `data`. Externally synchronized, one call at a time may use it, and the
+        driver need not lock it.
 
         Raises:
             DriverError: The driver refused.
@@ -197,12 +192,7 @@ class PipelineCaches(Protocol):
         """
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
-        """Bytes that a read would give now.
-
-        Raises:
-            DriverError: The driver refused.
-            ExternalSynchronizationError: The cache is externally synchronized and in use, or was destroyed.
-        """
+        """Bytes that a read would give now; raises what a read does."""
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """Read a cache back, whole, or at most `limit` bytes of it.

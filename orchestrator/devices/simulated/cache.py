@@ -73,11 +73,7 @@ class ParsedData:
 def encode_header(identity: DeviceIdentity) -> bytes:
     """The header of the data of this device's caches, 32 bytes."""
     return _HEADER.pack(
-        HEADER_SIZE,
-        HEADER_VERSION_ONE,
-        identity.vendor_id,
-        identity.device_id,
-        identity.pipeline_cache_uuid,
+        HEADER_SIZE, HEADER_VERSION_ONE, identity.vendor_id, identity.device_id, identity.pipeline_cache_uuid
     )
 
 
@@ -129,7 +125,7 @@ class SimulatedCache:
         migrate_every: int,
         stub: bool,
     ) -> None:
-        """Make a cache with entries. Strategy NONE is for externally synchronized ones; a stub keeps nothing."""
+        """Make a cache with entries; NONE is for externally synchronized ones, and a stub keeps nothing."""
         self.strategy = strategy
         self.lock = ReadWriteLock(clock)
         self.migrations = 0

@@ -33,6 +33,7 @@ from orchestrator.devices.device import (
     PipelineCacheData,
     PipelineSource,
     PreparedPipelines,
+    check,
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import EnabledCapabilities
@@ -43,7 +44,6 @@ from orchestrator.devices.simulated.driver import (
     Calls,
     Creation,
     SimulatedDriver,
-    check_result,
 )
 from orchestrator.devices.simulated.locking import LockWait
 from orchestrator.devices.simulated.options import SimulatedOptions, key_salt, without_bumped_uuid
@@ -209,7 +209,7 @@ class SimulatedDevice:
             result, made = self.driver.create_cache(
                 len(initial_data), initial_data or None, synchronized=not externally_synchronized
             )
-            check_result("vkCreatePipelineCache", result)
+            check("vkCreatePipelineCache", result)
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
             with self._mutex:
@@ -230,7 +230,7 @@ class SimulatedDevice:
             alone = not destination.internally_synchronized_merge
             into = held.enter_context(self._using(destination, what, alone=alone))
             merged = [held.enter_context(self._using(source, what)) for source in sources]
-            check_result("vkMergePipelineCaches", self.driver.merge_caches(into, merged, wait))
+            check("vkMergePipelineCaches", self.driver.merge_caches(into, merged, wait))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
@@ -249,7 +249,7 @@ class SimulatedDevice:
                 capacity = size if limit is None else min(size, limit)
                 buffer = bytearray(capacity)
                 result, written = self.driver.cache_data(used, buffer, capacity, wait)
-                check_result("vkGetPipelineCacheData", result)
+                check("vkGetPipelineCacheData", result)
                 # Incomplete although there was room for all: it grew between the two calls.
                 if result != INCOMPLETE or capacity < size or capacity == limit:
                     return PipelineCacheData(bytes(buffer[:written]), complete=result != INCOMPLETE)
@@ -432,7 +432,7 @@ class SimulatedDevice:
 
     def _size(self, cache: SimulatedCache, wait: LockWait) -> int:
         result, size = self.driver.cache_data(cache, None, 0, wait)
-        check_result("vkGetPipelineCacheData", result)
+        check("vkGetPipelineCacheData", result)
         return size
 
     def _ours(self, prepared: PreparedPipelines, what: str) -> SimulatedPipelines:

@@ -36,18 +36,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait
 from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions, build_of
-from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
-from orchestrator.registry.tables import registry
-
-
-def check_result(command: str, result: int) -> None:
-    """Raise what a command's negative result means.
-
-    Raises:
-        DriverError: The result is negative.
-    """
-    if result < 0:
-        raise DriverError(command, result, registry().result_name(result))
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
 
 @frozen
@@ -93,7 +82,7 @@ class Hangs:
 
 
 class SimulatedDriver:
-    """Driver commands on simulated caches and pipelines."""
+    """Driver commands on simulated caches and pipelines, and the compiles that hang (`hangs`)."""
 
     def __init__(self, identity: DeviceIdentity, options: SimulatedOptions, key_salt: bytes = b"") -> None:
         """Make a driver; the identity is not the options'. Its keys depend on the salt, at most 64 bytes."""
@@ -107,18 +96,13 @@ class SimulatedDriver:
         self._mutex = threading.Lock()
         self._growths_left = options.bugs.data_grows_between_calls
         self._compiled: Counter[int] = Counter()
-        self._foreign_hits = 0
+        self.foreign_hits = 0
 
     @property
     def compile_counts(self) -> dict[int, int]:
         """How often each pipeline was compiled, by key."""
         with self._mutex:
             return dict(self._compiled)
-
-    @property
-    def foreign_hits(self) -> int:
-        """Hits that gave code made by the compiler of another device or driver version."""
-        return self._foreign_hits
 
     def binary_key(self, key: int) -> bytes:
         """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
@@ -212,7 +196,7 @@ class SimulatedDriver:
                 self._clock.spend(self._cost.hit_ns)
                 if entry.build != self._build:
                     with self._mutex:
-                        self._foreign_hits += 1
+                        self.foreign_hits += 1
         flags = FEEDBACK_VALID | (FEEDBACK_APPLICATION_CACHE_HIT if hit else 0)
         return Creation(result, flags, work.duration_ns(wait.asleep_ns), wait.ns, wait.asleep_ns)
 

@@ -113,14 +113,9 @@ class DeviceContext:
     """A VkDevice with its commands. Immutable and thread-safe.
 
     Attributes:
-        instance: The instance that it was made from.
         handle: VkDevice.
-        commands: Its commands.
         allocator: VkAllocationCallbacks or null.
         host_memory: The counters behind the allocator, or None where memory is not counted.
-        identity: What caches of this device are valid for.
-        capabilities: What is enabled of what captured pipelines may need.
-        features: What it offers to an orchestrator.
         owned: Whether `close` destroys device and instance; False where they are somebody else's.
     """
 

@@ -25,7 +25,7 @@ from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, clear,
 from orchestrator.errors import OrchestratorError
 
 _KINDS: Final = tuple(PipelineKind)
-_COMMANDS: Final = {
+COMMANDS: Final = {
     PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", ffi.typeof("VkGraphicsPipelineCreateInfo[]")),
     PipelineKind.COMPUTE: ("vkCreateComputePipelines", ffi.typeof("VkComputePipelineCreateInfo[]")),
     PipelineKind.RAY_TRACING: (
@@ -90,7 +90,7 @@ class PipelineCreation:
         source: PipelineSource,
     ) -> int:
         """One call into the driver: contiguous create infos in, handles out; the VkResult."""
-        command, ctype = _COMMANDS[kind]
+        command, ctype = COMMANDS[kind]
         context = self._context
         create = getattr(context.commands, command)
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()

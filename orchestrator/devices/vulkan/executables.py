@@ -10,7 +10,7 @@ own, which also asks for the time of each stage.
 from __future__ import annotations
 
 import time
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +25,10 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import PipelineCreation
+from orchestrator.devices.vulkan.creation import COMMANDS, PipelineCreation
 from orchestrator.devices.vulkan.instance import new_struct, text_of
+from orchestrator.devices.vulkan.prepared import pointer_to
 
-_INFOS: Final = {
-    PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo *",
-    PipelineKind.COMPUTE: "VkComputePipelineCreateInfo *",
-    PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR *",
-}
 # VkPipelineExecutableStatisticFormatKHR
 _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
 
@@ -56,12 +52,9 @@ def inspect_executables(
     Raises:
         DriverError: The driver refused a query.
     """
-    info = ffi.cast(_INFOS[kind], infos.ctypes.data)
-    stages = (
-        [info.stage]
-        if kind is PipelineKind.COMPUTE
-        else [info.pStages[each] for each in range(info.stageCount)]
-    )
+    info = pointer_to(infos, COMMANDS[kind][1])[0]
+    alone = kind is PipelineKind.COMPUTE
+    stages = [info.stage] if alone else [info.pStages[each] for each in range(info.stageCount)]
     flags = [int(each.stage) for each in stages]
     whole = ffi.new("VkPipelineCreationFeedback *")
     of_stages = ffi.new("VkPipelineCreationFeedback[]", max(1, len(flags)))

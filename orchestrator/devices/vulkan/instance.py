@@ -20,6 +20,7 @@ from typing import Any, Final, Self, TypeVar
 from attrs import frozen
 
 from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceIdentity
+from orchestrator.devices.device import check as check
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
@@ -45,12 +46,7 @@ def text_of(array: Any) -> str:
 
 @frozen(eq=False)
 class Library:
-    """An open Vulkan loader library.
-
-    Attributes:
-        name: The name or path under which it was opened.
-        get_instance_proc_addr: Its vkGetInstanceProcAddr.
-    """
+    """An open Vulkan loader library, and the name or path under which it was opened."""
 
     name: str
     get_instance_proc_addr: Any
@@ -64,10 +60,7 @@ def library() -> Library:
 
 
 def open_library(environment: Mapping[str, str]) -> Library:
-    """Open the library that the environment names, or the first of the usual names that is there.
-
-    Args:
-        environment: Where `LIBRARY_VARIABLE` may be set; it then is the only one tried.
+    """Open the library that `LIBRARY_VARIABLE` names, and no other, or else the first of the usual names.
 
     Raises:
         NoDeviceError: There is none; the message says what was tried and which package to install.
@@ -165,17 +158,6 @@ class DeviceCommands(_Commands):
         super().__init__("device", of_instance.vkGetDeviceProcAddr, device)
 
 
-def check(command: str, result: int) -> int:
-    """Pass the VkResult of a command on where it is zero or positive (VK_INCOMPLETE).
-
-    Raises:
-        DriverError: It is negative.
-    """
-    if result < 0:
-        raise DriverError(command, result, registry().result_name(result))
-    return result
-
-
 #: The first Vulkan with VK_KHR_pipeline_binary, and so with vkGetPipelineKeyKHR (KhronosGroup/Vulkan-Docs
 #: issue 2421).
 PIPELINE_BINARY_VERSION: Final = (1 << 22) | (3 << 12) | 294
@@ -183,13 +165,7 @@ PIPELINE_BINARY_VERSION: Final = (1 << 22) | (3 << 12) | 294
 
 @frozen
 class Layer:
-    """An active layer.
-
-    Attributes:
-        name: VkLayerProperties::layerName.
-        spec_version: VkLayerProperties::specVersion: the Vulkan that it knows, as
-            VkApplicationInfo::apiVersion is made.
-    """
+    """An active layer: VkLayerProperties::layerName and ::specVersion, the Vulkan that it knows."""
 
     name: str
     spec_version: int
@@ -226,9 +202,7 @@ def known_layers() -> tuple[str, ...]:
         DriverError: The loader refused.
     """
     names = GlobalCommands(library()).enumerate_all(
-        "vkEnumerateInstanceLayerProperties",
-        "VkLayerProperties",
-        read=lambda each: text_of(each.layerName),
+        "vkEnumerateInstanceLayerProperties", "VkLayerProperties", read=lambda each: text_of(each.layerName)
     )
     return tuple(sorted(set(names)))
 
@@ -266,7 +240,6 @@ class PhysicalDevice:
     """A physical device of an instance.
 
     Attributes:
-        handle: VkPhysicalDevice.
         identity: What caches made on it are valid for.
         extensions: Names of its device extensions.
     """
@@ -296,11 +269,7 @@ class VulkanInstance:
 
     @classmethod
     def create(cls, application: ApplicationInfo | None = None) -> Self:
-        """Create an instance; the caller closes it.
-
-        Args:
-            application: What the driver is told about the application; None: our own name, and the newest
-                version.
+        """Create an instance as an application's (None: our own, newest version); the caller closes it.
 
         Raises:
             NoDeviceError: There is no loader, no driver, or no device.
