@@ -170,6 +170,10 @@ async def test_what_was_cancelled_and_came_again_is_not_told_as_settled() -> Non
     steered.scheduler.cancel_jobs([4])
     steered.enter((4,))
     assert not len(steered.scheduler.take_settled())
+    steered.scheduler.cancel_jobs([4])
+    steered.enter((4,))
+    assert steered.requested().indices.tolist() == [4]
+    assert not len(steered.scheduler.take_settled()), "it is in flight"
 
 
 async def test_a_library_in_flight_is_waited_for_by_who_cancels_what_it_was_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,17 @@ def test_fit_gives_no_negative_coefficient() -> None:
     assert min(line.base_ns, line.stage_ns, line.byte_ns) >= 0
     estimate = model.estimate(np.zeros(20, np.uint8), sizes, stages)
     assert (np.abs(estimate - 9_000_000) < 2_000_000).all()
+
+
+@pytest.mark.parametrize("without", ["base_ns", "stage_ns", "byte_ns"])
+def test_fit_leaves_out_what_is_negative_and_fits_the_rest(without: str) -> None:
+    line = evolve(CostLine(5e6, 3e6, 100.0), **{without: 0.0})
+    sizes, stages, cost = records(line, 400, 0.0)
+    less = {"base_ns": np.full(400, 10**5), "stage_ns": 20_000 * stages, "byte_ns": sizes // 2}[without]
+    found = fit(np.zeros(400, np.uint8), sizes, stages, cost - less).lines[PipelineKind.GRAPHICS]
+    assert getattr(found, without) == 0
+    for name in {"base_ns", "stage_ns", "byte_ns"} - {without}:
+        assert getattr(found, name) == pytest.approx(getattr(line, name), rel=0.1)
 
 
 def test_few_records_scale_the_line() -> None:

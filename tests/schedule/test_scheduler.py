@@ -45,6 +45,11 @@ def test_the_longest_comes_first() -> None:
     assert drain(scheduler) == [3, 4, 1, 2, 0, 5]
 
 
+def test_a_job_may_take_hours() -> None:
+    costs = [MS, *[10**shift for shift in range(12, 19)]]
+    assert drain(Scheduler(job_graph(8, costs=costs), 1)) == [*range(7, 0, -1), 0]
+
+
 def test_equal_jobs_keep_the_order_of_the_set() -> None:
     assert drain(Scheduler(job_graph(50), 1)) == list(range(50))
 
@@ -252,6 +257,39 @@ def test_what_turns_out_the_same_as_one_in_flight_follows_that(second: bool) -> 
     scheduler.finished(0, batch, compiles=1)
     assert sorted(drain(scheduler)) == [1, 2]
     assert scheduler.statistics.saved_by_key + scheduler.statistics.saved_by_pipeline_key == 2
+
+
+def test_one_that_others_follow_takes_them_along_behind_another() -> None:
+    # 2 follows 1 by its state, and 1 is found to be the same work as 0.
+    scheduler = Scheduler(job_graph(3, keys=[1, 2, 2], pipeline_keys=[7, 7, 0]), 1, STREAM)
+    scheduler.enter(some([0]), Priority.SOON)
+    scheduler.enter(some([1, 2]), Priority.SOON)
+    assert [scheduler.leader_of(job) for job in range(3)] == [0, 0, 0]
+    assert_consistent(scheduler)
+    assert drain(scheduler) == [0, 1, 2]
+
+
+def test_one_that_others_follow_keeps_them_where_the_same_work_was_cancelled() -> None:
+    scheduler = Scheduler(job_graph(3, keys=[1, 2, 2], pipeline_keys=[7, 7, 0]), 1, STREAM)
+    scheduler.enter(some([0]), Priority.SOON)
+    scheduler.cancel_jobs([0])
+    scheduler.enter(some([1, 2]), Priority.SOON)
+    assert scheduler.leader_of(2) == 1
+    assert_consistent(scheduler)
+    assert drain(scheduler) == [1, 2]
+
+
+def test_what_was_lost_while_it_came_follows_nobody() -> None:
+    # 3 is the same work as 0, which failed, and 4 links it: it is lost before its own key is looked at.
+    graph = job_graph(5, keys=[1, 2, 3, 1, 5], pipeline_keys=[0, 0, 7, 0, 7], libraries={2: [1], 4: [3]})
+    scheduler = Scheduler(graph, 1, STREAM)
+    scheduler.enter(some([0]), Priority.SOON)
+    scheduler.failed(0, requested(scheduler, 0), {0: "no"}, compiles=1)
+    scheduler.enter(some([2]), Priority.SOON)
+    scheduler.enter(some([4]), Priority.SOON)
+    assert sorted(scheduler.unassignable) == [3, 4]
+    assert_consistent(scheduler)
+    assert drain(scheduler) == [1, 2]
 
 
 def test_no_pipeline_key_is_no_key() -> None:
@@ -663,3 +701,12 @@ def test_a_job_takes_less_than_400_bytes() -> None:
     for worker in range(8):
         drain(scheduler, worker)
     assert scheduler.statistics.nbytes <= 400 * count
+
+
+def test_what_is_settled_takes_space_until_it_is_taken() -> None:
+    scheduler = Scheduler(job_graph(1000), 1, STREAM)
+    scheduler.enter(some(range(1000)), Priority.SOON)
+    before = scheduler.statistics.nbytes
+    scheduler.cancel_jobs(range(1000))
+    assert scheduler.statistics.nbytes > before
+    assert scheduler.take_settled().tolist() == list(range(1000))
