@@ -301,3 +301,19 @@ def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
     loaded, _ = load_into_cache(keeper.store.device, path)
     assert loaded_keys(path)[0] == UNION
     keeper.store.device.destroy_pipeline_cache(loaded)
+
+
+def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    save_cache_file(path, IDENTITY, data_of(OLD))
+    path.rename(previous_path(path))
+    path.mkdir()  # the previous one can be loaded, and this one cannot be looked at
+    keeper = keeper_of(path)
+    cache = keeper.store.device.create_pipeline_cache()
+    compile_keys(keeper.store.device, cache, OURS)
+    keeper.finish(cache, SaveReason.EXIT, 1)
+    (save,) = keeper.saves
+    assert save.skipped is not None
+    assert "may be good" in save.skipped
+    assert not save.merged_with_others
+    assert keeper.notes() == []

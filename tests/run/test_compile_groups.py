@@ -94,7 +94,12 @@ def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
     assert report.counts()[OutcomeStatus.COMPILED] == 2
     (note,) = [each for each in report.notes if "no application is recorded to have enabled" in each]
     assert note.startswith("1 pipeline needs")
+    assert "finds it only if" in note
     assert "VkPhysicalDevicePipelineRobustnessFeatures::pipelineRobustness" in note
+    builder.compute_pipeline("auto", module, specialization={0: 32, 1: 4, 2: False}, p_next=[robust])
+    (note,) = [each for each in trio.run(main).notes if "no application is recorded" in each]
+    assert note.startswith("2 pipelines need what")
+    assert "finds them only if" in note
 
 
 def test_a_library_of_another_shard_is_compiled_and_not_counted() -> None:

@@ -5,6 +5,8 @@ Whom the driver is asked about, what its answers save, and that a schedule of re
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +32,14 @@ from orchestrator.errors import DriverError
 from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import CompileSchedule, compile_set
 from orchestrator.run.options import CompileOptions, PipelineKeyUse
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.schedule import Assignment
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
+from tests.run.small_sets import Opener
 from tests.run.support import without
 
 NAVI21 = "radv:navi21"
@@ -301,6 +304,40 @@ def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
     assert auto.saved.by_pipeline_key == everything.saved.by_pipeline_key
     assert auto.saved.keys_asked <= everything.saved.keys_asked
     assert auto.counts()[OutcomeStatus.CACHE_HIT] == auto.saved.by_pipeline_key
+
+
+def test_the_time_to_go_is_told_once_it_is_known() -> None:
+    told = threading.Event()
+    compiling: list[int] = []
+    seen: list[Progress] = []
+
+    def hold(key: int) -> None:
+        # One with others behind it does not end before a time was told, however long that takes.
+        if len(compiling) == 20:
+            assert told.wait(60)
+        compiling.append(key)
+
+    def progress(one: Progress) -> None:
+        seen.append(one)
+        if one.eta_s is not None:
+            told.set()
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(sample_path()) as source:
+            options = CompileOptions(workers=1, mode=CacheMode.SHARED)
+            opener = Opener(options={"on_compile": hold})
+            return await compile_set(source, options, opener=opener, on_progress=progress)
+
+    started = time.perf_counter_ns()
+    report = trio.run(main)
+    ended = time.perf_counter_ns()
+    known = [each for each in seen if each.eta_s is not None]
+    assert any(0 < each.done < each.total for each in known)
+    assert all(each.eta_s >= 0 for each in known if each.eta_s is not None)
+    # Whatever a stage took, it took it while the set was compiled.
+    assert {"open", "prepare"} <= {stage.name for stage in report.stages}
+    for stage in report.stages:
+        assert started <= stage.start_ns <= stage.start_ns + stage.duration_ns <= ended
 
 
 @pytest.mark.driver(NAVI21)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import trio
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
-from orchestrator.run import Duplicates, RunOptions, run_pipelines
+from orchestrator.devices.simulated import (
+    CostModel,
+    CpuClock,
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+)
+from orchestrator.run import Duplicates, MergePolicy, RunOptions, run_pipelines
+from orchestrator.run.caches import RunCaches
 from orchestrator.run.merge import Merged, duplicates, merge_into, pruned_bytes
 from tests.run.support import prepared_set
 
@@ -135,3 +143,36 @@ def test_a_refused_source_does_not_take_the_others_with_it() -> None:
     assert "bad was not merged" in merged.warnings[1]
     batch = device.create_pipelines(prepared, np.arange(3, dtype=np.int32), primary)
     assert (batch.feedback_flags & 2 != 0).tolist() == [True, False, True]
+
+
+async def test_the_time_of_the_last_merges_is_in_the_report() -> None:
+    # What a worker has rotated out and nobody has merged is merged when no worker is left: here that is all.
+    device = SimulatedDevice(
+        SimulatedOptions(clock=CpuClock(), cost=CostModel(compile_ns=lambda _key: 1, merge_entry_ns=100_000))
+    )
+    caches = RunCaches(
+        device,
+        worker_count=1,
+        mode=CacheMode.PER_WORKER,
+        policy=MergePolicy(rolling=True, batches=1),
+        seed=False,
+        primary=None,
+        on_merged=None,
+        token=trio.lowlevel.current_trio_token(),
+    )
+    caches.open(b"")
+    creator = caches.creator_of(0, prepared_set(device, 100), keep=False)
+    creator.create(np.arange(100, dtype=np.int32))
+    creator.between_batches()
+    caches.merge()
+    report = caches.merge_report(
+        compiled=100,
+        barrier_waits_ns=(0,),
+        duplicate_job_keys=Duplicates(0, 0),
+        duplicate_pipeline_keys=None,
+    )
+    caches.destroy()
+    assert report is not None
+    assert report.rolling is not None
+    assert (report.rolling.folds, report.rolling.pipelines) == (1, 100)
+    assert report.merge_ns >= report.rolling.merge_ns >= 100 * 100_000
