@@ -203,6 +203,15 @@ def test_a_name_that_is_not_hex_costs_one_record(path: Path) -> None:
         assert "not hexadecimal" in damage.reason
 
 
+def test_a_name_that_is_not_hex_costs_one_record_however_well_payloads_compress(path: Path) -> None:
+    payload = bytes(1 << 16)
+    bad = record(1, 5, payload, flags=2, name=b"0" * 30 + b"xy" + b"0" * 8)
+    with opened(path, archive(record(1, 6, b"a"), bad, record(3, 0x33, payload, flags=2))) as source:
+        assert read_all(source) == {(1, 6): b"a", (3, 0x33): payload}
+        (damage,) = source.damage
+        assert damage.reason.endswith("only this record is left out")
+
+
 @pytest.mark.parametrize("size", [0, 1, 19, 21, 56 + 20, 100, 150, 0xFFFFFFFF])
 def test_a_wrong_stored_size_does_not_take_the_rest_with_it(path: Path, size: int) -> None:
     liar = record(1, 5, b"x" * 20, stored_size=size)

@@ -46,6 +46,12 @@ def key_of(tag: RecordTag, document: object, table: int = 0, **options: Any) -> 
     return state_hash(decode(tag, document, table), {PASS: BOTH}.__getitem__, **options)
 
 
+def dynamic_state(name: str) -> int:
+    return next(
+        value for value, each in registry().dynamic_states.items() if each.name == f"VK_DYNAMIC_STATE_{name}"
+    )
+
+
 def pipeline(*, uses: Sequence[SubpassUse] = BOTH, era: Era = Era.PRESENT, **changes: object) -> int:
     """Key of a graphics pipeline with all state, changed by dotted paths with ``__`` for the dot."""
     return state_hash(decode(RecordTag.GRAPHICS_PIPELINE, graphics(**changes)), lambda _: uses, era=era)
@@ -182,8 +188,21 @@ def test_a_graphics_pipeline_word_by_word() -> None:
     head = hash_u64(PASS, hash_u64(LAYOUT, hash_values((2,))))
     rasterization = (1, 0, 0, 0, 0, 0, 1, ONE, 0, 0, ONE)
     multisample = (0, 0, 0, ONE, 1, 0, 0)
-    expected = hash_values((0, 0, 0, 0, 0, *rasterization, *multisample, 0, 0, 0, 0), head)
-    assert key_of(RecordTag.GRAPHICS_PIPELINE, document) == expected
+    state = (*rasterization, *multisample, 0, 0)
+    assert key_of(RecordTag.GRAPHICS_PIPELINE, document) == hash_values((0, 0, 0, 0, 0, *state, 0, 0), head)
+    attachment = {"blendEnable": 1, "colorWriteMask": 7, "srcColorBlendFactor": 6}
+    blending = {"colorBlendState": {"attachments": [attachment], "blendConstants": [0.0, 0.0, 0.0, 1.0]}}
+    enable, equation, mask = (
+        dynamic_state(f"COLOR_{each}_EXT") for each in ("BLEND_ENABLE", "BLEND_EQUATION", "WRITE_MASK")
+    )
+    for dynamic, words in (
+        ((enable, equation, mask), (0, 0, 0, 0, ONE)),
+        ((enable, equation), (0, 7, 0, 0, 0, 0, ONE)),
+        ((equation, mask), (1, 0, 0, 0, 0, 0, ONE)),
+    ):
+        expected = (0, 0, len(dynamic), 0, *dynamic, 0, 0, *state, 0, 1, 0, 0, *words, 0)
+        document |= blending | {"dynamicState": {"dynamicState": list(dynamic)}}
+        assert key_of(RecordTag.GRAPHICS_PIPELINE, document) == hash_values(expected, head)
 
 
 @pytest.mark.parametrize(
@@ -226,10 +245,7 @@ def test_a_graphics_pipeline_word_by_word() -> None:
     ],
 )
 def test_what_is_dynamic_does_not_count(state: str, member: str, other: Any) -> None:
-    number = next(
-        value for value, each in registry().dynamic_states.items() if each.name == f"VK_DYNAMIC_STATE_{state}"
-    )
-    dynamic: dict[str, Any] = {"dynamicState__dynamicState": [number]}
+    dynamic: dict[str, Any] = {"dynamicState__dynamicState": [dynamic_state(state)]}
     changed: dict[str, Any] = {member: other}
     assert pipeline(**changed) != pipeline()
     assert pipeline(**changed, **dynamic) == pipeline(**dynamic)
@@ -308,6 +324,66 @@ def test_formats_of_dynamic_rendering_stand_for_the_subpass() -> None:
     depth: dict[str, Any] = {"depthAttachmentFormat": 126}
     assert of(depth, depthStencilState__flags=1) != of(depth)
     assert of(depth, colorBlendState__flags=1) == of(depth)
+
+
+def test_a_pipeline_that_draws_into_nothing_counts_no_state_of_attachments() -> None:
+    nothing: dict[str, Any] = {"renderPass": hexadecimal(0)}
+    for state in ("colorBlendState", "depthStencilState"):
+        changed: dict[str, Any] = {f"{state}__flags": 1}
+        assert pipeline(**nothing, **changed) == pipeline(**nothing)
+
+
+def test_formats_of_a_custom_resolve_count_in_the_part_that_writes_them() -> None:
+    name = "VkCustomResolveCreateInfoEXT"
+    members = {"custom_resolve": True, "color_attachment_formats": [37], "depth_attachment_format": 126}
+    s_type = registry().struct(name).s_type
+    assert s_type is not None
+    resolve = {"sType": s_type, **encode_structure(name, members, name)}
+    for parts, words in ((2, (1, 0)), (4, (1, 0)), (8, (1, 1, 126, 0, 37))):
+        library: dict[str, Any] = {"flags": 0x800, "renderPass": hexadecimal(0)}
+        chain = [{"sType": 1000320002, "flags": parts}]
+        expected = hash_values((s_type, *words), pipeline(**library, pNext=chain))
+        assert pipeline(**library, pNext=[*chain, resolve]) == expected
+
+
+def test_sample_locations_count_where_they_may_be_used() -> None:
+    name = "VkPipelineSampleLocationsStateCreateInfoEXT"
+    s_type = registry().struct(name).s_type
+
+    def of(y: float, *dynamic: str, enable: bool) -> int:
+        locations = {
+            "sample_locations_per_pixel": 1,
+            "sample_location_grid_size": {"width": 1, "height": 1},
+            "sample_locations": [{"x": 0.5, "y": y}],
+        }
+        members = {"sample_locations_enable": enable, "sample_locations_info": locations}
+        return pipeline(
+            multisampleState__pNext=[{"sType": s_type, **encode_structure(name, members, name)}],
+            dynamicState__dynamicState=[dynamic_state(each) for each in dynamic],
+        )
+
+    assert of(0.5, enable=False) == of(0.25, enable=False)
+    assert of(0.5, enable=True) != of(0.25, enable=True)
+    switch, values = "SAMPLE_LOCATIONS_ENABLE_EXT", "SAMPLE_LOCATIONS_EXT"
+    assert of(0.5, switch, enable=False) != of(0.25, switch, enable=False)
+    assert of(0.5, values, enable=True) == of(0.25, values, enable=True)
+
+
+def test_a_logic_operation_counts_where_it_may_be_used() -> None:
+    def of(operation: int, *dynamic: str, enable: int = 0, era: Era = Era.PRESENT) -> int:
+        return pipeline(
+            era=era,
+            colorBlendState__logicOpEnable=enable,
+            colorBlendState__logicOp=operation,
+            dynamicState__dynamicState=[dynamic_state(each) for each in dynamic],
+        )
+
+    assert of(1) == of(2)
+    assert len({of(each, enable=1) for each in range(16)}) == 16
+    switch = "LOGIC_OP_ENABLE_EXT"
+    assert of(1, switch) != of(2, switch)
+    assert of(1, "LOGIC_OP_EXT", enable=1) == of(2, "LOGIC_OP_EXT", enable=1)
+    assert of(1, era=Era.FLAGS_CLEARED) != of(2, era=Era.FLAGS_CLEARED)
 
 
 def test_blend_constants_count_where_a_factor_uses_them() -> None:

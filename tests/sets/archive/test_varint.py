@@ -96,6 +96,7 @@ def test_a_long_code_takes_several_chunks() -> None:
         (b"\x01\x80", 2, "truncated: word 1 at byte 1 of 2 does not end"),
         (b"\x01\x02\x80\x00", 4, "truncated: 4 bytes hold 3 of 4 words"),
         (b"\x01\x02\x03", 2, "too long: 2 words end at byte 2 of 3"),
+        (b"\x80\x01\x02", 1, "too long: 1 words end at byte 2 of 3"),
         (b"\x01", 0, "too long: 0 words end at byte 0 of 1"),
         (b"\x01\xff\xff\xff\xff\x10", 2, "word 1 at byte 1 has more than 32 bits"),
         (b"\x01\x80\x80\x80\x80\x80\x01", 2, "word 1 at byte 1 has more than 32 bits"),

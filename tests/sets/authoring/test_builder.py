@@ -175,6 +175,17 @@ def test_state_goes_to_its_structure(builder: PipelineSetBuilder) -> None:
     assert (rendering.depthAttachmentFormat, rendering.stencilAttachmentFormat) == (130, 130)
 
 
+def test_a_stencil_format_is_its_own_where_it_is_given(builder: PipelineSetBuilder) -> None:
+    for rendering, depth, stencil in (
+        (Rendering(stencil_format="s8_uint"), 0, 127),
+        (Rendering(depth_format="d32_sfloat_s8_uint", stencil_format="undefined"), 130, 0),
+    ):
+        decoded = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=rendering))
+        assert decoded.pNext[0].depthAttachmentFormat == depth
+        assert decoded.pNext[0].stencilAttachmentFormat == stencil
+        assert decoded.pDepthStencilState.depthTestEnable == (depth != 0)
+
+
 def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     discarding = graphics(
         builder,
@@ -367,6 +378,14 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "out of the range of int32",
         ),
         (lambda b: b.graphics_pipeline(ui_stages(b)), "give a render pass, or rendering formats"),
+        (
+            lambda b: b.graphics_pipeline(ui_stages(b)[:1], library_flags="pre_rasterization_shaders"),
+            "give a render pass, or rendering formats",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ui_stages(b)[1:], library_flags="fragment_shader"),
+            "give a render pass, or rendering formats",
+        ),
         (
             lambda b: b.graphics_pipeline(ui_stages(b)[1:], rendering=COLOR),
             "a vertex or mesh shader is needed",

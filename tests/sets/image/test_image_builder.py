@@ -22,7 +22,7 @@ from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
-from tests.sets.spirv.spirv_words import compute_module
+from tests.sets.spirv.spirv_words import assemble, compute_module, instruction, text
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
 TABLE = {
@@ -349,3 +349,29 @@ def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_th
     unsupported, reason = reasons(built)[1]
     assert not unsupported
     assert "descriptorCount" in reason
+
+
+def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
+    records = Records()
+    vertex = assemble(
+        instruction(17, 1),
+        instruction(14, 0, 1),
+        instruction(15, 0, 3, *text("main")),
+        instruction(19, 1),
+        instruction(33, 2, 1),
+        instruction(54, 1, 3, 0, 2),
+        instruction(248, 4),
+        instruction(253),
+        instruction(56),
+    )
+    key = module_hash(vertex, 0)
+    records.add(RecordTag.SHADER_MODULE, key, encode_module(vertex, 0))
+    stages = [{"stage": 1, "module": hexed(key), "name": "main"}]
+    blending = {"attachmentCount": 2, "attachments": [{"colorWriteMask": 15}]}
+    records.library(1, stages=stages, colorBlendState=blending)
+    records.compute(2)
+    built = records.built()
+    assert "attachmentCount" in reasons(built)[1][1]
+    assert built.image.keys.tolist() == [2]
+    assert [built.image.modules[each].key for each in built.image.modules_of(0)] == [MODULE]
+    assert_consistent(built.image)

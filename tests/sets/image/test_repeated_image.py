@@ -17,12 +17,15 @@ from orchestrator.devices.device import Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver
+from tests.sets.spirv.spirv_words import compute_module
 
 FEEDBACK_SIZE = 16
 
@@ -91,6 +94,34 @@ def test_a_copy_leads_to_what_the_original_leads_to(
         assert repeated.kind_of(place) is image.kind_of(index)
     assert (np.diff(repeated.object_slot_object) >= 0).all()
     assert sum(repeated.counts.values()) == len(order)
+
+
+def test_flags_of_64_bits_and_what_follows_feedback_are_found_in_the_copy() -> None:
+    records = MemoryRecords()
+    builder = PipelineSetBuilder(records)
+    module = builder.shader_module(compute_module())
+    flags = [1 << 40, 1 << 41]
+    for each in flags:
+        chain = [{"structure": "VkPipelineCreateFlags2CreateInfo", "flags": each}]
+        builder.compute_pipeline("auto", module, p_next=chain)
+    builder.compute_pipeline("auto", module)
+    with PipelineSet.from_records(records) as source:
+        image = build_image(source, source.pipelines, AnyDevice()).image
+
+    def held(image: CreateInfoImage, index: int) -> tuple[int | None, int | None]:
+        """The flags of a pipeline, and the type of the structure that its feedback is chained before."""
+        slot, following = int(image.flags2_slots[index]), int(image.feedback_next[index])
+        assert min(slot, following) >= -1
+        return (
+            None if slot == -1 else int(image.buffer[slot : slot + 8].view(np.uint64)[0]),
+            None if following == -1 else int(image.buffer[following : following + 4].view(np.uint32)[0]),
+        )
+
+    original = [held(image, index) for index in range(3)]
+    assert sorted(found for found, _ in original if found is not None) == flags
+    order = np.array([2, 0, 0, 1], np.int32)
+    repeated = repeat_pipelines(image, order)
+    assert [held(repeated, place) for place in range(4)] == [original[index] for index in order]
 
 
 def test_an_order_has_every_pipeline_and_its_share_of_duplicates(image: CreateInfoImage) -> None:

@@ -73,6 +73,7 @@ def values_of(rule: Rule) -> list[Any]:
 @pytest.mark.parametrize("rule", RULES, ids=label)
 def test_rule_asks_for_its_feature(rule: Rule) -> None:
     member = member_of(rule.struct, rule.member)
+    assert values_of(rule)
     for value in values_of(rule):
         members = {}
         if member is not None:
@@ -92,6 +93,18 @@ def test_rule_asks_for_its_feature(rule: Rule) -> None:
         for extension in rule.otherwise:
             others = Everything(without=without - {extension}, properties=GENEROUS)
             assert RequirementChecker(others).structure(document) is None
+
+
+@pytest.mark.parametrize(
+    ("divisor", "needs"),
+    [(0, "vertexAttributeInstanceRateZeroDivisor"), (1, None), (2, "vertexAttributeInstanceRateDivisor")],
+)
+def test_divisors_other_than_one_need_their_feature(divisor: int, needs: str | None) -> None:
+    document = structure("VkVertexInputBindingDivisorDescription", divisor=divisor)
+    features = {"vertexAttributeInstanceRateDivisor", "vertexAttributeInstanceRateZeroDivisor"}
+    lacking = RequirementChecker(Everything(without=frozenset(features), properties=GENEROUS))
+    missing = lacking.structure(document)
+    assert (missing is None) if needs is None else (missing is not None and missing.endswith(f"::{needs}"))
 
 
 GENEROUS = {

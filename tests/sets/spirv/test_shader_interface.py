@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import ManifestError
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.sets.spirv.interface import Descriptor, StageInput, shader_interface
+from tests.sets.spirv.shader_words import compute_module
 
 SHADERS = sample_manifest_path().parent / "shaders"
 
@@ -36,6 +37,29 @@ def test_descriptor_types() -> None:
     assert [each.descriptor_type for each in interface_of("deferred.frag").descriptors[:4]] == [10] * 4
     assert Descriptor(0, 1, 3, 1) in interface_of("blur.comp").descriptors
     assert Descriptor(0, 0, 1000150000, 1) in interface_of("path.rgen").descriptors
+
+
+def test_a_storage_buffer_as_the_first_versions_of_spirv_declare_it() -> None:
+    """A uniform block decorated BufferBlock; without the decoration it is a uniform buffer."""
+    block = ((21, 10, 32, 0), (30, 20, 10), (32, 21, 2, 20), (59, 21, 30, 2))
+    place = ((71, 30, 34, 1), (71, 30, 33, 2), (72, 20, 0, 35, 0))
+    for decorations, number in ((((71, 20, 3),), 7), (((71, 20, 2),), 6)):
+        found = shader_interface(compute_module(*decorations, *place, *block), "block")
+        assert found.descriptors == (Descriptor(1, 2, number, 1),)
+
+
+def nested_push_constants(depth: int) -> bytes:
+    """A push constant block: structures within structures, the innermost with a 32-bit number."""
+    structs = [(30, 20 + at, 10 if at == 0 else 19 + at) for at in range(depth)]
+    offsets = [(72, 20 + at, 0, 35, 0) for at in range(depth)]
+    variable = ((32, 11, 9, 19 + depth), (59, 11, 12, 9))
+    return compute_module(*offsets, (21, 10, 32, 0), *structs, *variable)
+
+
+def test_structures_that_nest_too_deep_are_refused() -> None:
+    assert shader_interface(nested_push_constants(32), "nested").push_constants == (0, 4)
+    with pytest.raises(ManifestError, match="nests too deep"):
+        shader_interface(nested_push_constants(33), "nested")
 
 
 def test_push_constants_count_matrices_and_padding() -> None:
