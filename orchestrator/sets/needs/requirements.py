@@ -421,11 +421,7 @@ class RequirementChecker:
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
             dynamic = frozenset(value.pDynamicState.pDynamicStates or ())
-        found = plan.missing
-        if plan.scalars is not None:
-            key = plan.scalars(value)
-            answers = plan.answers.get(key)
-            found = found + (remember(plan, key) if answers is None else answers)
+        found = plan.missing + self._scalars(plan, value)
         missing = _relevant(found, dynamic) if found else None
         if missing is None and plan.arrays:
             missing = self._arrays(plan, value, dynamic)
