@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 
+from orchestrator.bench import take
 from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
-from orchestrator.bench.take import fill, probe, take_sample
+from orchestrator.bench.take import fill, peak_memory, probe, schedule_of, take_sample
 from orchestrator.devices.device import CacheMode
+from orchestrator.schedule import Followers
+from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.opening import is_manifest, open_paths
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
+from tests.run.small_sets import compute_keys
 from tests.run.test_key_knowledge import CONTROL, MESH_SHADERS, know, write_pipelines
-from tests.sets.archive.small_archives import application
+from tests.sets.archive.small_archives import application, archive, record
 from tests.stores.profiles import tried
+
+
+def sample_job(set_paths: tuple[str, ...], **changes: Any) -> SampleJob:
+    """A cold sample on the simulated device."""
+    usual = SampleJob(
+        set_paths=set_paths,
+        device="simulated",
+        start=Start.COLD,
+        duplicates=0.0,
+        workers=2,
+        mode=CacheMode.PER_WORKER,
+    )
+    changed: SampleJob = msgspec.structs.replace(usual, **changes)
+    return changed
 
 
 @pytest.fixture
@@ -29,21 +54,59 @@ def test_a_sample_is_taken_on_a_device_as_compile_opens_it(recorded: tuple[str],
     profiles = tmp_path / "profiles"
     profiles.mkdir(mode=0o700)
     know(profiles, depends=(tried("::".join(CONTROL)),))
-    job = SampleJob(
-        set_paths=recorded,
-        device="simulated",
-        start=Start.COLD,
-        duplicates=0.0,
-        workers=2,
-        mode=CacheMode.PER_WORKER,
-        profiles=str(profiles),
-    )
-    row = take_sample(job)
+    row = take_sample(sample_job(recorded, profiles=str(profiles)))
     assert row.created == row.pipelines == 4
     assert row.order == "cost"
     assert [note for note in row.notes if f"{CONTROL[1]} is left off" in note]
-    without = SampleJob(**{name: getattr(job, name) for name in job.__struct_fields__} | {"profiles": ""})
-    assert not [note for note in take_sample(without).notes if "left off" in note]
+    assert not [note for note in take_sample(sample_job(recorded)).notes if "left off" in note]
+
+
+def test_what_cannot_be_made_of_a_set_is_counted_as_skipped(recorded: tuple[str], tmp_path: Path) -> None:
+    (key, *_) = compute_keys()
+    with Archive.open(sample_path()) as sample:
+        whole = sample.payload(RecordTag.COMPUTE_PIPELINE, key)
+    without = re.sub(rb'"module":"[0-9a-f]+"', b'"module":"000000000000dead"', whole)
+    broken = tmp_path / "broken.foz"
+    broken.write_bytes(
+        archive(record(RecordTag.COMPUTE_PIPELINE, 0xBAD, without.replace(b"%016x" % key, b"%016x" % 0xBAD)))
+    )
+    row = take_sample(sample_job((*recorded, str(broken))))
+    assert (row.set_pipelines, row.pipelines, row.created, row.skipped) == (5, 4, 4, 1)
+
+
+def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_none(
+    recorded: tuple[str],
+) -> None:
+    row = take_sample(sample_job(recorded, duplicates=1.0, workers=4))
+    assert (row.created, row.hits, row.duplicate_keys) == (8, 4, 0)
+    assert schedule_of(sample_job(recorded)).followers is Followers.CREATE
+    assert schedule_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
+
+
+def test_the_peak_of_memory_is_in_bytes() -> None:
+    held = np.ones(1 << 26, np.uint8)
+    assert held.nbytes < peak_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize(
+    ("told", "processor", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Fast: 3 GHz\n", "x86_64", "Fast: 3 GHz"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n", "POWER9", "POWER9"),
+        ("processor\t: 0\nBogoMIPS\t: 50\n", "", "riscv64"),
+        (None, "", "riscv64"),
+    ],
+)
+def test_a_processor_without_a_name_is_called_by_its_kind(
+    told: str | None, processor: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cpuinfo"
+    if told is not None:
+        path.write_text(told)
+    monkeypatch.setattr(take, "Path", lambda _: path)
+    monkeypatch.setattr(platform, "processor", lambda: processor)
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert take.processor_name() == name
 
 
 def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: Path) -> None:
