@@ -21,7 +21,7 @@ from orchestrator.bench.jobs import (
 from orchestrator.bench.runner import BenchError
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
-from tests.bench.support import sample
+from tests.bench.support import ENVIRONMENT, sample
 
 
 class Machine:
@@ -98,6 +98,7 @@ def test_a_calibration_ends_with_what_was_best() -> None:
     assert answers["shared cache, cold"] == "slower"
     assert answers["more workers, warm, shared"] == "slower"
     assert answers["more workers, cold, shared"] == "no difference"
+    assert answers["batch size, warm"] == "1024"
     # Every process was announced, and the plan was kept.
     assert len(told) == len(machine.jobs)
     assert [each.done for each in told] == list(range(len(told)))
@@ -159,6 +160,19 @@ def test_a_contender_that_fails_is_left_out_and_noted() -> None:
     assert profile.cold is not None
     assert profile.cold.mode == "per-worker"
     assert {each.question: each.answer for each in profile.findings}["locking, cold"] == "not measured"
+
+
+def test_one_sample_alone_says_what_it_was_taken_on() -> None:
+    def fail(job: Job) -> Answer | None:
+        if isinstance(job, SampleJob) and (job.mode != "shared" or job.control):
+            return Refused(kind="crash", reason="signal 11")
+        return None
+
+    machine = Machine(keeps=False, answer=fail)
+    profile = calibrate(("set",), "simulated", rounds=1, workers=1, run_job=machine).profile
+    assert [(each.mode, each.samples) for each in profile.figures] == [("shared", 1)]
+    assert (profile.processor, profile.driver_caches) == ("test processor", "disabled: test")
+    assert profile.orchestrator == ENVIRONMENT.orchestrator
 
 
 def test_without_time_nothing_is_decided() -> None:

@@ -60,6 +60,14 @@ def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
     assert seconds_of(row) == pytest.approx(0.1 + 0.2 + 0.05)
 
 
+@pytest.mark.parametrize("passes", [1, 2, 5])
+def test_a_rate_is_of_the_pipelines_of_one_pass(passes: int) -> None:
+    row = sample(created=1000 * passes, passes=passes, wall_ns=2_000_000_000 * passes)
+    (figure,) = SampleTable([row]).figures()
+    assert figure.seconds == pytest.approx(2.0)
+    assert figure.pipelines_per_s == pytest.approx(500.0)
+
+
 def test_differences_beyond_noise_are_named_with_their_direction() -> None:
     found = SampleTable(
         rows(
@@ -190,20 +198,23 @@ def batches(times: Mapping[int, float]) -> SampleTable:
 
 
 @pytest.mark.parametrize(
-    ("times", "chosen"),
+    ("times", "chosen", "ratio"),
     [
-        ({64: 1.0, 1: 9.0, 8: 1.0, 256: 1.0}, 64),
-        ({64: 1.0, 1: 9.0, 8: 2.0, 256: 0.5}, 256),
-        ({64: 1.0, 1: 0.7, 8: 0.8, 256: 1.0}, 1),
+        ({64: 1.0, 1: 9.0, 8: 1.0, 256: 1.0}, 64, 9.0),
+        ({64: 1.0, 1: 9.0, 8: 2.0, 256: 0.5}, 256, 18.0),
+        ({64: 1.0, 1: 0.7, 8: 0.8, 256: 1.0}, 1, None),
     ],
 )
-def test_batches(times: Mapping[int, float], chosen: int) -> None:
+def test_batches(times: Mapping[int, float], chosen: int, ratio: float | None) -> None:
     batch, finding = choose_batch(
         batches(times), Contender(Start.WARM, CacheMode.SHARED, 1, 64), (1, 8, 64, 256)
     )
     assert batch == chosen
     assert finding.answer == str(chosen)
     assert f"up to {chosen} pipelines" in finding.words
+    # What calls of the smallest batch cost is said, unless they are the choice.
+    assert finding.ratio == (ratio if ratio is None else pytest.approx(ratio, rel=0.03))
+    assert ("; calls of 1 take x" in finding.words) == (ratio is not None)
 
 
 def test_batches_that_were_not_measured() -> None:
@@ -229,5 +240,7 @@ def test_what_processes_found_out(probe: ProbeResult, expected: tuple[str, str, 
     assert all(each.words.endswith(".") for each in findings)
     if probe.problem:
         assert all(probe.problem in each.words for each in findings)
+    assert ("grows with every round: 1,000 to 1,200 bytes" in findings[2].words) == (expected[2] == "yes")
+    assert ("does not grow without bound" in findings[2].words) == (expected[2] == "no")
     for warning in probe.merge_warnings:
         assert warning in findings[1].words

@@ -63,6 +63,13 @@ def test_slower_and_faster_are_found_and_a_threshold_counts() -> None:
     assert len(compare_samples(results(1.3), results()).faster()) == 1
 
 
+def test_a_change_of_the_threshold_itself_is_not_over_it() -> None:
+    slower, faster = compare_samples(results(), results(2.0)), compare_samples(results(2.0), results())
+    assert slower.changes[0].time.ratio.median == 2.0
+    assert (slower.slower(1.0), faster.faster(1.0)) == ((), ())
+    assert len(slower.slower(0.99)) == len(faster.faster(0.99)) == 1
+
+
 def test_a_build_that_adds_pipelines_is_told_in_one_sentence() -> None:
     after = results(5.1, set_pipelines=1312, set_hash="1" * 16)
     report = compare_samples(results(), after)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import html_report
@@ -154,6 +155,15 @@ def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -
     assert throughput["layout"]["xaxis"]["ticktext"] == ["1", "4"]
     blocked = next(each for each in plots if each["layout"]["title"]["text"].startswith("Blocked"))
     assert blocked["layout"]["yaxis"]["range"] == [0, 0.01]
+
+
+@pytest.mark.parametrize(("highest", "ticks"), [(100_000.0, "D2"), (101_000.0, 1)])
+def test_times_of_more_than_two_decades_have_ticks_at_decades_only(highest: float, ticks: object) -> None:
+    latency = Latencies(10, (1000.0, 1000.0, 2000.0, 2000.0, 3000.0, 3000.0, highest))
+    spread = [msgspec.structs.replace(each, compiled_latency=latency) for each in samples()]
+    plots = figures(html_report(contention_report(spread))).values()
+    (plot,) = (each for each in plots if "that were compiled" in each["layout"]["title"]["text"])
+    assert plot["layout"]["yaxis"]["dtick"] == ticks
 
 
 def test_names_from_elsewhere_are_text() -> None:

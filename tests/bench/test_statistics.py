@@ -143,6 +143,7 @@ def test_without_a_control_or_with_few_pairs_nothing_differs() -> None:
     base, other = [1.0] * 5, [3.0] * 5
     assert Difference(paired_ratio(other, base), noise_of(base, base)).higher
     assert not Difference(paired_ratio(other, base), None).beyond_noise
+    assert Difference(paired_ratio(other, base), None).pairs == 0
     assert not Difference(paired_ratio(other[:4], base[:4]), noise_of(base, base)).beyond_noise
     assert not Difference(paired_ratio(other, base), noise_of(base[:4], base[:4])).beyond_noise
 

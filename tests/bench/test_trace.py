@@ -32,6 +32,7 @@ def test_spans_become_events_on_named_rows() -> None:
     assert complete[3]["args"] == {"pipelines": 64}
     assert complete[3]["cat"] == "call"
     assert [each["args"]["name"] for each in events if each["name"] == "process_name"] == ["p"]
+    assert len({each["pid"] for each in events}) == 1, "names are of the process whose rows they name"
 
 
 def test_nothing_is_a_trace_too() -> None:
