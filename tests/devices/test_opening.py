@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from orchestrator.devices.opening import Selector, environment_of
@@ -121,6 +124,52 @@ def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
     assert caches.startswith("disabled: ")
     assert "'radv:navi21'" in message
     assert "process of its own" in message
+
+
+_CHILD = """
+from orchestrator.devices import open_for_child
+from orchestrator.devices.request import DeviceRequest
+def main():
+    device = open_for_child("", "radv:navi31", DeviceRequest())
+    answers = [device.identity.device_name, device.features.driver_caches]
+    device.close()
+    return answers
+"""
+
+
+def test_a_child_sets_the_environment_of_the_device_that_it_opens() -> None:
+    driver_manifest("radv:navi31")
+    name, caches = run_on_device(None, _CHILD, environment=_UNSET)
+    assert "NAVI31" in name
+    assert caches.startswith("disabled: ")
+
+
+_LAYERS = """
+from orchestrator.devices import list_layers
+def main():
+    return [list_layers(), list_layers("simulated")]
+"""
+
+
+def test_layers_are_those_that_the_loader_finds(tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    names = ["VK_LAYER_TEST_second", "VK_LAYER_TEST_first"]
+    for name in names:
+        layer = {
+            "name": name,
+            "type": "GLOBAL",
+            "library_path": str(tmp_path / "libnone.so"),
+            "api_version": "1.3.0",
+            "implementation_version": "1",
+            "description": "A layer that is never loaded",
+        }
+        manifest = {"file_format_version": "1.2.0", "layer": layer}
+        (tmp_path / f"{name}.json").write_text(json.dumps(manifest))
+    (tmp_path / "libnone.so").write_bytes(b"")
+    found, none = run_on_device("radv:navi21", _LAYERS, environment={"VK_LAYER_PATH": str(tmp_path)})
+    assert [each for each in found if each in names] == sorted(names)
+    assert found == sorted(found)
+    assert none == []
 
 
 _UNKNOWN = """

@@ -391,6 +391,9 @@ def test_an_image_has_what_it_was_given() -> None:
     assert [image.libraries_of(index) for index in range(3)] == [(), (0,), ()]
     assert image.is_library.tolist() == [True, False, False]
     assert image.first_of(PipelineKind.RAY_TRACING) == 2
+    # It holds no pointers and needs no objects, so there is nothing to fill in before a call.
+    assert image.pointer_slots.size == image.pointer_targets.size == 0
+    assert image.object_slots.size == image.object_slot_object.size == len(image.objects) == 0
     code = image.modules[0].load()
     assert len(code) == image.modules[0].code_size
     assert code[:4] == bytes.fromhex("03022307")

@@ -149,6 +149,23 @@ def test_an_externally_synchronized_cache_takes_no_lock() -> None:
     with lock_of(device, cache).write(LockWait()):
         batch = device.create_pipelines(prepared, np.array([0], np.int32), cache)
     assert batch.results.tolist() == [0]
+    source = device.create_pipeline_cache()
+    with ThreadPoolExecutor(1) as pool, lock_of(device, cache).write(LockWait()):
+        pool.submit(device.merge_pipeline_caches, cache, [source]).result(PATIENCE_S)
+    device.close()
+
+
+@pytest.mark.parametrize("strategy", [each for each in LockingStrategy if each is not LockingStrategy.NONE])
+def test_a_merge_waits_for_whoever_writes_the_destination(strategy: LockingStrategy) -> None:
+    device = SimulatedDevice(SimulatedOptions(locking=strategy))
+    destination, source = device.create_pipeline_cache(), device.create_pipeline_cache()
+    lock = lock_of(device, destination)
+    with ThreadPoolExecutor(1) as pool:
+        with lock.write(LockWait()):
+            merging = pool.submit(device.merge_pipeline_caches, destination, [source])
+            until(lambda: lock.waiting == 1 or merging.done())
+            assert not merging.done()
+        merging.result(PATIENCE_S)
     device.close()
 
 

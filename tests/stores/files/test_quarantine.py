@@ -57,6 +57,17 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         quarantine_file(tmp_path / "missing")
 
 
+def test_both_names_of_a_moved_file_are_made_to_last(tmp_path: Path) -> None:
+    """A crash after the move must not bring back, under its old name, what was refused."""
+    operations = FaultyFileOperations()
+    (tmp_path / "file").write_bytes(b"content")
+    moved = quarantine_file(tmp_path / "file", operations)
+    names = [call.name for call in operations.calls]
+    after = operations.calls[names.index("rename") + 1 :]
+    synced = {call.path for call in after if call.name == "sync_directory"}
+    assert synced == {moved.parent, tmp_path}
+
+
 def test_every_fault_leaves_the_file_in_one_of_the_two_places(tmp_path: Path) -> None:
     clean = FaultyFileOperations()
     (tmp_path / "file").write_bytes(b"content")

@@ -23,7 +23,7 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
-from orchestrator.stores.files.recovery import dead_sentinels, loading_sentinel, previous_path
+from orchestrator.stores.files.recovery import DeadSentinel, dead_sentinels, loading_sentinel, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.drivers import REPOSITORY
 from tests.stores.faults.operations_under_test import sentinel_of
@@ -176,6 +176,23 @@ def test_a_sentinel_that_is_disarmed_while_it_is_looked_at_accuses_nothing(path:
             return super().try_lock(descriptor, shared=shared)
 
     assert dead_sentinels(path, Disarming(), [sentinel.name]) == ()
+
+
+def test_two_that_look_at_once_both_see_the_crash(path: Path) -> None:
+    sentinel = sentinel_of(path, file_of(OLD))
+    seen_by_the_other: list[DeadSentinel] = []
+
+    class Accompanied(FileOperations):
+        """Another process looks while this one holds its lock."""
+
+        def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+            held = super().try_lock(descriptor, shared=shared)
+            seen_by_the_other.extend(dead_sentinels(path, REAL_FILE_OPERATIONS, [sentinel.name]))
+            return held
+
+    (seen,) = dead_sentinels(path, Accompanied(), [sentinel.name])
+    assert seen.data_hash
+    assert seen_by_the_other == [seen]
 
 
 def test_where_no_sentinel_can_be_made_the_load_goes_on(path: Path) -> None:
