@@ -7,6 +7,8 @@ counted, modules under a tight bound, libraries, several workers at a time.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,9 +18,13 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
-from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
 from orchestrator.devices.vulkan.device import VulkanDevice
+from orchestrator.devices.vulkan.instance import InstanceCommands, VulkanInstance
 from orchestrator.errors import DeviceError
+from orchestrator.registry import registry
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -44,6 +50,9 @@ RECORDED = (
         "VK_KHR_fragment_shading_rate",
     ),
 )
+
+RATE = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR", "pipelineFragmentShadingRate"
+DENSITY = "VkPhysicalDeviceFragmentDensityMapFeaturesEXT", "fragmentDensityMap"
 
 
 def opened(selector: str, request: DeviceRequest | None = None, **options: bool) -> VulkanDevice:
@@ -149,6 +158,57 @@ def test_what_excludes_each_other_is_not_enabled_together() -> None:
     device.close()
 
 
+class BothOfAPair:
+    """Commands of an instance whose devices have VK_EXT_fragment_density_map as well."""
+
+    def __init__(self, commands: InstanceCommands) -> None:
+        self.commands = commands
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        command: Callable[..., Any] = getattr(self.commands, name)
+        if name != "vkGetPhysicalDeviceFeatures2":
+            return command
+
+        def answer(handle: object, features: object) -> None:
+            command(handle, features)
+            density = registry().struct(DENSITY[0]).s_type
+            each = ffi.cast("VkBaseOutStructure *", features)
+            while each:
+                if each.sType == density:
+                    ffi.cast(f"{DENSITY[0]} *", each).fragmentDensityMap = 1
+                each = each.pNext
+
+        return answer
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize(("asked", "left"), [((), RATE), ((RATE,), RATE), ((DENSITY,), DENSITY)])
+def test_of_two_that_exclude_each_other_what_is_asked_for_stays(
+    asked: tuple[tuple[str, str], ...], left: tuple[str, str]
+) -> None:
+    """VUID-VkDeviceCreateInfo-pipelineFragmentShadingRate-04481; no driver of the tests has both."""
+    with VulkanInstance.create(None) as instance:
+        real = instance.find()
+        device = evolve(real, extensions=real.extensions | {"VK_EXT_fragment_density_map"})
+        both = evolve(instance, commands=cast(InstanceCommands, BothOfAPair(instance.commands)))
+        request = DeviceRequest(features=frozenset(asked), others=OtherFeatures.ALL)
+        capabilities = Capabilities(both, device, request)
+        on = [each for each in (RATE, DENSITY) if capabilities.has_feature(*each)]
+        assert on == [left]
+
+
+@each_driver
+def test_a_structure_of_a_version_stands_for_those_that_it_took_over(driver: str) -> None:
+    """VUID-VkDeviceCreateInfo-pNext-02829 and -02830; some features have no other structure."""
+    device = opened(driver)
+    names = {each.name for each in device.capabilities.features.structs}
+    assert {"VkPhysicalDeviceVulkan11Features", "VkPhysicalDeviceVulkan12Features"} <= names
+    taken_over = {"VkPhysicalDevice16BitStorageFeatures", "VkPhysicalDeviceTimelineSemaphoreFeatures"}
+    assert names.isdisjoint(taken_over)
+    assert device.capabilities.has_feature("VkPhysicalDeviceVulkan12Features", "samplerMirrorClampToEdge")
+    device.close()
+
+
 @each_driver
 def test_a_feature_answers_by_every_name_it_has(driver: str) -> None:
     device = opened(driver)
@@ -183,6 +243,25 @@ def test_host_memory_is_counted_and_given_back() -> None:
     assert memory.peak_bytes >= filled
     device.close()
     assert memory.live_bytes == 0
+
+
+def test_memory_that_grows_keeps_its_content() -> None:
+    """PFN_vkReallocationFunction: the content moves along, 0 frees, and a null pointer allocates."""
+    memory = HostMemory()
+    scope = 0  # VK_SYSTEM_ALLOCATION_SCOPE_COMMAND
+    reallocate = memory.callbacks.pfnReallocation
+    small = reallocate(ffi.NULL, ffi.NULL, 16, 8, scope)
+    ffi.memmove(small, b"sixteen bytes ..", 16)
+    large = reallocate(ffi.NULL, small, 4096, 64, scope)
+    assert int(ffi.cast("uintptr_t", large)) % 64 == 0
+    assert bytes(ffi.buffer(large, 16)) == b"sixteen bytes .."
+    assert memory.live_bytes == 4096
+    cut = reallocate(ffi.NULL, large, 7, 8, scope)
+    assert bytes(ffi.buffer(cut, 7)) == b"sixteen"
+    assert memory.live_bytes == 7
+    assert reallocate(ffi.NULL, cut, 0, 8, scope) == ffi.NULL
+    assert memory.live_bytes == 0
+    assert memory.peak_bytes >= 4096
 
 
 @pytest.mark.driver(NAVI21)
