@@ -1,14 +1,9 @@
-# The layers, from the bottom; each knows only those below it:
-#   errors, registry          what can go wrong; what the Khronos registry says
-#   devices                   what compiles: the Device seam, real drivers, a simulation
-#   sets, schedule, stores    what to compile; who compiles what, when; what is kept
-#   run                       workers, barrier, merge: executes the schedule
-#   measure, cli              what it cost; thin verbs over all of it
-# Only names that users build on are exported here. A name is loaded when it is first used, because everything else
-# pays for this module too: the command line's help would take three times as long with numpy and trio. Using them
-# loads neither cffi nor a Vulkan library nor anything of the command line; a Vulkan device loads the binding when
-# it is opened. Checkers read the imports below, the interpreter reads the table; a test compares the two.
-"""Compile Vulkan pipeline sets in parallel, and know what it costs."""
+"""Compile Vulkan pipeline sets in parallel, and know what it costs.
+
+Only names that users build on are exported here. Each is loaded when it is first used, because everything else pays
+for this module: the command line's help would take three times as long with numpy and trio. Checkers read the imports
+below, the interpreter reads the table; a test compares the two. The rooms are described in docs/design.md.
+"""
 
 from __future__ import annotations
 
@@ -88,100 +83,41 @@ if TYPE_CHECKING:
     from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 _HOMES = {
-    "orchestrator.devices": (
-        "environment_of",
-        "list_devices",
-        "open_device",
-        "own_process",
-    ),
+    "orchestrator.devices": "environment_of list_devices open_device own_process",
     "orchestrator.devices.device": (
-        "NO_SOURCE",
-        "CacheMode",
-        "CreationBatch",
-        "Device",
-        "DeviceFeatures",
-        "DeviceIdentity",
-        "PipelineCache",
-        "PipelineCacheData",
-        "PipelineSource",
-        "PreparedPipelines",
+        "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceIdentity PipelineCache "
+        "PipelineCacheData PipelineSource PreparedPipelines"
     ),
-    "orchestrator.devices.image": (
-        "CreateInfoImage",
-        "PipelineKind",
-    ),
-    "orchestrator.devices.request": (
-        "ApplicationInfo",
-        "DeviceRequest",
-        "OtherFeatures",
-    ),
+    "orchestrator.devices.image": "CreateInfoImage PipelineKind",
+    "orchestrator.devices.request": "ApplicationInfo DeviceRequest OtherFeatures",
     "orchestrator.errors": (
-        "ArchiveError",
-        "DeviceError",
-        "DriverError",
-        "ExternalSynchronizationError",
-        "ManifestError",
-        "NoDeviceError",
-        "OrchestratorError",
-        "RecordError",
+        "ArchiveError DeviceError DriverError ExternalSynchronizationError ManifestError NoDeviceError "
+        "OrchestratorError RecordError"
     ),
     "orchestrator.run": (
-        "MergeReport",
-        "OutcomeStatus",
-        "PipelineOutcome",
-        "PipelineSession",
-        "PipelineTicket",
-        "Progress",
-        "Remainder",
-        "RunReport",
-        "open_session",
-        "run_pipelines",
+        "MergeReport OutcomeStatus PipelineOutcome PipelineSession PipelineTicket Progress Remainder "
+        "RunReport open_session run_pipelines"
     ),
-    "orchestrator.run.compile": ("compile_set",),
+    "orchestrator.run.compile": "compile_set",
     "orchestrator.run.options": (
-        "BARRIER",
-        "ROLLING",
-        "CompileOptions",
-        "MergePolicy",
-        "ModulePolicy",
-        "PipelineKeyUse",
-        "RunOptions",
-        "TrialLimits",
+        "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits"
     ),
-    "orchestrator.run.records": ("CompileReport",),
-    "orchestrator.schedule": (
-        "Followers",
-        "Priority",
-        "ScheduleOptions",
-        "Scheduler",
-    ),
-    "orchestrator.sets.archive.reader": ("Archive",),
-    "orchestrator.sets.archive.writer": ("ArchiveWriter",),
-    "orchestrator.sets.authoring.builder": ("PipelineSetBuilder",),
-    "orchestrator.sets.groups": ("FeatureGroup",),
-    "orchestrator.sets.image.builder": (
-        "BuiltImage",
-        "build_image",
-    ),
-    "orchestrator.sets.pipeline_set": ("PipelineSet",),
-    "orchestrator.sets.prepare": (
-        "OpenedGroup",
-        "Subset",
-        "opened_groups",
-    ),
+    "orchestrator.run.records": "CompileReport",
+    "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
+    "orchestrator.sets.archive.reader": "Archive",
+    "orchestrator.sets.archive.writer": "ArchiveWriter",
+    "orchestrator.sets.authoring.builder": "PipelineSetBuilder",
+    "orchestrator.sets.groups": "FeatureGroup",
+    "orchestrator.sets.image.builder": "BuiltImage build_image",
+    "orchestrator.sets.pipeline_set": "PipelineSet",
+    "orchestrator.sets.prepare": "OpenedGroup Subset opened_groups",
     "orchestrator.stores.cache_file": (
-        "LoadPolicy",
-        "LoadStatus",
-        "cache_path",
-        "load_into_cache",
-        "read_cache_file",
-        "save_cache_file",
-        "save_merged",
+        "LoadPolicy LoadStatus cache_path load_into_cache read_cache_file save_cache_file save_merged"
     ),
-    "orchestrator.stores.files.atomic_file": ("SaveError",),
-    "orchestrator.stores.save_policy": ("SavePolicy",),
+    "orchestrator.stores.files.atomic_file": "SaveError",
+    "orchestrator.stores.save_policy": "SavePolicy",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:

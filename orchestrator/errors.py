@@ -1,10 +1,6 @@
-"""The exceptions of the package, one tree.
+"""Exceptions that the package raises on purpose, in one tree; the rest is a bug.
 
-Every exception that this package raises on purpose, in one tree, so that a caller can catch what they can
-act on and let the rest be the bug that it is.
-
-Guarantees: each message says what failed, where (path, offset, hash or field) and the likely cause; nothing
-here imports anything else of the package.
+Each message says what failed, where (path, offset, hash or field) and the likely cause.
 """
 
 from __future__ import annotations

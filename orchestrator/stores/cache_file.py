@@ -20,15 +20,8 @@ the bytes are whole, and that the same driver in the same ABI wrote them. All nu
         80    32  reserved            zero
        112    16  headerHash          xxh3_128 of bytes 0 to 111, canonical order
 
-    VkPipelineCacheHeaderVersionOne, 32 bytes (specification, Pipeline Cache Header)
-         0     4  headerSize          of the whole header; at least 32
-         4     4  headerVersion       1
-         8     4  vendorID
-        12     4  deviceID
-        16    16  pipelineCacheUUID
-
 Reading proves in this order: size cap, owner, magic and version, header hash, exact length, identity field by
-field, data hash, Vulkan's header agrees with ours. Nothing is LOADED that is not, byte for byte, what the
+field, data hash, VkPipelineCacheHeaderVersionOne agrees with ours. Nothing is LOADED that is not, byte for byte, what the
 same driver gave. A later format that uses reserved fields counts up formatVersion.
 
 Loading tries the current generation and then the previous one; with neither the cache is empty. A file that

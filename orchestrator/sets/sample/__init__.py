@@ -1,10 +1,8 @@
 """The sample set that ships with the package.
 
-The pipeline set that ships with the package, so that everything can be tried without a capture: shaders of
-a small game engine (particles, post-processing, forward and deferred lighting, shadows, terrain, user
-interface, mesh shaders, pipeline libraries, ray tracing) and their permutations.
-
-The GLSL lies in shaders/ with its SPIR-V beside it; sample.toml names the pipelines; sample.foz is the
+Everything can be tried with it without a capture: shaders of a small game engine (particles, post-processing,
+forward and deferred lighting, shadows, terrain, user interface, mesh shaders, pipeline libraries, ray
+tracing) and their permutations. The GLSL lies in shaders/ with its SPIR-V beside it; sample.toml names the pipelines; sample.foz is the
 packed set. `python -m orchestrator.sets.sample` makes the latter two steps again and `--check` proves that
 they are up to date.
 """
