@@ -79,6 +79,19 @@ def test_fit_leaves_out_what_is_negative_and_fits_the_rest(without: str) -> None
         assert getattr(found, name) == pytest.approx(getattr(line, name), rel=0.1)
 
 
+def test_fit_first_leaves_out_what_weighs_most_against_the_records() -> None:
+    # Sizes go with stages: the line through all three begins below zero, and falls much with size. Without size
+    # the other two say it well.
+    rng = np.random.default_rng(5)
+    stages = rng.integers(3, 9, 400)
+    sizes = 10_000 * stages - 20_000 + rng.integers(-1000, 1000, 400)
+    cost = 5_000_000 * stages - 100_000 - 50 * sizes
+    line = fit(np.zeros(400, np.uint8), sizes, stages, cost).lines[PipelineKind.GRAPHICS]
+    assert line.base_ns == pytest.approx(900_000, rel=0.1)
+    assert line.stage_ns == pytest.approx(4_500_000, rel=0.01)
+    assert line.byte_ns == 0
+
+
 def test_few_records_scale_the_line() -> None:
     before = DEFAULT_MODEL.lines[PipelineKind.COMPUTE]
     cost = 3 * estimate_cost(PipelineKind.COMPUTE, 5000, 1)

@@ -280,14 +280,17 @@ def test_one_that_others_follow_keeps_them_where_the_same_work_was_cancelled() -
 
 
 def test_what_was_lost_while_it_came_follows_nobody() -> None:
-    # 3 is the same work as 0, which failed, and 4 links it: it is lost before its own key is looked at.
-    graph = job_graph(5, keys=[1, 2, 3, 1, 5], pipeline_keys=[0, 0, 7, 0, 7], libraries={2: [1], 4: [3]})
+    # 3 is the same work as 0, which failed; 4 and 5 link it: they are lost before their own key is looked at.
+    graph = job_graph(
+        6, keys=[1, 2, 3, 1, 5, 6], pipeline_keys=[0, 0, 7, 0, 7, 7], libraries={2: [1], 4: [3], 5: [3]}
+    )
     scheduler = Scheduler(graph, 1, STREAM)
     scheduler.enter(some([0]), Priority.SOON)
     scheduler.failed(0, requested(scheduler, 0), {0: "no"}, compiles=1)
     scheduler.enter(some([2]), Priority.SOON)
-    scheduler.enter(some([4]), Priority.SOON)
-    assert sorted(scheduler.unassignable) == [3, 4]
+    scheduler.enter(some([4, 5]), Priority.SOON)
+    assert sorted(scheduler.unassignable) == [3, 4, 5]
+    assert scheduler.queued == 2
     assert_consistent(scheduler)
     assert drain(scheduler) == [1, 2]
 
