@@ -52,12 +52,14 @@ class WatchedCommands:
         calls: Each call that creates pipelines: its command, and the flags of each create info.
         refusals: VkResults that the next such calls return without reaching the driver.
         order: Each call that creates pipelines, by how many, and each that destroys one, as -1.
+        modules: Shader modules that were made and not destroyed.
     """
 
     commands: Any
     calls: list[tuple[str, list[int]]] = field(factory=list)
     refusals: list[int] = field(factory=list)
     order: list[int] = field(factory=list)
+    modules: set[int] = field(factory=set)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         command: Callable[..., Any] = getattr(self.commands, name)
@@ -68,6 +70,21 @@ class WatchedCommands:
                 command(*arguments)
 
             return destroyed
+        if name == "vkCreateShaderModule":
+
+            def made(*arguments: Any) -> Any:
+                result = command(*arguments)
+                self.modules.add(int(arguments[-1][0]))
+                return result
+
+            return made
+        if name == "vkDestroyShaderModule":
+
+            def unmade(*arguments: Any) -> None:
+                self.modules.discard(int(arguments[1]))  # which may be older than the watch
+                command(*arguments)
+
+            return unmade
         if not (name.startswith("vkCreate") and "Pipelines" in name):
             return command
 
@@ -86,6 +103,13 @@ class WithoutFeedback(VulkanDevice):
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
         features = evolve(context.features, creation_feedback=False)
         super().__init__(evolve(context, features=features), module_limit=module_limit)
+
+
+class TightOnModules(VulkanDevice):
+    """A real driver with room for no shader module beyond those in use."""
+
+    def __init__(self, context: DeviceContext) -> None:
+        super().__init__(context, module_limit=1)
 
 
 @pytest.fixture
@@ -247,6 +271,38 @@ def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
         assert not refused.feedback_flags.any()
         assert not refused.durations_ns.any()
         device.destroy_pipelines(handles)
+
+
+@pytest.mark.driver(NAVI21)
+def test_a_row_of_hits_is_known_as_such(opened: Open, sample: PipelineSet) -> None:
+    device = opened(NAVI21)
+    compute = [each for each in sample.pipelines if each.kind is PipelineKind.COMPUTE]
+    image = build_image(sample, compute, device.capabilities).image
+    assert not image.is_library.any()
+    prepared = device.prepare(image)
+    cache = device.create_pipeline_cache()
+    known, one_more = as_indices(list(range(4))), as_indices(list(range(5)))
+    assert not device.create_pipelines(prepared, known, cache).all_hits
+    warm = device.create_pipelines(prepared, known, cache)
+    assert warm.all_hits
+    assert warm.feedback_flags.tolist() == [HIT] * 4
+    assert not device.create_pipelines(prepared, one_more, cache).all_hits
+
+
+@each_driver
+def test_modules_over_the_bound_end_with_the_batch_that_used_them(
+    driver: str, opened: Open, sample: PipelineSet
+) -> None:
+    device = opened(driver, TightOnModules)
+    image = build_image(sample, sample.pipelines, device.capabilities, module_bytes=1).image
+    prepared = device.prepare(image)
+    watched = watch(device)
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    for index in compute[:4].tolist():
+        batch = device.create_pipelines(prepared, as_indices([index]), NO_SOURCE)
+        assert not batch.results.any()
+        assert not watched.modules
+    assert watched.calls
 
 
 def chain_of(prepared: VulkanPreparedPipelines, index: int) -> list[int]:

@@ -253,10 +253,12 @@ def test_memory_that_grows_keeps_its_content() -> None:
     small = reallocate(ffi.NULL, ffi.NULL, 16, 8, scope)
     ffi.memmove(small, b"sixteen bytes ..", 16)
     large = reallocate(ffi.NULL, small, 4096, 64, scope)
+    assert large
     assert int(ffi.cast("uintptr_t", large)) % 64 == 0
     assert bytes(ffi.buffer(large, 16)) == b"sixteen bytes .."
     assert memory.live_bytes == 4096
     cut = reallocate(ffi.NULL, large, 7, 8, scope)
+    assert cut
     assert bytes(ffi.buffer(cut, 7)) == b"sixteen"
     assert memory.live_bytes == 7
     assert reallocate(ffi.NULL, cut, 0, 8, scope) == ffi.NULL
