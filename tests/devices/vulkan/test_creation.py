@@ -32,6 +32,7 @@ from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import driver_manifest, each_driver
+from tests.sets.image.test_image_builder import Records
 
 NAVI21 = "radv:navi21"
 FAIL_ON_COMPILE_REQUIRED, CAPTURE_STATISTICS = 0x100, 0x40
@@ -247,6 +248,26 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
         device.pipeline_executables(prepared, index)
         assert calls[0][1] == [own[index] | CAPTURE_STATISTICS]
         assert handed(as_indices([index])) == [own[index]]
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("wide", [(True, False), (False, True), (True, True)])
+def test_64_bit_flags_take_the_flags_of_the_call(wide: tuple[bool, ...], opened: Open) -> None:
+    """VkPipelineCreateFlags2CreateInfo::flags replaces the flags of the create info (VK_KHR_maintenance5)."""
+    device = opened(NAVI21)
+    records = Records()
+    for key, has_wide in enumerate(wide, start=1):
+        records.compute(key, pNext=[{"sType": 1000470005, "flags": 0}] if has_wide else [])
+    source = PipelineSet.from_records(records)
+    image = image_for(device, source)
+    assert (image.flags2_slots >= 0).tolist() == list(wide)
+    prepared = device.prepare(image)
+    both = as_indices([0, 1])
+    cache = device.create_pipeline_cache()
+    forbidden = device.create_pipelines(prepared, both, cache, fail_on_compile_required=True)
+    assert forbidden.results.tolist() == [PIPELINE_COMPILE_REQUIRED] * 2
+    made = device.create_pipelines(prepared, both, cache)
+    assert made.results.tolist() == [0, 0], "the flag was that call's alone"
 
 
 @each_driver
