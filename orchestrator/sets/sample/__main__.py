@@ -1,7 +1,5 @@
 """Rebuild or check the sample set: ``python -m orchestrator.sets.sample [--check]``.
 
-Make the sample set again from its sources, or check that what is committed is what they give.
-
 The SPIR-V is rebuilt only where glslangValidator is present, and another version of it may give other code;
 so the check does not compile: it packs the committed SPIR-V and compares the records. Records are compared
 and not the file, because the deflated bytes depend on the zlib of the machine.
