@@ -231,5 +231,5 @@ def test_a_flag_that_the_device_lacks_is_the_callers_error(tmp_path: Path) -> No
     device = SimulatedDevice(
         evolve(options, features=evolve(options.features, externally_synchronized_caches=False))
     )
-    with pytest.raises(DeviceError, match="no externally synchronized caches"):
+    with pytest.raises(DeviceError, match="lacks the feature pipelineCreationCacheControl"):
         load_into_cache(device, cache_path(tmp_path, device.identity), externally_synchronized=True)
