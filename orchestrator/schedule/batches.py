@@ -108,7 +108,8 @@ class ReadyQueue:
 
     Args:
         table: The jobs.
-        state: State of the jobs that are in it; an entry whose job has another state is stale.
+        state: State of the jobs that are in it. An entry whose job has another state is stale, and so is one
+            in another line than its job's: a job that comes again may be less urgent than it was.
 
     Attributes:
         state: See above.
@@ -523,7 +524,10 @@ class Selector:
             while bucket.head < bucket.tail:
                 job = bucket.at[bucket.head]
                 bucket.head += 1
-                if self._table.state_at[job] == queue.state:
+                if (
+                    self._table.state_at[job] == queue.state
+                    and self._table.priority_at[job] == line % PRIORITIES
+                ):
                     self._assign(job, worker)
                     return np.array([job], np.int32)
             queue.empty(line, number)
@@ -535,6 +539,7 @@ class Selector:
 
     def _few(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> list[int]:
         state_at, cost_at, ready = self._table.state_at, self._table.cost_at, queue.state
+        priority_at, priority, repeats = self._table.priority_at, line % PRIORITIES, queue.repeats
         chosen: list[int] = []
         left_ns = limits.time_ns
         passed = 0
@@ -548,7 +553,7 @@ class Selector:
             while position < tail:
                 job = at[position]
                 position += 1
-                if state_at[job] != ready:
+                if state_at[job] != ready or (repeats and priority_at[job] != priority):
                     bucket.remove(position - 1)
                     continue
                 time_ns = limits.base_ns + limits.slope * cost_at[job]
@@ -587,6 +592,8 @@ class Selector:
         while queue.masks[line]:
             seen, segments = self._front(queue, line, wanted)
             gone = table.state[seen] != queue.state
+            if queue.repeats:
+                gone |= table.priority[seen] != line % PRIORITIES
             places = np.flatnonzero(~gone)
             if queue.repeats:
                 places = places[np.sort(np.unique(seen[places], return_index=True)[1])]

@@ -713,3 +713,16 @@ def test_what_is_settled_takes_space_until_it_is_taken() -> None:
     scheduler.cancel_jobs(range(1000))
     assert scheduler.statistics.nbytes > before
     assert scheduler.take_settled().tolist() == list(range(1000))
+
+
+@pytest.mark.parametrize("size", [1, 64], ids=["one by one", "many at a time"])
+def test_what_comes_again_is_no_more_urgent_than_it_is_asked_for_now(size: int) -> None:
+    options = ScheduleOptions(streaming=True, batch_limit=size, target_ns=size * 10**9)
+    scheduler = Scheduler(job_graph(2, kinds=[0, 0], costs=[1, 10**6]), 1, options)
+    scheduler.enter(np.array([1], np.int32), Priority.NOW, 0)
+    scheduler.cancel_jobs([1])
+    scheduler.enter(np.array([1], np.int32), Priority.SOON, 0)
+    scheduler.enter(np.array([0], np.int32), Priority.NOW, 0)
+    answer = scheduler.request(0, 0)
+    assert isinstance(answer, Assignment)
+    assert answer.indices.tolist() == [0]
