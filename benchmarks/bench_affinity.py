@@ -26,8 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
-from orchestrator.run import RunOptions
-from orchestrator.run.options import TARGET_NS
+from orchestrator.run.options import TARGET_NS, RunOptions
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 
 

@@ -35,8 +35,7 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run
 from orchestrator.bench.take import run_order
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.run import RunOptions
-from orchestrator.run.options import TARGET_NS
+from orchestrator.run.options import TARGET_NS, RunOptions
 from orchestrator.schedule import Followers, JobGraph, ScheduleOptions, Scheduler
 from orchestrator.sets.image.repeated import repeat_pipelines
 

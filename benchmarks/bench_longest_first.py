@@ -36,10 +36,10 @@ from attrs import evolve
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import Progress, RunOptions
 from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.options import TARGET_NS
+from orchestrator.run.options import TARGET_NS, RunOptions
+from orchestrator.run.records import Progress
 from orchestrator.schedule import Assignment, JobGraph, Order, ScheduleOptions, Scheduler
 from orchestrator.schedule.costs import estimated_costs
 

@@ -29,8 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of, run_now
 from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import RunOptions, RunReport, available_workers, worker
+from orchestrator.run import worker
 from orchestrator.run.accounting import Reading, ThreadMeter
+from orchestrator.run.execution import available_workers
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import RunReport
 from orchestrator.sets.sample import sample_path
 
 NOTHING = Reading(0, 0, 0)

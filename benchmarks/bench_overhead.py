@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
-from orchestrator.run import RunOptions
+from orchestrator.run.options import RunOptions
 from orchestrator.schedule import Order, ScheduleOptions
 
 

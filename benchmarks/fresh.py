@@ -32,7 +32,9 @@ from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.run import RunOptions, RunReport, available_workers, run_pipelines
+from orchestrator.run.execution import available_workers, run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import RunReport
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.sample import sample_path

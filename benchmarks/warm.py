@@ -22,8 +22,8 @@ from benchmarks.fresh import Job, opened, run_now
 from orchestrator.bench.take import run_order
 from orchestrator.devices import own_process
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
-from orchestrator.run import RunOptions, RunReport
-from orchestrator.run.options import unsteered_schedule
+from orchestrator.run.options import RunOptions, unsteered_schedule
+from orchestrator.run.records import RunReport
 from orchestrator.schedule import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.image.repeated import repeat_pipelines

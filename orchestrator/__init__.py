@@ -38,17 +38,9 @@ if TYPE_CHECKING:
     from orchestrator.errors import NoDeviceError as NoDeviceError
     from orchestrator.errors import OrchestratorError as OrchestratorError
     from orchestrator.errors import RecordError as RecordError
-    from orchestrator.run import MergeReport as MergeReport
-    from orchestrator.run import OutcomeStatus as OutcomeStatus
-    from orchestrator.run import PipelineOutcome as PipelineOutcome
-    from orchestrator.run import PipelineSession as PipelineSession
-    from orchestrator.run import PipelineTicket as PipelineTicket
-    from orchestrator.run import Progress as Progress
-    from orchestrator.run import Remainder as Remainder
-    from orchestrator.run import RunReport as RunReport
-    from orchestrator.run import open_session as open_session
-    from orchestrator.run import run_pipelines as run_pipelines
     from orchestrator.run.compile import compile_set as compile_set
+    from orchestrator.run.execution import available_workers as available_workers
+    from orchestrator.run.execution import run_pipelines as run_pipelines
     from orchestrator.run.options import BARRIER as BARRIER
     from orchestrator.run.options import ROLLING as ROLLING
     from orchestrator.run.options import CompileOptions as CompileOptions
@@ -58,6 +50,15 @@ if TYPE_CHECKING:
     from orchestrator.run.options import RunOptions as RunOptions
     from orchestrator.run.options import TrialLimits as TrialLimits
     from orchestrator.run.records import CompileReport as CompileReport
+    from orchestrator.run.records import MergeReport as MergeReport
+    from orchestrator.run.records import OutcomeStatus as OutcomeStatus
+    from orchestrator.run.records import PipelineOutcome as PipelineOutcome
+    from orchestrator.run.records import Progress as Progress
+    from orchestrator.run.records import RunReport as RunReport
+    from orchestrator.run.session import PipelineSession as PipelineSession
+    from orchestrator.run.session import PipelineTicket as PipelineTicket
+    from orchestrator.run.session import Remainder as Remainder
+    from orchestrator.run.session import open_session as open_session
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
@@ -94,15 +95,15 @@ _HOMES = {
         "ArchiveError DeviceError DriverError ExternalSynchronizationError ManifestError NoDeviceError "
         "OrchestratorError RecordError"
     ),
-    "orchestrator.run": (
-        "MergeReport OutcomeStatus PipelineOutcome PipelineSession PipelineTicket Progress Remainder "
-        "RunReport open_session run_pipelines"
-    ),
     "orchestrator.run.compile": "compile_set",
+    "orchestrator.run.execution": "available_workers run_pipelines",
     "orchestrator.run.options": (
         "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits"
     ),
-    "orchestrator.run.records": "CompileReport",
+    "orchestrator.run.records": (
+        "CompileReport MergeReport OutcomeStatus PipelineOutcome Progress RunReport"
+    ),
+    "orchestrator.run.session": "PipelineSession PipelineTicket Remainder open_session",
     "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
     "orchestrator.sets.archive.reader": "Archive",
     "orchestrator.sets.archive.writer": "ArchiveWriter",

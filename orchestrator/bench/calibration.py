@@ -51,7 +51,7 @@ from orchestrator.bench.statistics import (
     ratio_by_round,
 )
 from orchestrator.devices.device import CacheMode, DeviceIdentity
-from orchestrator.run import available_workers
+from orchestrator.run.execution import available_workers
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
 
 ROUNDS = 7

@@ -37,10 +37,10 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
-from orchestrator.run import OutcomeStatus, RunOptions, RunReport, available_workers, run_pipelines
+from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.key_knowledge import ProfiledOpener
-from orchestrator.run.options import unsteered_schedule
-from orchestrator.run.records import status_code
+from orchestrator.run.options import RunOptions, unsteered_schedule
+from orchestrator.run.records import OutcomeStatus, RunReport, status_code
 from orchestrator.schedule import Followers, ScheduleOptions
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.opening import open_paths

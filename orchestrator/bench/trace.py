@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 from attrs import field, frozen
 
-from orchestrator.run import RunReport
-from orchestrator.run.records import CompileReport
+from orchestrator.run.records import CompileReport, RunReport
 
 MAIN_ROW = "main"
 """The row of what the run itself does: opening, merging, saving."""

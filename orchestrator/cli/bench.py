@@ -97,7 +97,7 @@ class BenchArguments:
         from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
         from orchestrator.devices.device import CacheMode
-        from orchestrator.run import available_workers
+        from orchestrator.run.execution import available_workers
 
         with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
             if not len(opened):

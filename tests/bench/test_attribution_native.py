@@ -24,9 +24,9 @@ from attrs import frozen
 
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.devices.simulated import LockingStrategy
-from orchestrator.run import Calls, available_workers
 from orchestrator.run.accounting import CallLog, ThreadMeter
-from orchestrator.run.records import timing_of
+from orchestrator.run.execution import available_workers
+from orchestrator.run.records import Calls, timing_of
 from tests.drivers import require_tool
 
 NUMBERS = {

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import LiveView, PlainView, counts_text, progress_view, speed_text
-from orchestrator.run import Progress
+from orchestrator.run.records import Progress
 
 
 class Terminal(io.StringIO):

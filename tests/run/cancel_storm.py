@@ -32,8 +32,10 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
-from orchestrator.run import BARRIER, MergePolicy, RunOptions, RunReport, run_pipelines
 from orchestrator.run.caches import RollingMerge
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
+from orchestrator.run.records import RunReport
 from orchestrator.schedule import Order, ScheduleOptions
 
 ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)

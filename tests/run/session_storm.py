@@ -37,7 +37,9 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run import BARRIER, OutcomeStatus, PipelineSession, RunOptions, open_session
+from orchestrator.run.options import BARRIER, RunOptions
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
     ENTRY_BYTES,

@@ -18,7 +18,9 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run import OutcomeStatus, RunOptions, RunReport, run_pipelines
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, RunReport
 
 MODES_WITH_CACHE = (
     CacheMode.SHARED,

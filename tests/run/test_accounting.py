@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from orchestrator.devices.device import CreationBatch
-from orchestrator.run import CreationCall
 from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, driver_time_ns
+from orchestrator.run.records import CreationCall
 
 
 def batch(flags: list[int], durations: list[int]) -> CreationBatch:

@@ -10,7 +10,9 @@ import trio.testing
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import OutcomeStatus, Progress, RunOptions, RunReport, run_pipelines
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 MOST_STEPS = 400

@@ -29,10 +29,10 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run import RunOptions, RunReport, run_pipelines
 from orchestrator.run.compile import CompileSchedule, compile_set
-from orchestrator.run.options import CompileOptions, PipelineKeyUse
-from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import CompileOptions, PipelineKeyUse, RunOptions
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, RunReport
 from orchestrator.schedule import Assignment
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines

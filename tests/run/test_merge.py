@@ -14,9 +14,11 @@ from orchestrator.devices.simulated import (
     SimulatedDevice,
     SimulatedOptions,
 )
-from orchestrator.run import Duplicates, MergePolicy, RunOptions, run_pipelines
 from orchestrator.run.caches import RunCaches
+from orchestrator.run.execution import run_pipelines
 from orchestrator.run.merge import Merged, duplicates, merge_into, pruned_bytes
+from orchestrator.run.options import MergePolicy, RunOptions
+from orchestrator.run.records import Duplicates
 from tests.run.support import prepared_set
 
 

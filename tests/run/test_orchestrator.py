@@ -29,8 +29,10 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
 from orchestrator.run.accounting import ThreadMeter
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, Progress
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import (
     MODES_WITH_CACHE,

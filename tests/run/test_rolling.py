@@ -19,16 +19,10 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run import (
-    BARRIER,
-    ROLLING,
-    MergePolicy,
-    OutcomeStatus,
-    RollingMerge,
-    RunOptions,
-    run_pipelines,
-)
-from orchestrator.run.caches import MergedHook, PrimaryGuard
+from orchestrator.run.caches import MergedHook, PrimaryGuard, RollingMerge
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import BARRIER, ROLLING, MergePolicy, RunOptions
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import check_sums, hits_of, prepared_set, without
 

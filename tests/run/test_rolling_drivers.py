@@ -11,7 +11,10 @@ import trio
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import BARRIER, MergePolicy, RollingMerge, RunOptions, RunReport, run_pipelines
+from orchestrator.run.caches import RollingMerge
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
+from orchestrator.run.records import RunReport
 from orchestrator.schedule import Order, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -7,7 +7,9 @@ import pytest
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.run import OutcomeStatus, RunOptions, run_pipelines
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import Assignment, JobGraph, ScheduleOptions, Scheduler
 from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set
 

@@ -12,14 +12,9 @@ from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import (
-    OutcomeStatus,
-    PipelineOutcome,
-    PipelineSession,
-    RunOptions,
-    RunReport,
-    open_session,
-)
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome, RunReport
+from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 

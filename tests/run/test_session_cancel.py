@@ -11,7 +11,9 @@ from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run import OutcomeStatus, PipelineSession, RunOptions, open_session
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from tests.run.support import MODES_WITH_CACHE
 from tests.run.test_session import ONE, recorded, report_of

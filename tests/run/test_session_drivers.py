@@ -7,7 +7,10 @@ import pytest
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import OutcomeStatus, RunOptions, open_session, run_pipelines
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.session import open_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet

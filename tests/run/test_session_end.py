@@ -11,15 +11,10 @@ import trio.testing
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run import (
-    OutcomeStatus,
-    PipelineOutcome,
-    PipelineSession,
-    Progress,
-    RunOptions,
-    open_session,
-    run_pipelines,
-)
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
+from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.support import RefusingDevice, check_sums, hits_of, prepared_set
 from tests.run.test_session import ONE, recorded, report_of

@@ -14,8 +14,10 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.run import OutcomeStatus, Progress, RunOptions, run_pipelines
 from orchestrator.run.exchange import Exchange
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, Progress
 from orchestrator.schedule import (
     Assignment,
     Followers,
