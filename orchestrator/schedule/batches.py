@@ -16,11 +16,11 @@ whatever is reported.
 from __future__ import annotations
 
 import math
-from typing import Final
+from array import array
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
 
 from orchestrator.schedule.jobs import ASSIGNED, Int32s, JobGraph, JobTable, Links
 
@@ -78,7 +78,7 @@ class Bucket:
         if tail > len(self.at):
             self._make_room(len(jobs))
             tail = self.tail + len(jobs)
-        self.jobs[self.tail : tail] = jobs
+        self.at[self.tail : tail] = jobs.data  # bytes: numpy would release the GIL
         self.tail = tail
 
     def remove(self, position: int) -> None:
@@ -110,17 +110,20 @@ class ReadyQueue:
         table: The jobs.
         state: State of the jobs that are in it. An entry whose job has another state is stale, and so is one
             in another line than its job's: a job that comes again may be less urgent than it was.
+        each_ns: Estimated cost of each job, where all have the same, else 0.
 
     Attributes:
         state: See above.
+        each_ns: See above.
         masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
         open: The lines that have entries, as bits.
         repeats: Whether a job may have two entries; set by who enters one again.
     """
 
-    def __init__(self, table: JobTable, state: int) -> None:
+    def __init__(self, table: JobTable, state: int, each_ns: int = 0) -> None:
         self._table = table
         self.state = state
+        self.each_ns = each_ns
         self.masks: list[int] = []
         self.open = 0
         self.repeats = False
@@ -456,8 +459,7 @@ _PIECE: Final = 8
 """Least size of a piece of the set that is handed out by itself; shorter ones are put together."""
 
 
-@frozen
-class Limits:
+class Limits(NamedTuple):
     """What a batch may hold. A job is estimated to take base_ns + slope x its cost.
 
     Attributes:
@@ -510,7 +512,9 @@ class Selector:
             return _NONE
         first_ns = limits.base_ns + limits.slope * FLOORS[mask.bit_length() - 1]
         if limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
-            jobs = self._many(queue, line, worker, limits)
+            jobs = self._row(queue, line, worker, limits) if limits.adjacent else _NONE
+            if not len(jobs):
+                jobs = self._many(queue, line, worker, limits)
             if len(jobs):
                 return jobs
         chosen = self._few(queue, line, worker, limits)
@@ -584,6 +588,30 @@ class Selector:
             if bucket.head == bucket.tail:
                 queue.empty(line, number)
         return chosen
+
+    def _row(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
+        """The next entries, if they follow one another in the set and all are ready; else empty.
+
+        Entries are compared and changed as bytes: numpy would release the GIL while the schedule is locked.
+        """
+        table, number = self._table, queue.masks[line].bit_length() - 1
+        bucket = queue.bucket(line, number)
+        begin = bucket.head
+        each_ns = limits.base_ns + limits.slope * queue.each_ns
+        size = min(limits.size, bucket.tail - begin, int(limits.time_ns / each_ns))
+        if size < _FEW or queue.repeats:
+            return _NONE
+        jobs = bucket.jobs[begin : begin + size]
+        row = table.row_of(jobs)
+        if row is None or table.state_at[row].tobytes() != bytes((queue.state,)) * size:
+            return _NONE
+        bucket.head += size
+        if bucket.head == bucket.tail:
+            queue.empty(line, number)
+        table.move_row(row, queue.state, ASSIGNED)
+        table.open_cost -= queue.each_ns * size
+        table.worker_at[row] = array("i", (worker,)) * size
+        return jobs
 
     def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
         table = self._table

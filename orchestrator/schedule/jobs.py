@@ -221,11 +221,16 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
 }
 
 
+KEEPS_GIL = 500
+"""For more elements numpy releases the GIL; under the schedule's lock many threads then queue for both."""
+
+
 class JobTable:
     """Columns of all jobs, each ABSENT and its own leader at first.
 
     Each column `x` is an array, and `x_at` the same memory for single elements, because reading one element
-    of an array takes three times as long.
+    of an array takes three times as long. Large batches that follow one another in the set are changed there
+    too, as bytes.
 
     Args:
         count: Number of jobs.
@@ -289,7 +294,9 @@ class JobTable:
             column = np.full(count, default, kind)
             setattr(self, name, column)
             setattr(self, f"{name}_at", column.data)
-        self.leader[:] = self.last_follower[:] = np.arange(count, dtype=np.int32)
+        ramp = np.arange(count, dtype=np.int32)
+        self.leader[:] = self.last_follower[:] = ramp
+        self._ramp = ramp.data
         self.states = [0] * len(JobState)
         self.states[ABSENT] = count
         self.open_cost = 0
@@ -325,6 +332,21 @@ class JobTable:
         elif state <= PINNED < old:
             self.open_cost += int(self.cost[jobs].sum())
 
+    def move_row(self, row: slice, old: int, state: int) -> None:
+        """Change the state of jobs that follow one another and are all in one state; not their cost."""
+        number = row.stop - row.start
+        self.states[old] -= number
+        self.states[state] += number
+        self.state_at[row] = bytes((state,)) * number
+
+    def row_of(self, jobs: Int32s) -> slice | None:
+        """Jobs as a slice, where they follow one another in the set."""
+        first, number = int(jobs[0]), len(jobs)
+        if int(jobs[-1]) - first != number - 1:
+            return None
+        row = slice(first, first + number)
+        return row if self._ramp[row].tobytes() == jobs.tobytes() else None
+
     def find(self, job: int) -> int:
         """The leader of a job. Shortens the way for the next time."""
         leader_at = self.leader_at
@@ -344,7 +366,7 @@ class JobTable:
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
-        return sum(getattr(self, name).nbytes for name in _COLUMNS)
+        return int(self._ramp.nbytes + sum(getattr(self, name).nbytes for name in _COLUMNS))
 
 
 class Links:

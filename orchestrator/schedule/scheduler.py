@@ -63,6 +63,7 @@ from orchestrator.schedule.jobs import (
     FAILED,
     HIT,
     JOINED,
+    KEEPS_GIL,
     PINNED,
     READY,
     SHARED,
@@ -266,7 +267,7 @@ class Lifecycle:
         self.table = table = JobTable(count)
         self.links = Links(table, jobs.library_start, jobs.library_index)
         self.queue = ReadyQueue(table, READY)
-        self.hits = ReadyQueue(table, READY)
+        self.hits = ReadyQueue(table, READY, HIT_COST_NS)
         self._pinned = options.pin_followers
         self.duplicates = [ReadyQueue(table, PINNED) for _ in range(workers if self._pinned else 1)]
         self._create_followers = options.followers is not Followers.SHARE
@@ -294,7 +295,7 @@ class Lifecycle:
             table.group[:] = jobs.groups
         if jobs.hits is not None and self._by_cost:
             table.flags[jobs.hits] = HIT
-            table.cost[jobs.hits] = np.minimum(table.cost[jobs.hits], HIT_COST_NS)
+            table.cost[jobs.hits] = HIT_COST_NS
         if self._by_cost:
             table.rank[:] = table.cost
 
@@ -326,7 +327,7 @@ class Lifecycle:
             table.flags[again] &= CHAINED | HIT | UNWANTED
             table.cost[again] = self._costs[again]
             hits = again[table.flags[again] & HIT > 0]
-            table.cost[hits] = np.minimum(table.cost[hits], HIT_COST_NS)
+            table.cost[hits] = HIT_COST_NS
             table.rank[again] = table.cost[again] if self._by_cost else 0
             table.move_all(again, CANCELLED, WAITING)
             # Their old entries may be there still.
@@ -408,7 +409,7 @@ class Lifecycle:
         table.open_cost += int((self._costs[queued] - table.cost[queued]).sum())
         table.cost[jobs] = self._costs[jobs]
         table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
-        self.hits = ReadyQueue(table, READY)
+        self.hits = ReadyQueue(table, READY, HIT_COST_NS)
         self.queue.repeats = True
         self.queue.push_all(jobs[state == READY])
         self._inherit(*self.links.edges_of(jobs[state <= JOINED]))
@@ -590,7 +591,11 @@ class Lifecycle:
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
         table = self.table
-        table.move_all(jobs, ASSIGNED, CREATED)
+        row = table.row_of(jobs) if len(jobs) > KEEPS_GIL else None
+        if row is None:
+            table.move_all(jobs, ASSIGNED, CREATED)
+        else:
+            table.move_row(row, ASSIGNED, CREATED)
         self.settled.push_all(jobs)
         if self._joined_any:
             followers: list[int] = []
@@ -988,6 +993,7 @@ class Scheduler:
             return _DONE
         if not self._table.queued:
             return _WAIT if self._open else _DONE
+        open_cost = self._table.open_cost
         left_ns = self._deadline_ns - now_ns
         priorities = PRIORITIES if left_ns > 0 else self._exempt
         if not priorities:
@@ -999,12 +1005,14 @@ class Scheduler:
                 for line in duplicates.lines(priority):
                     jobs = self._take(duplicates, line, worker, left_ns)
                     if len(jobs):
-                        return self._assign(worker, jobs, self._experiences.duplicates)
+                        return self._assign(
+                            worker, jobs, self._experiences.duplicates, open_cost - self._table.open_cost
+                        )
             for queue, line in self._lines(priority):
                 experience = self._experience_of(queue, line)
                 jobs = self._take(queue, line, worker, left_ns)
                 if len(jobs):
-                    return self._assign(worker, jobs, experience)
+                    return self._assign(worker, jobs, experience, open_cost - self._table.open_cost)
         # What is ready and was not taken did not fit into the time that is left.
         if left_ns != math.inf and (duplicates.open or life.queue.open or life.hits.open):
             return _PAUSED
@@ -1136,11 +1144,11 @@ class Scheduler:
     def _lines(self, priority: int) -> list[tuple[ReadyQueue, int]]:
         """Lines of a priority that any worker may take from, the one with the longest job first."""
         queue, hits = self._life.queue, self._life.hits
-        lines = [(queue, line) for line in queue.lines(priority)] if queue.open else []
-        if hits.open:
-            lines += [(hits, line) for line in hits.lines(priority)]
-            lines.sort(key=lambda each: -each[0].masks[each[1]].bit_length())
-        return lines
+        if not (queue.open and hits.open):
+            only = queue if queue.open else hits
+            return [(only, line) for line in only.lines(priority)]
+        lines = [(each, line) for each in (queue, hits) for line in each.lines(priority)]
+        return sorted(lines, key=lambda each: -each[0].masks[each[1]].bit_length())
 
     def _experience_of(self, queue: ReadyQueue, line: int) -> Experience:
         if queue is self._life.queue:
@@ -1180,10 +1188,9 @@ class Scheduler:
             jobs = self._selector.shortest(queue, line, worker)
         return jobs
 
-    def _assign(self, worker: int, jobs: Int32s, experience: Experience) -> Assignment:
+    def _assign(self, worker: int, jobs: Int32s, experience: Experience, cost: int) -> Assignment:
         table = self._table
         first = int(jobs[0])
-        cost = table.cost_at[first] if len(jobs) == 1 else int(table.cost[jobs].sum())
         if self._affinity.active and experience.hit_share < MOST_HIT:
             if len(jobs) == 1:
                 self._affinity.assigned(first, worker)

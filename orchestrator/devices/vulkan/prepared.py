@@ -234,7 +234,8 @@ class VulkanPreparedPipelines:
         if int(indices[-1]) - first != count - 1:
             return None
         # Comparing memory: no array of booleans, and the GIL is not released, as it is in larger operations.
-        return slice(first, first + count) if self._ramp[first : first + count] == indices.data else None
+        same = self._ramp[first : first + count].tobytes() == indices.tobytes()
+        return slice(first, first + count) if same else None
 
     def create_infos(
         self,
