@@ -70,6 +70,11 @@ class Exchange:
         self.out_of_time = False
 
     @property
+    def call_limit(self) -> int:
+        """Most pipelines in one call to the driver."""
+        return self._scheduler.options.batch_limit
+
+    @property
     def in_flight(self) -> int:
         """Pipelines in a driver call."""
         return self._scheduler.in_flight

@@ -90,7 +90,7 @@ class Worker:
                 answer, seen = self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
                 if not isinstance(answer, Assignment):
                     break
-                reasons, hits, elapsed_ns = self._create(answer.indices, meter)
+                reasons, hits, elapsed_ns = self._work_off(answer.indices, meter)
                 ended = answer
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
@@ -98,6 +98,27 @@ class Worker:
             return seen
         self.arrived_ns = time.perf_counter_ns()
         return None
+
+    def _work_off(
+        self, indices: npt.NDArray[np.int32], meter: ThreadMeter
+    ) -> tuple[Mapping[int, str], int, int]:
+        """Create what was assigned, as `_create`, in as many calls as it takes; none begins after a stop."""
+        limit = self._exchange.call_limit
+        if len(indices) <= limit:
+            return self._create(indices, meter)
+        all_reasons: dict[int, str] = {}
+        hits = elapsed_ns = 0
+        for begin in range(0, len(indices), limit):
+            try:
+                trio.from_thread.check_cancelled()
+            except trio.Cancelled:  # it is raised again where the batch ends
+                self._exchange.cancel()
+            if self._exchange.cancelled:
+                break
+            reasons, hit, took_ns = self._create(indices[begin : begin + limit], meter)
+            all_reasons.update(reasons)
+            hits, elapsed_ns = hits + hit, elapsed_ns + took_ns
+        return all_reasons, hits, elapsed_ns
 
     def _create(
         self, indices: npt.NDArray[np.int32], meter: ThreadMeter

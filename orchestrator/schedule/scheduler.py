@@ -83,8 +83,11 @@ from orchestrator.schedule.jobs import (
 HIT_COST_NS = 5_000
 """Estimated cost of creating what a cache has."""
 
-_SHARES_OF_HITS: Final = 2
+_SHARES_OF_HITS: Final = 1
 """SHARES, for expected hits once one batch of them has ended."""
+
+_CALLS_OF_HITS: Final = 8
+"""Most calls that a worker makes of one batch of expected hits: asking costs many workers more than a call."""
 
 _LEAST_NS: Final = 250_000
 """No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them."""
@@ -160,7 +163,8 @@ class ScheduleOptions:
         target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs:
             what is urgent waits no longer than that for a worker. A cold run that nobody steers does well
             with 200 ms, for a call costs half a millisecond beside the driver.
-        batch_limit: Largest batch.
+        batch_limit: Most jobs in a call to the driver. A batch is one call, but for expected hits that were
+            found to hit: those are handed out for several calls at once.
         expect_hits: Estimated share of hits before anything was learned, 0..1, among jobs of which a cache is
             not expected to hold each (`JobGraph.hits`).
         capacity: Most jobs that may be queued: those who submit to a session wait beyond it. None: no bound.
@@ -1167,7 +1171,9 @@ class Scheduler:
         picky = False
         adjacent = queue is self._life.hits
         if adjacent and experience.tried:
-            size = min(size, max(table.queued // (_SHARES_OF_HITS * workers), int(_LEAST_NS / base), 1))
+            calls = _CALLS_OF_HITS if experience.hit_share > MOST_HIT else 1
+            share = max(table.queued // (_SHARES_OF_HITS * workers), int(_LEAST_NS / base), 1)
+            size = min(calls * size, share)
         elif queue is self._life.queue or adjacent:
             shares = SHARES * workers
             time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import trio
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.device import CacheMode, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
@@ -116,3 +119,43 @@ def test_recorded_costs_come_before_estimates() -> None:
         order += answer.indices.tolist()
         scheduler.finished(0, answer)
     assert order == [2, 0, 1]
+
+
+async def test_what_is_handed_out_for_several_calls_is_created_in_calls_of_the_limit() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
+    options = RunOptions(workers=1, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
+    report = await run_pipelines(device, prepared, options, primary=data)
+    check_sums(report)
+    assert report.cache_hits == 300
+    assert report.calls.sizes.max() == 8
+    assert len(report.calls.sizes) <= 300 // 8 + 3 * 8, "calls of one to seven only where a piece ends"
+    device.close()
+
+
+class StoppedDevice(SimulatedDevice):
+    """The scope of the run is cancelled while a call is made."""
+
+    def __init__(self, at_call: int) -> None:
+        """Cancel in that call, counted from 1."""
+        super().__init__()
+        self.at_call, self.made, self.scope = at_call, 0, trio.CancelScope()
+
+    def create_pipelines(self, *given: Any, **more: Any) -> CreationBatch:
+        """Create, and cancel."""
+        self.made += 1
+        if self.made == self.at_call:
+            trio.from_thread.run_sync(self.scope.cancel)
+        return super().create_pipelines(*given, **more)
+
+
+async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
+    first = SimulatedDevice()
+    data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
+    device = StoppedDevice(at_call=5)
+    options = RunOptions(workers=1, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
+    with device.scope:
+        await run_pipelines(device, prepared_set(device), options, primary=data)
+    assert device.scope.cancelled_caught
+    assert device.made == 5

@@ -121,6 +121,17 @@ def test_expected_hits_come_in_the_order_of_the_set_and_in_one_piece() -> None:
     assert max(map(len, found)) >= 400
 
 
+def test_hits_that_are_sure_are_handed_out_for_several_calls() -> None:
+    options = ScheduleOptions(batch_limit=64, target_ns=10**9)
+    scheduler = Scheduler(job_graph(5000, hits=[True] * 5000), 1, options)
+    found = sizes(scheduler, hit=True)
+    assert found[0] == 64, "before one batch has ended, nobody knows"
+    assert max(found) == found[1] == 8 * 64
+    assert sum(found) == 5000
+    misses = Scheduler(job_graph(5000, hits=[True] * 5000), 1, options)
+    assert max(sizes(misses, hit=False)) == 64
+
+
 def test_what_is_to_be_compiled_comes_first_and_cuts_the_hits_beside_it() -> None:
     found, _ = hit_sizes(1000, 1.0, range(300, 1000, 300))
     assert sorted(found[:3]) == [[300], [600], [900]]
