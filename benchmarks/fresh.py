@@ -38,7 +38,7 @@ from orchestrator.run.records import RunReport
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.sample import sample_path
-from orchestrator.version import version
+from orchestrator.version import VERSION
 
 Job = dict[str, Any]
 Figures = dict[str, Any]
@@ -185,7 +185,7 @@ def machine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "orchestrator": version(),
+        "orchestrator": VERSION,
         "command": " ".join(["python", *map(_without_folder, sys.argv)]),
         "at": time.time(),
     }

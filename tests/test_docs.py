@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cyclopts import App
 
-from orchestrator.cli import app
+from orchestrator.cli.application import app
 from tests.drivers import REPOSITORY
 
 CLI_PAGE = (REPOSITORY / "docs" / "cli.md").read_text("utf-8")

@@ -47,7 +47,7 @@ from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import opened_groups
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
-from orchestrator.version import version
+from orchestrator.version import VERSION
 
 _SEED = 7
 _COMPILED = status_code(OutcomeStatus.COMPILED)
@@ -365,7 +365,7 @@ class _Totals:
             processor=processor_name(),
             load_average=self.load,
             python=platform.python_version(),
-            orchestrator=version(),
+            orchestrator=VERSION,
         )
 
 

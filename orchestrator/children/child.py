@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
+from orchestrator.process import own_interpreter
 
 _READ_SIZE = 1 << 16
 _Q = TypeVar("_Q")
@@ -81,6 +82,7 @@ def main() -> int:
     os.dup2(2, 1)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
         os.dup2(nothing.fileno(), 0)
+    own_interpreter()
     service = importlib.import_module(SERVICES[name])
     _limit(limits)
     service.serve(Channel(requests, answers, service.Request, limits.frame_bytes))

@@ -1,4 +1,15 @@
 """The command line: one module a verb. Nothing else of the package imports it, cyclopts or rich."""
 
-from orchestrator.cli.application import app as app
-from orchestrator.cli.application import main as main
+from __future__ import annotations
+
+from typing import NoReturn
+
+from orchestrator.process import end_process, own_interpreter
+
+
+def main() -> NoReturn:
+    """Be the program: this process is its own, and ends here."""
+    own_interpreter()
+    from orchestrator.cli.application import main as run
+
+    end_process(run())

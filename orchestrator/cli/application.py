@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.errors import ExitCode, Failure, explain, report
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-from orchestrator.version import version
+from orchestrator.version import VERSION
 
 app = App(
     name="orchestrator",
@@ -31,7 +31,7 @@ Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no devi
 """,
     help_format="plaintext",
     default_parameter=Parameter(negative=""),
-    version=version,
+    version=VERSION,
 )
 VERBS = {
     "devices": "devices:devices_verb",

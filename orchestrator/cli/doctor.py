@@ -179,10 +179,10 @@ def _program() -> Iterator[_Finding]:
 
     from orchestrator.registry import registry
     from orchestrator.sets.spirv.validation import find_spirv_val
-    from orchestrator.version import version
+    from orchestrator.version import VERSION
 
     python = platform.python_version()
-    yield _good("program", f"orchestrator {version()}, Python {python}, Vulkan registry {registry().version}")
+    yield _good("program", f"orchestrator {VERSION}, Python {python}, Vulkan registry {registry().version}")
     if program := find_spirv_val():
         yield _good("spirv-val", program)
     else:

@@ -54,7 +54,7 @@ from orchestrator.key_dependence.variations import (
     structures,
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
-from orchestrator.version import version
+from orchestrator.version import VERSION
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
@@ -466,7 +466,7 @@ class _Bisection:
             driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
             made_at=made_at,
             took_s=took_s,
-            orchestrator=version(),
+            orchestrator=VERSION,
             api_version=self.found.application.api_version,
             method=self._method(),
             kinds=self._kinds(),

@@ -82,7 +82,7 @@ from orchestrator.sets.prepare import DeviceOpener, opened_group
 from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
-from orchestrator.version import version
+from orchestrator.version import VERSION
 
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -517,7 +517,7 @@ class CompileJob:
             stopped=stopped,
             # Each is told once, whichever groups it is of.
             notes=tuple(dict.fromkeys([*self._notes, *self.opener.notes, *self.cache.notes])),
-            versions=Versions(platform.python_version(), version(), registry().version),
+            versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
             saved=self._savings,

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
-from orchestrator.cli import main
+from orchestrator.cli.application import main
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag

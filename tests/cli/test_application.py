@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from orchestrator.cli import app, application, main
+from orchestrator.cli import application
+from orchestrator.cli.application import app, main
 from orchestrator.cli.errors import ExitCode
 from orchestrator.errors import ExternalSynchronizationError
-from orchestrator.version import version
+from orchestrator.version import VERSION
 from tests.cli.conftest import Call, run_program
 from tests.drivers import REPOSITORY, run_on_device
 
@@ -62,7 +63,7 @@ def test_without_a_verb_there_is_help(call: Call) -> None:
 
 
 def test_version(call: Call) -> None:
-    assert call("--version").out.strip() == version()
+    assert call("--version").out.strip() == VERSION
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_help_loads_nothing_that_only_work_needs() -> None:
     source = """
 import sys
 def main():
-    from orchestrator.cli import app
+    from orchestrator.cli.application import app
     app.parse_args(["compile", "sample"])
     return sorted(sys.modules)
 """
