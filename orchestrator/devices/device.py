@@ -19,9 +19,10 @@ from __future__ import annotations
 import enum
 from typing import Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define, frozen
+from attrs import frozen
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.sources import NO_SOURCE as NO_SOURCE
@@ -145,8 +146,7 @@ class DeviceCapabilities(Protocol):
         """VkFormatProperties of a VkFormat: (linearTiling, optimalTiling, buffer) feature flags."""
 
 
-@define(eq=False)  # not frozen: that would take four times as long to make, once a call
-class CreationBatch:
+class CreationBatch(msgspec.Struct, eq=False):
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
     Arrays may be read-only. Of a batch of hits they may be views of the device's own memory, so that a warm
@@ -187,8 +187,7 @@ class CreationBatch:
         self.handles[places] = part.handles
 
 
-@frozen
-class PipelineExecutable:
+class PipelineExecutable(msgspec.Struct, frozen=True):
     """What the driver says about one executable of a pipeline, such as the code of a stage.
 
     Attributes:
@@ -204,8 +203,7 @@ class PipelineExecutable:
     statistics: tuple[tuple[str, bool | int | float], ...]
 
 
-@frozen
-class PipelineExecutables:
+class PipelineExecutables(msgspec.Struct, frozen=True):
     """A pipeline that was created to be looked at.
 
     Attributes:

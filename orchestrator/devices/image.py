@@ -22,6 +22,7 @@ from __future__ import annotations
 import enum
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -77,8 +78,7 @@ class ImageObject:
     dependencies: tuple[int, ...] = ()
 
 
-@frozen(eq=False)
-class ImageModule:
+class ImageModule(msgspec.Struct, frozen=True, eq=False):
     """A shader module that stages refer to.
 
     Attributes:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+import msgspec
 
 from orchestrator.devices.device import Device, DeviceIdentity
 from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
@@ -42,8 +42,7 @@ _PACKAGES: Final = {
 _owned_by: Selector | None = None
 
 
-@frozen
-class Selector:
+class Selector(msgspec.Struct, frozen=True):
     """What a user calls a device, taken apart.
 
     Attributes:

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar, Final, Protocol
 
-from attrs import define, field, frozen
+import msgspec
+from attrs import define, field
 
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
@@ -48,8 +49,7 @@ def is_empty_cache(content: bytes | int) -> bool:
     return not any(content[start : start + 64]) and content.count(0, start) == len(content) - start
 
 
-@frozen
-class PipelineCacheData:
+class PipelineCacheData(msgspec.Struct, frozen=True):
     """What a read of a source gave.
 
     Attributes:

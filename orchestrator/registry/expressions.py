@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 
-from attrs import frozen
+import msgspec
 
 _TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_:]*)|([+,()]))")
 
 
-@frozen
-class _Operation:
+class _Operation(msgspec.Struct, frozen=True):
     """`operator` over at least two operands; operands that are operations have the other operator."""
 
     operator: str

@@ -14,11 +14,10 @@ import re
 import threading
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Final
 
 import msgspec
-from attrs import field, frozen
 
 from orchestrator.registry import expressions
 
@@ -204,6 +203,7 @@ class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
 # msgspec works out what a recursive type of structures looks like when it first decodes one, and two threads
 # that do so at a time crash the process (0.22): the first call is made by one.
 _first_call = threading.Lock()
+_DATA: Final = Path(__file__).with_name("registry.json")
 
 
 def registry() -> Registry:
@@ -214,8 +214,7 @@ def registry() -> Registry:
 
 @lru_cache(maxsize=1)
 def _decode() -> Registry:
-    data = resources.files("orchestrator.registry").joinpath("registry.json").read_bytes()
-    return msgspec.json.decode(data, type=Registry)
+    return msgspec.json.decode(_DATA.read_bytes(), type=Registry)
 
 
 @lru_cache(maxsize=1)
@@ -291,8 +290,7 @@ _LARGEST = {"B": 0xFF, "H": 0xFFFF, "i": 0x7FFFFFFF, "I": 0xFFFFFFFF, "q": 2**63
 _LARGEST_FLOAT = float(2**100)
 
 
-@frozen
-class AnyDevice:
+class AnyDevice(msgspec.Struct, frozen=True):
     """Has everything that the registry knows, except what it is told to lack.
 
     What a set needs, before there is a device, and what a simulation has. It answers as
@@ -310,8 +308,10 @@ class AnyDevice:
     api_version: int = NEWEST_VERSION
     missing_extensions: frozenset[str] = frozenset()
     missing_features: frozenset[tuple[str, str]] = frozenset()
-    properties: Mapping[tuple[str, str], int | float | tuple[int, ...] | None] = field(factory=dict)
-    formats: Mapping[int, tuple[int, int, int]] = field(factory=dict)
+    properties: Mapping[tuple[str, str], int | float | tuple[int, ...] | None] = msgspec.field(
+        default_factory=dict
+    )
+    formats: Mapping[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
     def has_extension(self, name: str) -> bool:
         """Whether an extension is there."""

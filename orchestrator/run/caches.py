@@ -25,10 +25,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -52,8 +53,7 @@ _MOST_STANDBYS: Final = 4
 _MOST_WARNINGS: Final = 4
 
 
-@frozen
-class RollingMerge:
+class RollingMerge(msgspec.Struct, frozen=True):
     """One merge into the primary while workers run.
 
     Attributes:
@@ -123,8 +123,7 @@ class PrimaryGuard:
                 self._changed.notify_all()
 
 
-@define(eq=False)
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """A worker's current source. Used by that worker's thread, and by the run when no worker is left."""
 
     source: PipelineSource
@@ -139,8 +138,7 @@ class Slot:
         self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
 
 
-@frozen(eq=False)
-class _Rotated:
+class _Rotated(msgspec.Struct, frozen=True, eq=False):
     source: PipelineSource
     compiled: int
 

@@ -56,8 +56,7 @@ LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
 
 
-@frozen
-class CacheFileStore:
+class CacheFileStore(msgspec.Struct, frozen=True):
     """Keeps a primary that is a pipeline cache in a cache file. Blocking.
 
     A keeper saves through `load` and `save` alone, so another kind of source is kept by another class.

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, get_args
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import asdict, define, field, frozen
+from attrs import asdict, define, field
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -604,8 +604,7 @@ def _refusal(result: int) -> str:
 # --- calls, the barrier, the merge
 
 
-@frozen(eq=False)
-class CreationCall:
+class CreationCall(msgspec.Struct, frozen=True, eq=False):
     """What one call of `Device.create_pipelines` cost: a row of `Calls`, made when it is asked for.
 
     Attributes:
@@ -624,7 +623,7 @@ class CreationCall:
     cpu_ns: int
     driver_ns: int
     run_delay_ns: int
-    indices: npt.NDArray[np.int32] = field(repr=False)
+    indices: npt.NDArray[np.int32]
 
     @property
     def blocked_ns(self) -> int:

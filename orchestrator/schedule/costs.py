@@ -12,9 +12,9 @@ while jobs are left.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
 
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 
@@ -28,8 +28,7 @@ _LIBRARY = np.uint64(1) << np.uint64(40)
 _KIND = np.uint64(1) << np.uint64(41)
 
 
-@frozen
-class CostLine:
+class CostLine(msgspec.Struct, frozen=True):
     """Coefficients of one kind, nanoseconds; see the top of the module.
 
     Attributes:
@@ -43,20 +42,18 @@ class CostLine:
     byte_ns: float
 
 
-@frozen
-class CostModel:
+class CostModel(msgspec.Struct, frozen=True):
     """A line for each kind.
 
     Attributes:
         lines: Coefficients by kind.
     """
 
-    lines: dict[PipelineKind, CostLine] = field(
-        factory=lambda: {
-            PipelineKind.GRAPHICS: CostLine(300_000.0, 400_000.0, 150.0),
-            PipelineKind.COMPUTE: CostLine(200_000.0, 400_000.0, 150.0),
-            # Ray tracing compiles a shader for every group, and inlines: dearer for each byte.
-            PipelineKind.RAY_TRACING: CostLine(2_000_000.0, 800_000.0, 300.0),
+    lines: dict[PipelineKind, CostLine] = msgspec.field(
+        default_factory=lambda: {
+            PipelineKind.GRAPHICS: CostLine(300000.0, 400000.0, 150.0),
+            PipelineKind.COMPUTE: CostLine(200000.0, 400000.0, 150.0),
+            PipelineKind.RAY_TRACING: CostLine(2000000.0, 800000.0, 300.0),
         }
     )
 
@@ -120,7 +117,7 @@ def fit(
         line = lines[kind]
         if len(cost) < terms.shape[1]:
             estimated = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
-            scale = float(np.median(cost / np.maximum(estimated, 1.0)))
+            scale = float((cost / np.maximum(estimated, 1.0)).mean())
             lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
             continue
         lines[kind] = CostLine(*_non_negative(terms / cost[:, None]))

@@ -29,9 +29,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.schedule.costs import estimated_costs
@@ -53,8 +53,7 @@ class Priority(enum.IntEnum):
     BACKGROUND = 2
 
 
-@frozen(eq=False)
-class JobGraph:
+class JobGraph(msgspec.Struct, frozen=True, eq=False):
     """What a scheduler knows about the jobs of a set, as arrays; jobs are numbered in the order of the set.
 
     Attributes:

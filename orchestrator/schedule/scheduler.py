@@ -32,9 +32,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen, validators
+from attrs import field, frozen, validators
 
 from orchestrator.schedule.batches import (
     FLOORS,
@@ -96,8 +97,7 @@ _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""
 
 
-@frozen(eq=False)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, eq=False):
     """A batch for one worker.
 
     Attributes:
@@ -109,18 +109,15 @@ class Assignment:
     kind: int
 
 
-@frozen
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     """Nothing can be assigned now; ask again after another worker's batch has ended."""
 
 
-@frozen
-class Done:
+class Done(msgspec.Struct, frozen=True):
     """Nothing will be assigned any more, to any worker."""
 
 
-@frozen
-class Paused(Done):
+class Paused(Done, frozen=True):
     """The time is over: nothing will be assigned to this worker under this deadline; jobs may be left."""
 
 
@@ -183,8 +180,7 @@ class ScheduleOptions:
     streaming: bool = False
 
 
-@frozen
-class ScheduleStatistics:
+class ScheduleStatistics(msgspec.Struct, frozen=True):
     """What a schedule did so far; a snapshot.
 
     Attributes:
@@ -210,8 +206,7 @@ class ScheduleStatistics:
     nbytes: int
 
 
-@define(eq=False)
-class Cancellation:
+class Cancellation(msgspec.Struct, eq=False):
     """What a call to cancel did. The scheduler changes it; the caller reads it, under the scheduler's lock.
 
     A driver call cannot be stopped, so a cancelled job may still be inside one: `quiet` turns true with the
@@ -225,7 +220,7 @@ class Cancellation:
 
     cancelled: int = 0
     kept: int = 0
-    pending: set[int] = field(factory=set)
+    pending: set[int] = msgspec.field(default_factory=set)
 
     @property
     def quiet(self) -> bool:

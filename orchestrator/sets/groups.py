@@ -184,8 +184,7 @@ class Application:
         )
 
 
-@frozen
-class Link:
+class Link(msgspec.Struct, frozen=True):
     """An application used a record.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from attrs import frozen
+import msgspec
 
 from orchestrator.devices.image import PipelineKind
 
@@ -55,8 +55,7 @@ class Closing:
         self.close()
 
 
-@frozen
-class Damage:
+class Damage(msgspec.Struct, frozen=True):
     """Something in a set that could not be read and was left out.
 
     Attributes:
@@ -139,8 +138,7 @@ TAG_OF_KIND: dict[PipelineKind, RecordTag] = {kind: tag for tag, kind in KIND_OF
 """The tag of the records that hold pipelines of a kind."""
 
 
-@frozen(order=True)
-class PipelineJob:
+class PipelineJob(msgspec.Struct, frozen=True, order=True):
     """A pipeline to compile.
 
     Attributes:

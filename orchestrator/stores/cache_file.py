@@ -50,6 +50,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import msgspec
 from attrs import define, evolve, frozen
 
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
@@ -401,8 +402,7 @@ class SaveReport:
         return max(0, self.bytes_after - self.bytes_before)
 
 
-@frozen
-class LoadPolicy:
+class LoadPolicy(msgspec.Struct, frozen=True):
     """Which files a driver may be given.
 
     Attributes:
@@ -898,8 +898,7 @@ def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
     return device.create_pipeline_cache(initial_data, externally_synchronized=flagged, name=name)
 
 
-@define(eq=False)
-class _MergedSave:
+class _MergedSave(msgspec.Struct, eq=False):
     """One save, under the lock."""
 
     device: Device

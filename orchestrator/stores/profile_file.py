@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 import msgspec
-from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import Feature
@@ -81,8 +80,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 P = TypeVar("P", bound=Profile)
 
 
-@frozen
-class ProfileLoad(Generic[P]):
+class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
     """A look for a profile at `path`; `problem` says why there is none although there is a file, or ""."""
 
     path: Path
@@ -90,8 +88,7 @@ class ProfileLoad(Generic[P]):
     problem: str = ""
 
 
-@frozen
-class ProfileFile(Generic[P]):
+class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
     """Files of one kind of profile: their row in the table and their type."""
 
     kind: Kind

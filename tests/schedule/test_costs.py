@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.schedule.costs import DEFAULT_MODEL, CostLine, CostModel, fit
@@ -70,7 +70,7 @@ def test_fit_gives_no_negative_coefficient() -> None:
 
 @pytest.mark.parametrize("without", ["base_ns", "stage_ns", "byte_ns"])
 def test_fit_leaves_out_what_is_negative_and_fits_the_rest(without: str) -> None:
-    line = evolve(CostLine(5e6, 3e6, 100.0), **{without: 0.0})
+    line = replace(CostLine(5e6, 3e6, 100.0), **{without: 0.0})
     sizes, stages, cost = records(line, 400, 0.0)
     less = {"base_ns": np.full(400, 10**5), "stage_ns": 20_000 * stages, "byte_ns": sizes // 2}[without]
     found = fit(np.zeros(400, np.uint8), sizes, stages, cost - less).lines[PipelineKind.GRAPHICS]

@@ -19,7 +19,6 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
-from cffi import FFI
 
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
@@ -36,8 +35,6 @@ from orchestrator.devices.vulkan.instance import (
     new_struct,
 )
 
-_libc_ffi: Final = FFI()
-_libc_ffi.cdef("int posix_memalign(void **out, size_t alignment, size_t size); void free(void *memory);")
 _SMALLEST_ALIGNMENT: Final = 8
 
 
@@ -52,7 +49,11 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        self._libc = _libc_ffi.dlopen(None)
+        from cffi import FFI  # with a parser of C; a tenth of the start, for what few ask for
+
+        self._libc_ffi = FFI()
+        self._libc_ffi.cdef("int posix_memalign(void **, size_t, size_t); void free(void *);")
+        self._libc = self._libc_ffi.dlopen(None)
         self._sizes: dict[int, int] = {}
         self._lock = threading.Lock()
         self.live_bytes = 0
@@ -69,10 +70,10 @@ class HostMemory:
 
     def _allocate(self, user: Any, size: int, alignment: int, scope: int) -> Any:
         del user, scope
-        out = _libc_ffi.new("void **")
+        out = self._libc_ffi.new("void **")
         if not size or self._libc.posix_memalign(out, max(alignment, _SMALLEST_ALIGNMENT), size):
             return ffi.NULL
-        address = int(_libc_ffi.cast("uintptr_t", out[0]))
+        address = int(self._libc_ffi.cast("uintptr_t", out[0]))
         with self._lock:
             self._sizes[address] = size
             self.live_bytes += size
@@ -101,7 +102,7 @@ class HostMemory:
         address = int(ffi.cast("uintptr_t", memory))
         with self._lock:
             self.live_bytes -= self._sizes.pop(address)
-        self._libc.free(_libc_ffi.cast("void *", address))
+        self._libc.free(self._libc_ffi.cast("void *", address))
 
 
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"

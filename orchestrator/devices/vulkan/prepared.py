@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define
 
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, FEEDBACK_VALID
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
@@ -37,8 +37,7 @@ from orchestrator.errors import DriverError, OrchestratorError
 DEFAULT_LIMIT: Final = 256 * 1024 * 1024
 
 
-@define(eq=False)
-class _Live:
+class _Live(msgspec.Struct, eq=False):
     handle: int
     size: int
     users: int = 0

@@ -33,9 +33,9 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
 
 from orchestrator.errors import ArchiveError, RecordError
 from orchestrator.sets.records import Closing, Damage, DamageLog, RecordSource, RecordTag
@@ -89,8 +89,7 @@ _NIBBLES[list(b"ABCDEF")] = range(10, 16)
 _NAME_PATTERN = re.compile(rb"0{23}[0-9aA][0-9a-fA-F]{16}")
 
 
-@frozen
-class ArchiveLimits:
+class ArchiveLimits(msgspec.Struct, frozen=True):
     """What an archive may ask for before it is refused.
 
     Attributes:
@@ -104,8 +103,7 @@ class ArchiveLimits:
     total_bytes: int = 64 << 30
 
 
-@frozen(eq=False)
-class ArchiveIndex:
+class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
     """Where the records of an archive are. One element a record, in file order; immutable.
 
     Attributes:
@@ -129,10 +127,10 @@ class ArchiveIndex:
     flags: npt.NDArray[np.uint32]
     crcs: npt.NDArray[np.uint32]
     sizes: npt.NDArray[np.uint32]
-    positions: dict[RecordTag, dict[int, int]] = field(repr=False)
-    refusals: dict[int, str] = field(repr=False)
+    positions: dict[RecordTag, dict[int, int]]
+    refusals: dict[int, str]
     duplicates: int
-    damage: tuple[Damage, ...] = field(repr=False)
+    damage: tuple[Damage, ...]
 
 
 def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> ArchiveIndex:
@@ -394,8 +392,7 @@ def _positions(
     return positions
 
 
-@frozen
-class ArchiveRecord:
+class ArchiveRecord(msgspec.Struct, frozen=True):
     """Where a record is and how it is stored.
 
     Attributes:
@@ -419,8 +416,7 @@ class ArchiveRecord:
     refusal: str | None
 
 
-@frozen
-class StoredPayload:
+class StoredPayload(msgspec.Struct, frozen=True):
     """A payload as it stands in an archive.
 
     Attributes:

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import define, evolve, field, frozen
@@ -287,8 +288,7 @@ _YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
 
-@frozen
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A pipeline that is not in the image.
 
     Attributes:

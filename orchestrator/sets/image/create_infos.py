@@ -17,7 +17,7 @@ import struct as binary
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import define, field, frozen
+import msgspec
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
@@ -40,8 +40,7 @@ class PackError(OrchestratorError):
     """A decoded value contradicts itself, as an array does that is not as long as its count."""
 
 
-@frozen
-class HandleSlot:
+class HandleSlot(msgspec.Struct, frozen=True):
     """A handle field of a packed piece.
 
     Attributes:
@@ -55,8 +54,7 @@ class HandleSlot:
     key: int
 
 
-@define(slots=True, eq=False)
-class Piece:
+class Piece(msgspec.Struct, eq=False):
     """Packed bytes with what has to be filled in.
 
     Attributes:
@@ -66,8 +64,8 @@ class Piece:
     """
 
     data: bytes | bytearray
-    pointers: list[tuple[int, int]] = field(factory=list)
-    handles: list[HandleSlot] = field(factory=list)
+    pointers: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    handles: list[HandleSlot] = msgspec.field(default_factory=list)
 
 
 class Heap:

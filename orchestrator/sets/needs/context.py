@@ -19,7 +19,8 @@ from functools import lru_cache
 from operator import add
 from typing import Any
 
-from attrs import define, field, frozen
+import msgspec
+from attrs import define, field
 
 from orchestrator.registry import registry
 from orchestrator.sets.needs.rules import (
@@ -552,8 +553,7 @@ _STRUCTURE = ("ACCELERATION_STRUCTURE_KHR",)
 _TENSOR = ("TENSOR_ARM",)
 
 
-@frozen
-class DescriptorLimit:
+class DescriptorLimit(msgspec.Struct, frozen=True):
     """A limit on the descriptors of the sets of a pipeline layout.
 
     Attributes:
@@ -701,8 +701,7 @@ def count_descriptors(value: Any) -> DescriptorCounts:
     return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), total, frozenset(types), groups)
 
 
-@frozen(eq=False)
-class _Bound:
+class _Bound(msgspec.Struct, frozen=True, eq=False):
     """A limit on one device: what counts, and its greatest number."""
 
     row: DescriptorLimit

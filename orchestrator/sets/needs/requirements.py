@@ -21,6 +21,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 from attrs import define, field, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
@@ -95,8 +96,7 @@ class Plan:
     child_values: Callable[[Any], tuple[Any, ...]] | None = None
 
 
-@frozen(eq=False)
-class MemberAnswers:
+class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
     """What each value of one member lacks on one device.
 
     Attributes:
@@ -113,7 +113,7 @@ class MemberAnswers:
     enum: EnumType | None
     rules: tuple[tuple[Rule, frozenset[int]], ...]
     limits: tuple[Limit, ...]
-    known: dict[Any, tuple[Missing, ...]] = field(factory=dict, repr=False)
+    known: dict[Any, tuple[Missing, ...]] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
         """Whether any value of the member can lack anything."""

@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 
-from attrs import field, frozen
+import msgspec
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import expressions, registry
@@ -58,8 +58,7 @@ _ROBUSTNESS = "VkPipelineRobustnessCreateInfo"
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 
 
-@frozen
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """A value of a member that needs a feature.
 
     Attributes:
@@ -81,11 +80,10 @@ class Rule:
     source: str
     otherwise: tuple[str, ...] = ()
     dynamic: str = ""
-    test: Callable[[int], bool] | None = field(default=None, repr=False)
+    test: Callable[[int], bool] | None = None
 
 
-@frozen
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A member that a property bounds.
 
     Attributes:

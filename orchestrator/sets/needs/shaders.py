@@ -21,7 +21,7 @@ import struct as binary
 from collections.abc import Iterator
 from typing import Any
 
-from attrs import frozen
+import msgspec
 
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
@@ -55,8 +55,7 @@ _MIN_MAX = frozenset({OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX})
 _ALL: frozenset[int] = frozenset()
 
 
-@frozen
-class AtomicRule:
+class AtomicRule(msgspec.Struct, frozen=True):
     """A kind of atomic operation that needs a feature.
 
     Attributes:

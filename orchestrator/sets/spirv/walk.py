@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
-from attrs import field, frozen
 
 from orchestrator.errors import OrchestratorError
 
@@ -109,8 +109,7 @@ class SpirvError(OrchestratorError, ValueError):
         self.reason = reason
 
 
-@frozen
-class EntryPoint:
+class EntryPoint(msgspec.Struct, frozen=True):
     """An entry point of a module.
 
     Attributes:
@@ -129,8 +128,7 @@ class EntryPoint:
         return _STAGES.get(self.execution_model, 0)
 
 
-@frozen
-class ExecutionMode:
+class ExecutionMode(msgspec.Struct, frozen=True):
     """An execution mode of an entry point.
 
     Attributes:
@@ -146,8 +144,7 @@ class ExecutionMode:
     by_id: bool
 
 
-@frozen
-class Atomic:
+class Atomic(msgspec.Struct, frozen=True):
     """A kind of atomic operation that the functions of a module do.
 
     Attributes:
@@ -180,8 +177,7 @@ class _Pointer(NamedTuple):
     pointee: int
 
 
-@frozen
-class SpirvModule:
+class SpirvModule(msgspec.Struct, frozen=True):
     """What a module says.
 
     Attributes:
@@ -206,9 +202,9 @@ class SpirvModule:
     extensions: tuple[str, ...]
     entry_points: tuple[EntryPoint, ...]
     execution_modes: tuple[ExecutionMode, ...] = ()
-    constants: Mapping[int, int] = field(factory=dict)
-    spec_ids: Mapping[int, int] = field(factory=dict)
-    composites: Mapping[int, tuple[int, ...]] = field(factory=dict)
+    constants: Mapping[int, int] = msgspec.field(default_factory=dict)
+    spec_ids: Mapping[int, int] = msgspec.field(default_factory=dict)
+    composites: Mapping[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     workgroup_size: int = 0
     atomics: tuple[Atomic, ...] = ()
 

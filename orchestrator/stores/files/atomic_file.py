@@ -33,8 +33,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import xxhash
-from attrs import frozen
 
 from orchestrator.errors import OrchestratorError
 
@@ -61,8 +61,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _WINDOWS_LOCK_OFFSET = 1 << 30
 
 
-@frozen
-class FileStatus:
+class FileStatus(msgspec.Struct, frozen=True):
     """What the system says of a file.
 
     Attributes:

@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from attrs import frozen
+import msgspec
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import (
@@ -142,8 +142,7 @@ def keep_as_previous(
     raise SaveError(path, "keeping the previous generation", why, leftover=leftover)
 
 
-@frozen
-class DeadSentinel:
+class DeadSentinel(msgspec.Struct, frozen=True):
     """The sentinel of a process that died.
 
     Attributes:
@@ -312,8 +311,7 @@ def quarantine_file(
     return destination
 
 
-@frozen
-class SweepReport:
+class SweepReport(msgspec.Struct, frozen=True):
     """What a sweep removed, failed to remove, and left alone since a process is saving it (`busy`)."""
 
     removed: tuple[Path, ...] = ()
