@@ -22,7 +22,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, in_process, set_parser_of
-from orchestrator.bench.calibration import BATCH
 from orchestrator.bench.jobs import FillJob, SampleJob
 from orchestrator.bench.rows import Start
 from orchestrator.bench.take import fill, no_garbage_collection, take_sample
@@ -62,7 +61,6 @@ def _sampled(job: Job) -> Figures:
             duplicates=0.0,
             workers=job["workers"],
             mode=CacheMode(job["mode"]),
-            batch=BATCH[start],
             passes=job["passes"] if start == Start.WARM else 1,
             cache_directory=job["folder"],
         )

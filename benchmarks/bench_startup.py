@@ -15,7 +15,7 @@ is a contender here, and drawing its panels.
 Byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken out of the
 environment.
 
-Command: python benchmarks/bench_startup.py --samples 15 --output benchmarks/results/2-cores/startup.jsonl
+Command: python benchmarks/bench_startup.py --samples 7 --device radv:navi21 --output benchmarks/results/2-cores/startup.jsonl
 """
 
 from __future__ import annotations

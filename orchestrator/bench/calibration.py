@@ -52,13 +52,12 @@ from orchestrator.bench.statistics import (
 )
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.run.execution import available_workers
+from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
 
 ROUNDS = 7
 """Rounds where the time allows: two more than the least from which a difference can be told."""
-BATCHES = (1, 64, 256, 1024)
-BATCH = {Start.COLD: 64, Start.WARM: 1024}
-"""Largest batch. A hit takes a microsecond: in small calls it would be the interpreter that is compared."""
+BATCHES = (1, 64, 256, BATCH_LIMIT)
 SAME_WITHIN = 1.1
 """Two things are the same where the whole interval of their ratio lies within this factor."""
 GROWTH_A_ROUND = 0.002
@@ -197,15 +196,15 @@ class _Calibration:
         samples = SampleTable(self.rows)
         findings = list(probe_findings(probed))
         for start in starts:
-            findings += topology_findings(samples, start, self.most, BATCH[start])
+            findings += topology_findings(samples, start, self.most, BATCH_LIMIT)
         cold, warm = (
-            choose(samples, each, self._worker_counts, BATCH[each], merge_works=probed.merge_works)
+            choose(samples, each, self._worker_counts, BATCH_LIMIT, merge_works=probed.merge_works)
             for each in Start
         )
         batch = None
         if Start.WARM in starts:
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
-            usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH[Start.WARM])
+            usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
             for number in range(self.rounds):
                 if not self._round([usual, *others], number, self.batch_rows):
@@ -228,9 +227,9 @@ class _Calibration:
         more = [CacheMode.PER_WORKER_INTERNAL] if self.most > 1 else []
         if start == Start.WARM:
             more.append(CacheMode.TWO_LEVEL)
-        made = [Contender(start, mode, self.most, BATCH[start]) for mode in (*modes, *more)]
+        made = [Contender(start, mode, self.most, BATCH_LIMIT) for mode in (*modes, *more)]
         fewer = self._worker_counts[:-1]
-        return made + [Contender(start, mode, count, BATCH[start]) for count in fewer for mode in modes]
+        return made + [Contender(start, mode, count, BATCH_LIMIT) for count in fewer for mode in modes]
 
     def _do(self, what: str, job: Job) -> Answer:
         self.on_progress(CalibrationProgress(self.done, self.total, what))
@@ -368,11 +367,12 @@ class _Calibration:
 
 
 def seconds_of(sample: Sample) -> float:
-    """What one use of the set takes: caches, one pass, merge.
+    """What one use of the set takes: keys, caches, one pass, merge.
 
     Passes of a warm run are divided; its caches are made and merged once.
     """
-    return (sample.open_ns + sample.wall_ns / max(1, sample.passes) + sample.merge_ns) / 1e9
+    once_ns = sample.keys_ns + sample.open_ns + sample.merge_ns
+    return (once_ns + sample.wall_ns / max(1, sample.passes)) / 1e9
 
 
 class SampleTable:

@@ -15,6 +15,7 @@ from orchestrator.bench.rows import FailedSample, Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.run.options import BATCH_LIMIT
 
 _JOB_TIMEOUT_S = 3600.0
 _ENDING_S = 60.0
@@ -35,7 +36,7 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     """
 
     set_paths: tuple[str, ...]
-    batch: int = 64
+    batch: int = BATCH_LIMIT
     passes: int = 1
     cache_directory: str = ""
     trace: str = ""

@@ -23,6 +23,7 @@ from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.rows import Cell, Conditions, Row, Sample, Start
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.devices.device import CacheMode
+from orchestrator.run.options import BATCH_LIMIT
 
 _T = TypeVar("_T")
 
@@ -59,8 +60,8 @@ class Matrix:
     starts: tuple[Start, ...]
     duplicates: tuple[float, ...]
     samples: int
-    batch: int = 64
-    warm_batch: int = 1024
+    batch: int = BATCH_LIMIT
+    warm_batch: int = BATCH_LIMIT
     cache_directory: str = ""
     warm_passes: Mapping[str, int] = field(factory=dict)
     profiles: str = ""

@@ -200,6 +200,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         failed: Of these, refused.
         skipped: Pipelines left out because the device lacks something.
         calls: Number of creation calls.
+        keys_ns: Asking the driver for pipeline keys, by the clock on the wall.
         open_ns: Making the primary and the worker caches; their initial data is in it.
         wall_ns: From the first job to the barrier, by the clock on the wall.
         merge_ns: Merging, by the clock on the wall.
@@ -254,6 +255,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     compiled_latency: Latencies
     hit_latency: Latencies
     order: str = "given"
+    keys_ns: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -263,8 +265,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     @property
     def throughput(self) -> float:
-        """Pipelines a second, the merge included: what a user waits for. 0 where nothing was created."""
-        return _rate(self.created, self.wall_ns + self.merge_ns)
+        """Pipelines a second, keys and the merge included: what a user waits for. 0 where nothing was created."""
+        return _rate(self.created, self.keys_ns + self.wall_ns + self.merge_ns)
 
     @property
     def creation_rate(self) -> float:

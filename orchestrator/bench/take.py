@@ -2,7 +2,8 @@
 
     set ─> each group of features: open device ─> image ─> copies ─> run ─> row
 
-What is timed is `run_pipelines` and nothing else: the set is decoded and the modules are made before, and the
+What is timed is what `compile` does between preparing and saving, in the same way: asking the driver for keys,
+and `run_pipelines` with the schedule of `compile`. The set is decoded and the modules are made before, and the
 caches of a warm run have their data. Pipelines are kept, as an application keeps them, and destroyed after
 the run. Python's garbage collector rests meanwhile.
 
@@ -23,12 +24,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field
+from attrs import define, field
 
 from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Environment, Latencies, Sample, Start, turn_of
@@ -37,11 +38,13 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
+from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.execution import available_workers, run_pipelines
+from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener
-from orchestrator.run.options import RunOptions, unsteered_schedule
+from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
 from orchestrator.run.records import OutcomeStatus, RunReport, status_code
-from orchestrator.schedule import Followers, ScheduleOptions
+from orchestrator.schedule import Followers
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -76,9 +79,8 @@ def take_sample(job: SampleJob) -> Sample:
             if len(order) != len(image) or job.duplicates:
                 image = repeat_pipelines(image, order)
             data = _warm_data(job, device) if job.start == Start.WARM else b""
-            run = _run(device, image, job.mode, job.workers, data, schedule=schedule_of(job), keep=True)
             totals.opened_as.append(opened.group.request.text)
-            totals.add(*run)
+            totals.add(_run(device, image, arm_of(job), data, _costs(job, device)))
         totals.notes |= dict.fromkeys(opener.notes)
         return totals.row(source, began)
 
@@ -101,16 +103,19 @@ def fill(job: FillJob) -> Filled:
             if job.reuse and compiles:
                 compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
             if compiles and len(image):
-                cold, _ = _run(device, image, job.mode, job.workers, data)
+                done = _run(device, image, Arm(job.mode, job.workers), data)
+                cold, costs = done.report, RecordedCosts.open(Path(job.cache_directory), identity)
+                costs.learn(cold.pipelines.keys, done.schedule.compile_times(cold))
                 data, hits = cold.cache_data or b"", hits + cold.cache_hits
                 warnings |= dict.fromkeys(cold.merge.warnings if cold.merge is not None else ())
                 if job.passes and _finds(device, image, data, cold.cache_hits):
                     # Data is turned into code when it is first found, which takes several times as long as
                     # finding it again. The rate of a long run is that of the later times.
                     many = repeat_pipelines(image, run_order(image, passes=job.passes))
-                    separate = evolve(unsteered_schedule(CacheMode.SHARED), followers=Followers.SEPARATE)
                     one, most = (
-                        _run(device, many, CacheMode.SHARED, count, data, schedule=separate)[0]
+                        _run(
+                            device, many, Arm(CacheMode.SHARED, count, followers=Followers.SEPARATE), data
+                        ).report
                         for count in (1, job.workers)
                     )
                     one_ns, most_ns = one_ns + one.timing.wall_ns, most_ns + most.timing.wall_ns
@@ -159,7 +164,7 @@ def probe(job: ProbeJob) -> Probed:
                 cache_path(Path(job.cache_directory), device.identity), device.identity
             ).data
             for _ in range(job.rounds if job.step is ProbeStep.GROW else 1):
-                report, _ = _run(device, image, CacheMode.SHARED, 1, data)
+                report = _run(device, image, _ONE, data).report
                 hits, data = hits + report.cache_hits, report.cache_data or b""
                 sizes.append(len(data))
             if job.step is ProbeStep.GROW:
@@ -175,43 +180,82 @@ def _opener(job: SampleJob | CacheJob) -> ProfiledOpener:
     return ProfiledOpener(lambda request: open_for_child("", job.device, request), profiles)
 
 
-def schedule_of(job: SampleJob) -> ScheduleOptions:
-    """The settings with which `compile_set` would schedule the run of a sample."""
+class Arm(NamedTuple):
+    """How a run goes; the rest is as `compile` does it.
+
+    Attributes:
+        batch: Largest number of pipelines in a call.
+        followers: What becomes of pipelines that are the same as another.
+        keep: Whether pipelines are kept until the end of the run.
+    """
+
+    mode: CacheMode
+    workers: int
+    batch: int = BATCH_LIMIT
+    followers: Followers = Followers.CREATE
+    keep: bool = False
+
+
+_ONE: Final = Arm(CacheMode.SHARED, 1)
+
+
+class _Done(NamedTuple):
+    """A run, its schedule, and the largest resident size before its caches were made."""
+
+    report: RunReport
+    schedule: CompileSchedule
+    memory_before: int
+
+
+def arm_of(job: SampleJob) -> Arm:
+    """How the run of a sample goes."""
     # The passes stand for a larger set: they are no duplicates.
     followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
-    return evolve(unsteered_schedule(job.mode, batch_limit=job.batch), followers=followers)
+    return Arm(job.mode, job.workers, job.batch, followers, keep=True)
+
+
+def _costs(job: SampleJob, device: Device) -> RecordedCosts:
+    """What is known of compile times: of a warm run what the run before recorded, of a cold run nothing."""
+    directory = Path(job.cache_directory) if job.start == Start.WARM else None
+    return RecordedCosts.open(directory, device.identity)
 
 
 def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: int) -> bool:
     """Whether a driver finds anything in a cache; if not, a run of many passes would compile them all."""
     if not device.features.creation_feedback:
         return True
-    return _run(device, image, CacheMode.SHARED, 1, data)[0].cache_hits > hits_without
+    return _run(device, image, _ONE, data).report.cache_hits > hits_without
 
 
 def _run(
-    device: Device,
-    image: CreateInfoImage,
-    mode: CacheMode,
-    workers: int,
-    data: bytes,
-    *,
-    schedule: ScheduleOptions | None = None,
-    keep: bool = False,
-) -> tuple[RunReport, int]:
-    """One run, and the largest resident size before its caches were made."""
+    device: Device, image: CreateInfoImage, arm: Arm, data: bytes, costs: RecordedCosts | None = None
+) -> _Done:
+    """One run, scheduled as `compile_set` schedules its own; the driver is asked for keys before it."""
+    known = RecordedCosts(None) if costs is None else costs
     with closing(device.prepare(image)) as prepared:
+        schedule = CompileSchedule(
+            image,
+            arm.mode,
+            arm.workers,
+            known.of(image),
+            warm=bool(data),
+            batch=arm.batch,
+            followers=arm.followers,
+        )
+        schedule.ask_keys(device, prepared, PipelineKeyUse.AUTO)
 
         async def run() -> RunReport:
-            options = RunOptions(workers=workers, mode=mode, schedule=schedule, keep=keep)
-            return await run_pipelines(device, prepared, options, primary=data)
+            options = RunOptions(workers=arm.workers, mode=arm.mode, keep=arm.keep)
+            return await run_pipelines(
+                device, prepared, options, primary=data, scheduler=schedule.scheduler()
+            )
 
         before = peak_memory()
         with no_garbage_collection():
             report = trio.run(run)
         if report.pipelines.handles is not None:
             device.destroy_pipelines(report.pipelines.handles)
-        return report, before
+        return _Done(report, schedule, before)
 
 
 def _warm_data(job: SampleJob, device: Device) -> bytes:
@@ -292,9 +336,10 @@ class _Totals:
     opened_as: list[str] = field(factory=list)
     spans: list[Span] = field(factory=list)
 
-    def add(self, report: RunReport, memory_before: int) -> None:
+    def add(self, done: _Done) -> None:
         """Add the run of a group."""
-        self.memory_before = self.memory_before or memory_before
+        report = done.report
+        self.memory_before = self.memory_before or done.memory_before
         if self.job.trace:
             self.spans += run_spans(report)
         of = report.pipelines
@@ -310,6 +355,7 @@ class _Totals:
             "failed": counts[OutcomeStatus.FAILED],
             "skipped": counts[OutcomeStatus.SKIPPED],
             "calls": len(report.calls),
+            "keys_ns": done.schedule.keys_ns,
             "open_ns": timing.make_caches_ns,
             "wall_ns": timing.wall_ns,
             "merge_ns": timing.merge_ns,
@@ -326,7 +372,7 @@ class _Totals:
             "primary_bytes": merge.primary_bytes_after if merge else 0,
         }
         self.sums = {name: self.sums.get(name, 0) + value for name, value in figures.items()}
-        self.notes |= dict.fromkeys((*report.notes, *(merge.warnings if merge else ())))
+        self.notes |= dict.fromkeys((*done.schedule.notes, *report.notes, *(merge.warnings if merge else ())))
 
     def row(self, source: PipelineSet, began: float) -> Sample:
         """The row, of a process that began at a time of time.perf_counter."""
@@ -340,7 +386,7 @@ class _Totals:
             **turn_of(job),
             **sums,
             batch=job.batch,
-            order=schedule_of(job).order,
+            order=unsteered_schedule(job.mode).order,
             passes=job.passes,
             set_name=", ".join(Path(each).name for each in job.set_paths),
             set_hash=f"{source.content_hash():016x}",

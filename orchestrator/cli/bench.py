@@ -79,7 +79,7 @@ class BenchArguments:
     start: Annotated[str, Parameter(alias="--temperature")] = "cold,warm"
     duplicates: str = "0"
     samples: Annotated[int, Parameter(alias="-n", validator=POSITIVE)] = 7
-    batch: Annotated[int, Parameter(validator=POSITIVE)] = 64
+    batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_passes: Annotated[
         int | None,

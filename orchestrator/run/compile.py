@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import (
@@ -73,7 +73,7 @@ from orchestrator.run.records import (
     problem_outcomes,
     status_code,
 )
-from orchestrator.schedule import Scheduler
+from orchestrator.schedule import Followers, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
@@ -103,9 +103,10 @@ class CompileSchedule:
     Attributes:
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
         warm: Whether the run begins with a cache that holds something.
-        batch: Largest batch of a warm run, by a calibration; None for the usual.
+        batch: Largest batch; None for the usual.
         time_limit_s: How long work may begin; batches are then so small that a wrong estimate overruns it by
             little.
+        followers: What becomes of pipelines that are the same as another.
         notes: What a reader of the report must know.
     """
 
@@ -116,6 +117,7 @@ class CompileSchedule:
     warm: bool = False
     batch: int | None = None
     time_limit_s: float | None = None
+    followers: Followers = Followers.CREATE
     notes: list[str] = field(factory=list)
     _estimated_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
@@ -180,11 +182,11 @@ class CompileSchedule:
 
     def scheduler(self) -> Scheduler:
         """Makes the scheduler of the run, once."""
-        batch_limit = self.batch if self.warm else None
+        options = unsteered_schedule(self.mode, batch_limit=self.batch, time_limit_s=self.time_limit_s)
         made = self._scheduler = scheduler_of(
             self.image,
             self.workers,
-            unsteered_schedule(self.mode, batch_limit=batch_limit, time_limit_s=self.time_limit_s),
+            evolve(options, followers=self.followers),
             recorded_ns=self.recorded_ns,
             warm=self.warm,
             pipeline_keys=self._keys,
@@ -194,6 +196,11 @@ class CompileSchedule:
         trusted = not self.warm and bool(recorded_ns > _MOSTLY * self._estimated_ns.sum())
         self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
         return made
+
+    @property
+    def keys_ns(self) -> int:
+        """Time that asking for keys took, ns."""
+        return self._keys_ns
 
     def eta_s(self, now_ns: int) -> float | None:
         """Seconds to go in this run, by costs; None until something is known of them. Any one clock."""
@@ -362,7 +369,7 @@ class CompileJob:
             decision.workers,
             costs.of(prepared.image),
             warm=cache.warm,
-            batch=decision.batch,
+            batch=decision.batch if cache.warm else None,  # warm runs are what it was measured in
             time_limit_s=self._time_left_s,
         )
         await self._timed(

@@ -123,7 +123,8 @@ TARGET_NS = 200_000_000
 
 _LEAST_TARGET_NS = 5_000_000
 _BATCHES_IN_LIMIT = 20
-_BATCH_LIMIT = 1024
+BATCH_LIMIT = 1024
+"""Largest batch where nobody steers."""
 
 
 def unsteered_schedule(
@@ -143,7 +144,7 @@ def unsteered_schedule(
     return ScheduleOptions(
         pin_followers=mode not in NO_WORKER_CACHES,
         target_ns=target_ns,
-        batch_limit=_BATCH_LIMIT if batch_limit is None else batch_limit,
+        batch_limit=BATCH_LIMIT if batch_limit is None else batch_limit,
         expect_hits=0.0,
     )
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import trio
 
 from orchestrator.bench import take
 from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
-from orchestrator.bench.take import fill, peak_memory, probe, schedule_of, take_sample
+from orchestrator.bench.take import arm_of, fill, peak_memory, probe, take_sample
 from orchestrator.devices.device import CacheMode
-from orchestrator.schedule import Followers
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.run.compile import compile_set
+from orchestrator.run.execution import scheduler_of
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.schedule import Followers, ScheduleOptions, Scheduler
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.opening import is_manifest, open_paths
 from orchestrator.sets.records import RecordTag
@@ -79,8 +86,50 @@ def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_n
 ) -> None:
     row = take_sample(sample_job(recorded, duplicates=1.0, workers=4))
     assert (row.created, row.hits, row.duplicate_keys) == (8, 4, 0)
-    assert schedule_of(sample_job(recorded)).followers is Followers.CREATE
-    assert schedule_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
+    assert arm_of(sample_job(recorded)).followers is Followers.CREATE
+    assert arm_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
+
+
+def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[ScheduleOptions, list[bytes | None] | None, list[int], list[int], bool]] = []
+    asked = scheduler_of
+
+    def noted(image: CreateInfoImage, workers: int, options: ScheduleOptions, **given: Any) -> Scheduler:
+        recorded = np.sign(given["recorded_ns"]).tolist()
+        made.append((options, given["pipeline_keys"], image.keys.tolist(), recorded, given["warm"]))
+        return asked(image, workers, options, **given)
+
+    monkeypatch.setattr("orchestrator.run.compile.scheduler_of", noted)
+    paths = (str(sample_path()),)
+    for folder in ("filled", "compiled"):
+        (tmp_path / folder).mkdir(mode=0o700)
+    job = FillJob(
+        set_paths=paths,
+        device="simulated",
+        workers=2,
+        cache_directory=str(tmp_path / "filled"),
+        mode=CacheMode.PER_WORKER,
+        passes=0,
+    )
+    assert fill(job).not_kept == ""
+    for start in (Start.COLD, Start.WARM):
+        with open_paths(paths) as source:
+            options = CompileOptions(selector="simulated", workers=2)
+            compiled = trio.run(
+                partial(compile_set, source, options, cache_directory=tmp_path / "compiled")
+            ).counts()
+        sample = take_sample(
+            sample_job(
+                paths, start=start, cache_directory=str(tmp_path / "filled") if start == Start.WARM else ""
+            )
+        )
+        assert sample.hits == compiled[OutcomeStatus.CACHE_HIT]
+        assert sample.created == sample.hits + compiled[OutcomeStatus.COMPILED]
+    filling, cold, cold_sample, warm, warm_sample = made
+    assert cold == cold_sample == filling
+    assert warm == warm_sample != cold
+    assert cold[1] is not None
+    assert any(cold[1])
 
 
 def test_the_peak_of_memory_is_in_bytes() -> None:

@@ -176,16 +176,14 @@ def test_recorded_costs_are_the_order_and_estimates_fill_the_gaps() -> None:
     assert sorted(order) == list(range(30))
 
 
-@pytest.mark.parametrize(("warm", "batch", "largest"), [(True, 3, 3), (False, 3, 30), (True, None, 30)])
-def test_the_batch_of_a_calibration_bounds_those_of_a_warm_run(
-    warm: bool, batch: int | None, largest: int
-) -> None:
+@pytest.mark.parametrize(("warm", "batch", "largest"), [(True, 3, 3), (False, 3, 3), (True, None, 30)])
+def test_a_batch_that_is_given_bounds_all_batches(warm: bool, batch: int | None, largest: int) -> None:
     image = simulated_image(range(400))
     cost = CostModel.mapped(dict.fromkeys(range(400), 1000))
     device = SimulatedDevice(SimulatedOptions(cost=cost))
     report = run(device, image, schedule_of(image, workers=1, warm=warm, batch=batch))
     assert max(len(call.indices) for call in report.calls) >= largest
-    assert batch is None or not warm or max(len(call.indices) for call in report.calls) == batch
+    assert batch is None or max(len(call.indices) for call in report.calls) == batch
 
 
 def test_a_time_limit_makes_batches_small() -> None:
