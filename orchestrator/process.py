@@ -1,7 +1,11 @@
-"""Settings of an interpreter that is ours: that of the command line, and of each child that we start.
+"""A process that is ours: the command line's, and that of each child that we start.
 
-Guarantees: nothing is imported that the settings are meant for.
-Assumptions: a program that embeds the library owns its interpreter; nothing here is called there.
+Its interpreter's settings, its end, and the clock that divides its time into stages.
+
+Guarantees: nothing is imported that the settings are meant for. The stages of a clock add up to the time since it
+began.
+Assumptions: a program that embeds the library owns its interpreter; the settings and the end are not for it.
+Linux.
 """
 
 from __future__ import annotations
@@ -11,9 +15,79 @@ import contextlib
 import gc
 import os
 import sys
+import time
+from pathlib import Path
 from typing import NoReturn
 
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
+_START_FIELD = 19  # of /proc/self/stat, counted from behind the name, which may hold anything (proc(5): 22)
+
+
+class StageClock:
+    """Divides time into stages, one after another: every moment belongs to one. One thread at a time.
+
+    Args:
+        stage: The first stage.
+        began_ns: When it began, on the clock of time.perf_counter_ns; now where not given.
+    """
+
+    def __init__(self, stage: str, began_ns: int | None = None) -> None:
+        self._stage = stage
+        self._since_ns = time.perf_counter_ns() if began_ns is None else began_ns
+        self._spent_ns: dict[str, int] = {}
+
+    def enter(self, stage: str) -> None:
+        """End the stage that goes on; another one begins, or goes on again."""
+        now_ns = time.perf_counter_ns()
+        self._add(self._stage, now_ns - self._since_ns)
+        self._stage, self._since_ns = stage, now_ns
+
+    def move(self, duration_ns: int, stage: str) -> None:
+        """Say that so much of the stage that goes on was another one; no more than it has taken."""
+        now_ns = time.perf_counter_ns()
+        moved_ns = min(max(duration_ns, 0), now_ns - self._since_ns)
+        self._add(stage, moved_ns)
+        self._since_ns += moved_ns
+
+    def spent_ns(self) -> dict[str, int]:
+        """What each stage has taken by now, ns, in the order in which they began."""
+        self.enter(self._stage)
+        return dict(self._spent_ns)
+
+    def _add(self, stage: str, duration_ns: int) -> None:
+        self._spent_ns[stage] = self._spent_ns.get(stage, 0) + duration_ns
+
+
+_own: list[StageClock] = []
+
+
+def process_clock() -> StageClock:
+    """The clock of this process, which is in stage "imports"; one that begins now, where it is not ours."""
+    return _own[0] if _own else StageClock("imports")
+
+
+def began_ns() -> int:
+    """When the system started this process, on the clock of time.perf_counter_ns."""
+    stat = Path("/proc/self/stat").read_text("utf-8", "replace")
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    now_ns, boot_ns = time.perf_counter_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return now_ns - age_ns(stat, boot_ns, time.process_time_ns(), tick_ns)
+
+
+def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
+    """How long ago a process began, ns.
+
+    The system says it in ticks of 10 ms. Within the tick, a process whose one thread has used so much CPU time began
+    at least that long ago; alone on its processor, exactly that long.
+
+    Args:
+        stat: Its /proc/PID/stat.
+        boot_ns: Time since the system was booted.
+        cpu_ns: CPU time that the process has used.
+        tick_ns: Length of a tick.
+    """
+    longest_ns = boot_ns - int(stat.rpartition(")")[2].split()[_START_FIELD]) * tick_ns
+    return min(longest_ns, max(longest_ns - tick_ns, cpu_ns))
 
 
 def own_interpreter() -> None:
@@ -24,7 +98,12 @@ def own_interpreter() -> None:
 
     Importing makes a hundred thousand objects that live as long as the process. To look through them for
     cycles again and again is a tenth of the start.
+
+    The process's clock begins with the process.
     """
+    if not _own:
+        _own.append(StageClock("start", began_ns()))
+        _own[0].enter("imports")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.progress import ProgressView
     from orchestrator.devices.image import PipelineKind
+    from orchestrator.process import StageClock
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
     from orchestrator.sets.pipeline_set import PipelineSet
@@ -63,6 +64,7 @@ _KEYS_SHOWN = 3
 _FAILED_SHOWN = 20
 _DAMAGE_SHOWN = 5
 _GROUPS_SHOWN = 4
+_STAGES = {"read": "set", "open": "device", "cache_load": "loading", "save": "saving", "merge": "merging"}
 
 
 @frozen(kw_only=True)
@@ -187,13 +189,16 @@ def compile_verb(
 
     from orchestrator.cli.progress import progress_view
     from orchestrator.devices import own_process
+    from orchestrator.process import process_clock
     from orchestrator.run.compile import compile_set
-    from orchestrator.run.records import encode_json
+    from orchestrator.run.records import encode_report
 
+    clock = process_clock()
     options = arguments.options()
     directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
     _require_writable(arguments.trace, arguments.pipeline_stats)
     output = Output(json=json)
+    clock.enter("read")
     with open_set(sets) as opened, progress_view(output) as view:
 
         async def job(stop: trio.Event) -> CompileReport:
@@ -204,13 +209,17 @@ def compile_verb(
                 stop=stop,
                 on_stage=view.stage,
                 on_progress=view.progress,
+                clock=clock,
             )
 
         own_process(options.selector, driver_caches=options.driver_caches)
         report = trio.run(_until_signal, job, view)
         _write_extras(opened, report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
-    output.document(encode_json(report))
-    show_report(output, report)
+    if output.json:
+        output.document(encode_report(report, clock))
+    else:
+        show_report(output, report)
+        _show_clock(output, clock)
     return _exit_code(report)
 
 
@@ -312,6 +321,16 @@ def show_report(output: Output, report: CompileReport) -> None:
         output.line(
             styled(f"stopped before its end: {left}; run it again to go on from what was saved", "warn")
         )
+
+
+def _show_clock(output: Output, clock: StageClock) -> None:
+    """Write where the time of the process went, the rest of the report included: so it is the last line."""
+    from orchestrator.run.records import Clock
+
+    spent = Clock.of(clock)
+    named = [(name.removesuffix("_ns"), getattr(spent, name)) for name in spent.__struct_fields__]
+    stages = ", ".join(f"{_STAGES.get(name, name)} {_time(ns)}" for name, ns in named if ns)
+    output.line(styled("process: ", "dim"), f"{_time(spent.total_ns)}: {stages}")
 
 
 def _show_head(output: Output, report: CompileReport) -> None:

@@ -39,6 +39,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
+from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.keeping import CompileCache, RecordedCosts
@@ -52,6 +53,7 @@ from orchestrator.run.options import (
     unsteered_schedule,
 )
 from orchestrator.run.records import (
+    Clock,
     CompileReport,
     DamageRecord,
     DeviceRecord,
@@ -264,6 +266,7 @@ class CompileJob:
     opener: ProfiledOpener
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
+    clock: StageClock
     _device: Device | None = field(default=None, init=False)
     _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
@@ -281,6 +284,7 @@ class CompileJob:
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
+        self.clock.enter("read")
         self.on_stage("reading the set")
         subset = self.options.subset
         groups = await self._timed("read", lambda: subset.groups_of(self.source))
@@ -293,7 +297,9 @@ class CompileJob:
         self._waiting = deque(groups)
         while self._waiting and (self._device is None or not (self._stopped or self._time_left_s == 0.0)):
             await self._run_group(self._waiting.popleft())
+        self.clock.enter("save")
         await trio.to_thread.run_sync(self._note_groups)
+        self.clock.enter("report")
 
     def _note_groups(self) -> None:
         """Note beside each cache file what it was made for."""
@@ -319,7 +325,8 @@ class CompileJob:
         return max(0.0, limit - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
     async def _run_group(self, group: FeatureGroup) -> None:
-        options = self.options
+        options, clock = self.options, self.clock
+        clock.enter("open")
         chunks = opened_group(
             self.source, group, self.opener, subset=options.subset, during=self._during_step
         )
@@ -335,7 +342,9 @@ class CompileJob:
             self._tally.leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
+            clock.enter("prepare")
             prepared = await self._timed("prepare", lambda: device.prepare(built.image))
+            clock.enter("cache_load")
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load", lambda: self.cache.open(device))
             compiled: int | None = None
@@ -348,20 +357,24 @@ class CompileJob:
                 compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
+                clock.enter("save")
                 with trio.CancelScope(shield=True):
                     if primary is not None:
                         await self._timed("cache_save", lambda: self.cache.close(primary, compiled))
             if options.inspect_executables and not self._stopped:
+                clock.enter("inspect")
                 self.on_stage("inspecting the code of the pipelines")
                 await self._inspect(device, prepared, report)
         finally:
+            clock.enter("close")
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(chunks.close)
 
     async def _run_pipelines(
         self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
     ) -> RunReport:
-        options, cache, decision = self.options, self.cache, self.cache.decision
+        options, cache, decision, clock = self.options, self.cache, self.cache.decision, self.clock
+        clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         schedule = self._schedule = CompileSchedule(
             prepared.image,
@@ -376,6 +389,8 @@ class CompileJob:
             "pipeline_keys",
             lambda: schedule.ask_keys(device, prepared, options.pipeline_keys, self.cache.stop),
         )
+        clock.enter("run")
+        began_ns = time.perf_counter_ns()
         report = await run_pipelines(
             device,
             prepared,
@@ -392,6 +407,9 @@ class CompileJob:
             on_merged=cache.on_merged,
             on_progress=self._progress,
         )
+        before_ns = report.timing.make_caches_ns + report.timing.wall_ns
+        clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
+        clock.enter("save")
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]
@@ -420,6 +438,7 @@ class CompileJob:
     def _during_step(self, step: str) -> AbstractContextManager[None]:
         """Tell of a step of `opened_group`, and time it; called in its thread."""
         stage = "opening the device" if step == "open" else "preparing"
+        trio.from_thread.run_sync(self.clock.enter, step)
         trio.from_thread.run_sync(self.on_stage, stage)
         return self._clocked(step)
 
@@ -479,6 +498,7 @@ class CompileJob:
         vetter = Vetter(
             self.source, built.image, options, self.cache.decision.workers, group.request, self.cache.stop
         )
+        self.clock.enter("vet")
         with self._clocked("vet"):
             await vetter.vet()
         self._notes += vetter.notes
@@ -527,6 +547,7 @@ class CompileJob:
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
+            clock=Clock.of(self.clock),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
@@ -547,6 +568,7 @@ async def compile_set(
     stop: trio.Event | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
+    clock: StageClock | None = None,
 ) -> CompileReport:
     """Compile every pipeline of a set that the device can take, and keep the cache.
 
@@ -559,6 +581,7 @@ async def compile_set(
             and the report says NOT_RUN for the rest.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
+        clock: Counts the time of the stages, beside what it has counted before; None for one that begins now.
 
     Returns:
         The report.
@@ -576,6 +599,6 @@ async def compile_set(
     directory = None if options.mode is CacheMode.NONE else cache_directory
     cache = CompileCache(options, directory, stop)
     profiled = ProfiledOpener(opener or default_opener, directory)
-    job = CompileJob(source, options, cache, profiled, on_stage, on_progress)
+    job = CompileJob(source, options, cache, profiled, on_stage, on_progress, clock or StageClock("read"))
     await job.run()
     return job.report()

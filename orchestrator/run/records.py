@@ -39,6 +39,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
+from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
@@ -127,6 +128,14 @@ def decode_hook(kind: Any, value: Any) -> object:
 def encode_json(record: Record) -> bytes:
     """A record as JSON."""
     return msgspec.json.encode(record, enc_hook=encode_hook)
+
+
+def encode_report(report: CompileReport, clock: StageClock) -> bytes:
+    """A report as JSON. Its clock is read when all the rest is encoded, so that this time is in it too."""
+    empty = msgspec.structs.replace(report, clock=Clock())
+    body, last = encode_json(empty), encode_json(empty.clock) + b"}"
+    assert body.endswith(last)  # noqa: S101 - the clock is the last field
+    return body.removesuffix(last) + encode_json(Clock.of(clock)) + b"}"
 
 
 def decode_json(data: bytes | str, kind: type[_T]) -> _T:
@@ -1427,6 +1436,55 @@ class Stage(Record, frozen=True):
     duration_ns: Nanoseconds
 
 
+class Clock(Sums, frozen=True):
+    """The time of the process up to the end of the report: every moment is in one stage.
+
+    Where a program embeds `compile_set`, the time from its call on.
+
+    Attributes:
+        start_ns: The interpreter's own start.
+        imports_ns: Loading the program, and understanding its command line.
+        read_ns: Opening the set, and finding out what it holds.
+        open_ns: Opening devices.
+        prepare_ns: Making create infos, layouts, render passes and modules.
+        vet_ns: Validating or trying what may be invalid.
+        cache_load_ns: Reading cache files and creating primaries.
+        keys_ns: Reading recorded times, and asking the driver for pipeline keys.
+        run_ns: Making worker caches, and creating pipelines.
+        merge_ns: Merging after the barrier, and reading back.
+        save_ns: Writing cache files, recorded times and notes.
+        inspect_ns: Asking the driver about the code of pipelines.
+        close_ns: Closing devices.
+        report_ns: Making the report and writing it. What the reader takes to read the last line is not in it, nor
+            is the end of the process.
+    """
+
+    start_ns: Nanoseconds = 0
+    imports_ns: Nanoseconds = 0
+    read_ns: Nanoseconds = 0
+    open_ns: Nanoseconds = 0
+    prepare_ns: Nanoseconds = 0
+    vet_ns: Nanoseconds = 0
+    cache_load_ns: Nanoseconds = 0
+    keys_ns: Nanoseconds = 0
+    run_ns: Nanoseconds = 0
+    merge_ns: Nanoseconds = 0
+    save_ns: Nanoseconds = 0
+    inspect_ns: Nanoseconds = 0
+    close_ns: Nanoseconds = 0
+    report_ns: Nanoseconds = 0
+
+    @classmethod
+    def of(cls, clock: StageClock) -> Self:
+        """What the stages of a clock have taken by now."""
+        return cls(**{f"{stage}_ns": spent_ns for stage, spent_ns in clock.spent_ns().items()})
+
+    @property
+    def total_ns(self) -> int:
+        """All stages together."""
+        return sum(msgspec.structs.astuple(self))
+
+
 class InspectedPipeline(Record, frozen=True):
     """What the driver said about a pipeline's code.
 
@@ -1483,6 +1541,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         runs: The report of each group's run, in the order of `set.groups`.
         stages: What took time beside the runs, in the order in which it ended.
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
+        clock: Where the time of the process went.
     """
 
     version: int = FORMAT
@@ -1506,6 +1565,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
     runs: tuple[RunReport, ...]
     stages: tuple[Stage, ...] = ()
     inspected: tuple[InspectedPipeline, ...] = ()
+    clock: Clock = Clock()
 
     @classmethod
     def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
@@ -1610,6 +1670,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             runs=totals,
             stages=tuple(stage for each in parts for stage in each.stages),
             inspected=tuple(found for each in parts for found in each.inspected),
+            clock=reduce(operator.add, [each.clock for each in parts]),
         )
 
 

@@ -30,6 +30,7 @@ KEYS = {
     "saved",
     "merge",
     "cache_file",
+    "clock",
     "timing",
     "stopped",
     "out_of_time",

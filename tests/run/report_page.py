@@ -19,7 +19,7 @@ import attrs
 import msgspec
 import numpy as np
 
-from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Nanoseconds, Record
+from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Nanoseconds
 
 HEAD = f"""# The report of `compile`
 
@@ -60,7 +60,7 @@ def fields_of(kind: Any) -> list[tuple[str, str, Any]]:
 
 def is_documented(kind: Any) -> bool:
     """Whether a type has fields that are encoded."""
-    return inspect.isclass(kind) and (issubclass(kind, Record) or attrs.has(kind))
+    return inspect.isclass(kind) and (issubclass(kind, msgspec.Struct) or attrs.has(kind))
 
 
 def reachable(kind: type, seen: dict[type, None] | None = None) -> dict[type, None]:

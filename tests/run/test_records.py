@@ -54,7 +54,7 @@ from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from tests.drivers import REPOSITORY
-from tests.run.report_page import fields_of, page, parts_of, reachable
+from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
 from tests.run.small_sets import Opener, compiled, compute_keys
 
 RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
@@ -91,7 +91,7 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(hint)
     if isinstance(hint, type) and issubclass(hint, Record):
         return record_of(hint)
-    if hasattr(hint, "__attrs_attrs__"):
+    if is_documented(hint):  # of another room
         clean = {name: clean_strategy_of(kind) for name, _, kind in fields_of(hint)}
         return st.builds(hint, **clean)
     return SCALARS[hint]
