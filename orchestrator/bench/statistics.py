@@ -45,10 +45,6 @@ class Estimate:
     high: float
     count: int
 
-    def contains(self, value: float) -> bool:
-        """Whether a value lies in the interval."""
-        return self.low <= value <= self.high
-
 
 def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
     """Median of samples with a bootstrap percentile interval.

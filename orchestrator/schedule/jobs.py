@@ -283,7 +283,6 @@ class JobTable:
     next_follower_at: memoryview[int]
     last_follower_at: memoryview[int]
     label_at: memoryview[int]
-    group_at: memoryview[int]
     worker_at: memoryview[int]
     live_dependents_at: memoryview[int]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from abc import abstractmethod
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol, Self
@@ -39,12 +40,12 @@ class RecordTag(enum.IntEnum):
     BUCKET_INFO = 10
 
 
-class Closing:
+class Closing(Protocol):
     """A context manager that closes what it is at the end of the block."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what is held. Idempotent."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         return self

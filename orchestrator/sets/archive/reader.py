@@ -490,11 +490,6 @@ class Archive(Closing):
         return self._log.entries
 
     @property
-    def damage_count(self) -> int:
-        """How much was found damaged; more than `damage` describes when it is very much."""
-        return len(self._log)
-
-    @property
     def duplicates(self) -> int:
         """Records left out because one of the same tag and hash came before."""
         return self._index.duplicates

@@ -58,8 +58,8 @@ _DEPENDENCY: Final = (
     "dependencyFlags dstAccessMask srcAccessMask srcSubpass dstSubpass srcStageMask dstStageMask"
 )
 _SUBPASS: Final = (
-    "flags #pColorAttachments #pInputAttachments #pPreserveAttachments pipelineBindPoint pPreserveAttachments "
-    "pColorAttachments pInputAttachments pResolveAttachments pDepthStencilAttachment?"
+    "flags #pColorAttachments #pInputAttachments #pPreserveAttachments pipelineBindPoint "
+    "pPreserveAttachments pColorAttachments pInputAttachments pResolveAttachments pDepthStencilAttachment?"
 )
 _HEAP: Final = "heapOffset samplerHeapOffset !embedded_sampler"
 _STRIDES: Final = "heapArrayStride samplerHeapArrayStride"
@@ -78,15 +78,17 @@ _STENCIL_FACES: Final = " ".join(
 #: What the hash of a record takes, and of the structures in it.
 OBJECTS: Final[dict[str, str]] = {
     "VkSamplerCreateInfo": (
-        "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable compareOp "
-        "anisotropyEnable addressModeU addressModeV addressModeW borderColor unnormalizedCoordinates pNext"
+        "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable "
+        "compareOp anisotropyEnable addressModeU addressModeV addressModeW borderColor "
+        "unnormalizedCoordinates pNext"
     ),
     "VkDescriptorSetLayoutCreateInfo": "#pBindings flags pBindings pNext",
     "VkDescriptorSetLayoutBinding": "binding descriptorCount descriptorType stageFlags !immutable_samplers",
     "VkPipelineLayoutCreateInfo": "#pSetLayouts !set_layouts #pPushConstantRanges pPushConstantRanges flags",
     "VkPushConstantRange": "stageFlags size offset",
     "VkRenderPassCreateInfo": (
-        "!render_pass_flags #pAttachments #pDependencies #pSubpasses pAttachments pDependencies pSubpasses pNext"
+        "!render_pass_flags #pAttachments #pDependencies #pSubpasses pAttachments pDependencies pSubpasses "
+        "pNext"
     ),
     "VkAttachmentDescription": _ATTACHMENT,
     "VkSubpassDependency": _DEPENDENCY,
@@ -101,12 +103,12 @@ OBJECTS: Final[dict[str, str]] = {
     "VkSubpassDescription2": f"{_SUBPASS} viewMask pNext",
     "VkAttachmentReference2": "attachment layout aspectMask pNext",
     "VkComputePipelineCreateInfo": (
-        "layout !flags !base_or_zero stage.module stage.pName stage.flags stage.stage stage.pSpecializationInfo? "
-        "stage.pNext pNext"
+        "layout !flags !base_or_zero stage.module stage.pName stage.flags stage.stage "
+        "stage.pSpecializationInfo? stage.pNext pNext"
     ),
     "VkRayTracingPipelineCreateInfoKHR": (
-        "!flags maxPipelineRayRecursionDepth layout !base_or_zero #pStages pStages pLibraryInterface? pDynamicState? "
-        "#pGroups pGroups pLibraryInfo? pNext"
+        "!flags maxPipelineRayRecursionDepth layout !base_or_zero #pStages pStages pLibraryInterface? "
+        "pDynamicState? #pGroups pGroups pLibraryInfo? pNext"
     ),
     "VkRayTracingPipelineInterfaceCreateInfoKHR": (
         "maxPipelineRayHitAttributeSize maxPipelineRayPayloadSize pNext"
@@ -134,11 +136,12 @@ OBJECTS: Final[dict[str, str]] = {
     ),
     "VkPipelineMultisampleStateCreateInfo": (
         "flags alphaToCoverageEnable@ALPHA_TO_COVERAGE_ENABLE_EXT alphaToOneEnable@ALPHA_TO_ONE_ENABLE_EXT "
-        "minSampleShading rasterizationSamples@RASTERIZATION_SAMPLES_EXT sampleShadingEnable !sample_mask pNext"
+        "minSampleShading rasterizationSamples@RASTERIZATION_SAMPLES_EXT sampleShadingEnable !sample_mask "
+        "pNext"
     ),
     "VkPipelineViewportStateCreateInfo": (
-        "flags #pScissors@SCISSOR_WITH_COUNT #pViewports@VIEWPORT_WITH_COUNT pScissors-SCISSOR pViewports-VIEWPORT "
-        "pNext"
+        "flags #pScissors@SCISSOR_WITH_COUNT #pViewports@VIEWPORT_WITH_COUNT pScissors-SCISSOR "
+        "pViewports-VIEWPORT pNext"
     ),
     "VkViewport": "x y width height minDepth maxDepth",
     "VkRect2D": "x y width height",
@@ -206,7 +209,8 @@ CHAINED: Final[dict[str, str]] = {
     ),
     "VkPipelineRasterizationDepthClipStateCreateInfoEXT": "flags depthClipEnable@DEPTH_CLIP_ENABLE_EXT",
     "VkPipelineRasterizationLineStateCreateInfo": (
-        "lineRasterizationMode@LINE_RASTERIZATION_MODE_EXT stippledLineEnable@LINE_STIPPLE_ENABLE_EXT !stipple"
+        "lineRasterizationMode@LINE_RASTERIZATION_MODE_EXT stippledLineEnable@LINE_STIPPLE_ENABLE_EXT "
+        "!stipple"
     ),
     "VkPipelineRasterizationProvokingVertexStateCreateInfoEXT": (
         "provokingVertexMode@PROVOKING_VERTEX_MODE_EXT"
@@ -241,7 +245,8 @@ CHAINED: Final[dict[str, str]] = {
     "VkSamplerCustomBorderColorCreateInfoEXT": "customBorderColor format",
     "VkSamplerReductionModeCreateInfo": "reductionMode",
     "VkSamplerYcbcrConversionCreateInfo": (
-        "format ycbcrModel ycbcrRange components xChromaOffset yChromaOffset chromaFilter forceExplicitReconstruction"
+        "format ycbcrModel ycbcrRange components xChromaOffset yChromaOffset chromaFilter "
+        "forceExplicitReconstruction"
     ),
     "VkShaderDescriptorSetAndBindingMappingInfoEXT": "#pMappings !mapping_kinds pMappings",
     "VkSubpassDescriptionDepthStencilResolve": "!depth_stencil_resolve",
@@ -250,8 +255,8 @@ CHAINED: Final[dict[str, str]] = {
 
 _MASK: Final = 0xFFFFFFFF
 _CLEARED_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x80000000
-"""Creation flags that do not count: capture of statistics, of internal representations and of data, failing where a
-compile is required, early return on failure."""
+"""Creation flags that do not count: capture of statistics, of internal representations and of data, failing
+where a compile is required, early return on failure."""
 _CAPTURE_REPLAY: Final = 0x8  # VK_SAMPLER_CREATE_DESCRIPTOR_BUFFER_CAPTURE_REPLAY_BIT_EXT
 _DERIVATIVE: Final = 0x4
 _LIBRARY: Final = 0x800

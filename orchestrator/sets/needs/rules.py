@@ -151,21 +151,37 @@ _DESCRIPTOR_BUFFER = (("VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descripto
 _CULLING = ((RAY_TRACING, "rayTraversalPrimitiveCulling"),)
 _SUBGROUP_SIZE = (("VkPhysicalDeviceSubgroupSizeControlFeatures", "subgroupSizeControl"),)
 
-# One rule a line, however long: the table is read and searched by line.
+# One rule a line, and on a second where names are long: the table is read and searched by structure.
 # fmt: off
 _PLAIN_RULES: tuple[Rule, ...] = (
     # Rasterization, multisampling, depth and blending.
-    Rule(_RASTER, "depthClampEnable", (), ((BASE, "depthClamp"),), "depthClampEnable-00782", dynamic="VK_DYNAMIC_STATE_DEPTH_CLAMP_ENABLE_EXT"),
-    Rule(_RASTER, "polygonMode", ("VK_POLYGON_MODE_LINE", "VK_POLYGON_MODE_POINT"), ((BASE, "fillModeNonSolid"),), "polygonMode-01507", dynamic="VK_DYNAMIC_STATE_POLYGON_MODE_EXT"),
-    Rule(_MULTISAMPLE, "sampleShadingEnable", (), ((BASE, "sampleRateShading"),), "sampleShadingEnable-00784"),
-    Rule(_MULTISAMPLE, "alphaToOneEnable", (), ((BASE, "alphaToOne"),), "alphaToOneEnable-00785", dynamic="VK_DYNAMIC_STATE_ALPHA_TO_ONE_ENABLE_EXT"),
-    Rule(_DEPTH, "depthBoundsTestEnable", (), ((BASE, "depthBounds"),), "depthBoundsTestEnable-00598", dynamic="VK_DYNAMIC_STATE_DEPTH_BOUNDS_TEST_ENABLE"),
-    Rule(_DEPTH, "flags", ("VK_PIPELINE_DEPTH_STENCIL_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_DEPTH_ACCESS_BIT_EXT",), ((ORDER, "rasterizationOrderDepthAttachmentAccess"),), "rasterizationOrderDepthAttachmentAccess-06463"),
-    Rule(_DEPTH, "flags", ("VK_PIPELINE_DEPTH_STENCIL_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_STENCIL_ACCESS_BIT_EXT",), ((ORDER, "rasterizationOrderStencilAttachmentAccess"),), "rasterizationOrderStencilAttachmentAccess-06464"),
-    Rule(_BLEND, "logicOpEnable", (), ((BASE, "logicOp"),), "logicOpEnable-00606", dynamic="VK_DYNAMIC_STATE_LOGIC_OP_ENABLE_EXT"),
-    Rule(_BLEND, "flags", ("VK_PIPELINE_COLOR_BLEND_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_ACCESS_BIT_EXT",), ((ORDER, "rasterizationOrderColorAttachmentAccess"),), "rasterizationOrderColorAttachmentAccess-06465"),
+    Rule(_RASTER, "depthClampEnable", (), ((BASE, "depthClamp"),), "depthClampEnable-00782",
+        dynamic="VK_DYNAMIC_STATE_DEPTH_CLAMP_ENABLE_EXT"),
+    Rule(_RASTER, "polygonMode", ("VK_POLYGON_MODE_LINE", "VK_POLYGON_MODE_POINT"),
+        ((BASE, "fillModeNonSolid"),), "polygonMode-01507", dynamic="VK_DYNAMIC_STATE_POLYGON_MODE_EXT"),
+    Rule(_MULTISAMPLE, "sampleShadingEnable", (), ((BASE, "sampleRateShading"),),
+        "sampleShadingEnable-00784"),
+    Rule(_MULTISAMPLE, "alphaToOneEnable", (), ((BASE, "alphaToOne"),), "alphaToOneEnable-00785",
+        dynamic="VK_DYNAMIC_STATE_ALPHA_TO_ONE_ENABLE_EXT"),
+    Rule(_DEPTH, "depthBoundsTestEnable", (), ((BASE, "depthBounds"),), "depthBoundsTestEnable-00598",
+        dynamic="VK_DYNAMIC_STATE_DEPTH_BOUNDS_TEST_ENABLE"),
+    Rule(_DEPTH, "flags",
+        ("VK_PIPELINE_DEPTH_STENCIL_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_DEPTH_ACCESS_BIT_EXT",),
+        ((ORDER, "rasterizationOrderDepthAttachmentAccess"),),
+        "rasterizationOrderDepthAttachmentAccess-06463"),
+    Rule(_DEPTH, "flags",
+        ("VK_PIPELINE_DEPTH_STENCIL_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_STENCIL_ACCESS_BIT_EXT",),
+        ((ORDER, "rasterizationOrderStencilAttachmentAccess"),),
+        "rasterizationOrderStencilAttachmentAccess-06464"),
+    Rule(_BLEND, "logicOpEnable", (), ((BASE, "logicOp"),), "logicOpEnable-00606",
+        dynamic="VK_DYNAMIC_STATE_LOGIC_OP_ENABLE_EXT"),
+    Rule(_BLEND, "flags",
+        ("VK_PIPELINE_COLOR_BLEND_STATE_CREATE_RASTERIZATION_ORDER_ATTACHMENT_ACCESS_BIT_EXT",),
+        ((ORDER, "rasterizationOrderColorAttachmentAccess"),),
+        "rasterizationOrderColorAttachmentAccess-06465"),
     *(
-        Rule(_BLEND_ATTACHMENT, member, _DUAL, ((BASE, "dualSrcBlend"),), vuid, dynamic="VK_DYNAMIC_STATE_COLOR_BLEND_EQUATION_EXT")
+        Rule(_BLEND_ATTACHMENT, member, _DUAL, ((BASE, "dualSrcBlend"),), vuid,
+            dynamic="VK_DYNAMIC_STATE_COLOR_BLEND_EQUATION_EXT")
         for member, vuid in (
             ("srcColorBlendFactor", "srcColorBlendFactor-00608"),
             ("dstColorBlendFactor", "dstColorBlendFactor-00609"),
@@ -175,79 +191,159 @@ _PLAIN_RULES: tuple[Rule, ...] = (
     ),
     # Vertices and primitives.
     Rule(_ASSEMBLY, "topology", _ADJACENCY, ((BASE, "geometryShader"),), "topology-00429"),
-    Rule(_ASSEMBLY, "topology", ("VK_PRIMITIVE_TOPOLOGY_PATCH_LIST",), ((BASE, "tessellationShader"),), "topology-00430"),
-    Rule(_DIVISOR, "divisor", (), ((DIVISORS, "vertexAttributeInstanceRateZeroDivisor"),), "vertexAttributeInstanceRateZeroDivisor-02228", test=_zero),
-    Rule(_DIVISOR, "divisor", (), ((DIVISORS, "vertexAttributeInstanceRateDivisor"),), "vertexAttributeInstanceRateDivisor-02229", test=_not_one),
+    Rule(_ASSEMBLY, "topology", ("VK_PRIMITIVE_TOPOLOGY_PATCH_LIST",), ((BASE, "tessellationShader"),),
+        "topology-00430"),
+    Rule(_DIVISOR, "divisor", (), ((DIVISORS, "vertexAttributeInstanceRateZeroDivisor"),),
+        "vertexAttributeInstanceRateZeroDivisor-02228", test=_zero),
+    Rule(_DIVISOR, "divisor", (), ((DIVISORS, "vertexAttributeInstanceRateDivisor"),),
+        "vertexAttributeInstanceRateDivisor-02229", test=_not_one),
     # Structures of a rasterization or viewport chain.
-    Rule("VkPipelineRasterizationDepthClipStateCreateInfoEXT", "", (), (("VkPhysicalDeviceDepthClipEnableFeaturesEXT", "depthClipEnable"),), "VkPhysicalDeviceDepthClipEnableFeaturesEXT, depthClipEnable"),
-    Rule("VkPipelineViewportDepthClipControlCreateInfoEXT", "negativeOneToOne", (), (("VkPhysicalDeviceDepthClipControlFeaturesEXT", "depthClipControl"),), "negativeOneToOne-06470", dynamic="VK_DYNAMIC_STATE_DEPTH_CLIP_NEGATIVE_ONE_TO_ONE_EXT"),
-    Rule("VkPipelineRasterizationProvokingVertexStateCreateInfoEXT", "provokingVertexMode", ("VK_PROVOKING_VERTEX_MODE_LAST_VERTEX_EXT",), (("VkPhysicalDeviceProvokingVertexFeaturesEXT", "provokingVertexLast"),), "provokingVertexMode-04883", dynamic="VK_DYNAMIC_STATE_PROVOKING_VERTEX_MODE_EXT"),
-    Rule("VkPipelineRasterizationStateStreamCreateInfoEXT", "", (), (("VkPhysicalDeviceTransformFeedbackFeaturesEXT", "geometryStreams"),), "geometryStreams-02324"),
-    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_RECTANGULAR",), ((LINES, "rectangularLines"),), "lineRasterizationMode-02768", dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
-    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_BRESENHAM",), ((LINES, "bresenhamLines"),), "lineRasterizationMode-02769", dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
-    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_RECTANGULAR_SMOOTH",), ((LINES, "smoothLines"),), "lineRasterizationMode-02770", dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
-    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasRepresentation", ("VK_DEPTH_BIAS_REPRESENTATION_LEAST_REPRESENTABLE_VALUE_FORCE_UNORM_EXT",), (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "leastRepresentableValueForceUnormRepresentation"),), "leastRepresentableValueForceUnormRepresentation-08947"),
-    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasRepresentation", ("VK_DEPTH_BIAS_REPRESENTATION_FLOAT_EXT",), (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "floatRepresentation"),), "floatRepresentation-08948"),
-    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasExact", (), (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "depthBiasExact"),), "depthBiasExact-08949"),
-    Rule("VkPipelineFragmentShadingRateEnumStateCreateInfoNV", "shadingRateType", ("VK_FRAGMENT_SHADING_RATE_TYPE_ENUMS_NV",), ((SHADING_RATE_ENUMS, "fragmentShadingRateEnums"),), "VkGraphicsPipelineCreateInfo-pDynamicState-04569", dynamic="VK_DYNAMIC_STATE_FRAGMENT_SHADING_RATE_KHR"),
+    Rule("VkPipelineRasterizationDepthClipStateCreateInfoEXT", "", (),
+        (("VkPhysicalDeviceDepthClipEnableFeaturesEXT", "depthClipEnable"),),
+        "VkPhysicalDeviceDepthClipEnableFeaturesEXT, depthClipEnable"),
+    Rule("VkPipelineViewportDepthClipControlCreateInfoEXT", "negativeOneToOne", (),
+        (("VkPhysicalDeviceDepthClipControlFeaturesEXT", "depthClipControl"),), "negativeOneToOne-06470",
+        dynamic="VK_DYNAMIC_STATE_DEPTH_CLIP_NEGATIVE_ONE_TO_ONE_EXT"),
+    Rule("VkPipelineRasterizationProvokingVertexStateCreateInfoEXT", "provokingVertexMode",
+        ("VK_PROVOKING_VERTEX_MODE_LAST_VERTEX_EXT",),
+        (("VkPhysicalDeviceProvokingVertexFeaturesEXT", "provokingVertexLast"),), "provokingVertexMode-04883",
+        dynamic="VK_DYNAMIC_STATE_PROVOKING_VERTEX_MODE_EXT"),
+    Rule("VkPipelineRasterizationStateStreamCreateInfoEXT", "", (),
+        (("VkPhysicalDeviceTransformFeedbackFeaturesEXT", "geometryStreams"),), "geometryStreams-02324"),
+    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_RECTANGULAR",),
+        ((LINES, "rectangularLines"),), "lineRasterizationMode-02768",
+        dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
+    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_BRESENHAM",),
+        ((LINES, "bresenhamLines"),), "lineRasterizationMode-02769",
+        dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
+    Rule(_LINE, "lineRasterizationMode", ("VK_LINE_RASTERIZATION_MODE_RECTANGULAR_SMOOTH",),
+        ((LINES, "smoothLines"),), "lineRasterizationMode-02770",
+        dynamic="VK_DYNAMIC_STATE_LINE_RASTERIZATION_MODE_EXT"),
+    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasRepresentation",
+        ("VK_DEPTH_BIAS_REPRESENTATION_LEAST_REPRESENTABLE_VALUE_FORCE_UNORM_EXT",),
+        (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "leastRepresentableValueForceUnormRepresentation"),),
+        "leastRepresentableValueForceUnormRepresentation-08947"),
+    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasRepresentation",
+        ("VK_DEPTH_BIAS_REPRESENTATION_FLOAT_EXT",),
+        (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "floatRepresentation"),),
+        "floatRepresentation-08948"),
+    Rule("VkDepthBiasRepresentationInfoEXT", "depthBiasExact", (),
+        (("VkPhysicalDeviceDepthBiasControlFeaturesEXT", "depthBiasExact"),), "depthBiasExact-08949"),
+    Rule("VkPipelineFragmentShadingRateEnumStateCreateInfoNV", "shadingRateType",
+        ("VK_FRAGMENT_SHADING_RATE_TYPE_ENUMS_NV",), ((SHADING_RATE_ENUMS, "fragmentShadingRateEnums"),),
+        "VkGraphicsPipelineCreateInfo-pDynamicState-04569",
+        dynamic="VK_DYNAMIC_STATE_FRAGMENT_SHADING_RATE_KHR"),
     # Stages.
     Rule(_STAGE, "stage", ("VK_SHADER_STAGE_GEOMETRY_BIT",), ((BASE, "geometryShader"),), "stage-00704"),
     Rule(_STAGE, "stage", _TESSELLATION, ((BASE, "tessellationShader"),), "stage-00705"),
     Rule(_STAGE, "stage", ("VK_SHADER_STAGE_MESH_BIT_EXT",), _MESH, "stage-02091"),
     Rule(_STAGE, "stage", ("VK_SHADER_STAGE_TASK_BIT_EXT",), _TASK, "stage-02092"),
-    Rule(_STAGE, "stage", _RAY_STAGES, ((RAY_TRACING, "rayTracingPipeline"),), "vkCreateRayTracingPipelinesKHR-rayTracingPipeline-03586", otherwise=("VK_NV_ray_tracing",)),
-    Rule(_STAGE, "flags", ("VK_PIPELINE_SHADER_STAGE_CREATE_ALLOW_VARYING_SUBGROUP_SIZE_BIT",), _SUBGROUP_SIZE, "flags-02784"),
-    Rule(_STAGE, "flags", ("VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT",), (("VkPhysicalDeviceSubgroupSizeControlFeatures", "computeFullSubgroups"),), "flags-02785"),
-    Rule("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", "", (), _SUBGROUP_SIZE, "VkPipelineShaderStageCreateInfo-pNext-02755"),
+    Rule(_STAGE, "stage", _RAY_STAGES, ((RAY_TRACING, "rayTracingPipeline"),),
+        "vkCreateRayTracingPipelinesKHR-rayTracingPipeline-03586", otherwise=("VK_NV_ray_tracing",)),
+    Rule(_STAGE, "flags", ("VK_PIPELINE_SHADER_STAGE_CREATE_ALLOW_VARYING_SUBGROUP_SIZE_BIT",),
+        _SUBGROUP_SIZE, "flags-02784"),
+    Rule(_STAGE, "flags", ("VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT",),
+        (("VkPhysicalDeviceSubgroupSizeControlFeatures", "computeFullSubgroups"),), "flags-02785"),
+    Rule("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", "", (), _SUBGROUP_SIZE,
+        "VkPipelineShaderStageCreateInfo-pNext-02755"),
     *(
         Rule(_ROBUSTNESS, member, (), ((ROBUSTNESS, "pipelineRobustness"),), f"pipelineRobustness-{vuid}")
-        for member, vuid in (("storageBuffers", "06926"), ("uniformBuffers", "06927"), ("vertexInputs", "06928"), ("images", "06929"))
+        for member, vuid in (("storageBuffers", "06926"), ("uniformBuffers", "06927"),
+            ("vertexInputs", "06928"), ("images", "06929"))
     ),
     # Pipelines as a whole.
-    Rule("VkGraphicsPipelineLibraryCreateInfoEXT", "", (), _LIBRARIES, "VkGraphicsPipelineCreateInfo-graphicsPipelineLibrary-06606"),
-    Rule(_GRAPHICS, "flags", ("VK_PIPELINE_CREATE_LIBRARY_BIT_KHR",), _LIBRARIES, "graphicsPipelineLibrary-06606"),
-    Rule(_GRAPHICS, "flags", ("VK_PIPELINE_CREATE_COLOR_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT", "VK_PIPELINE_CREATE_DEPTH_STENCIL_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT"), _FEEDBACK_LOOP, "VkPhysicalDeviceAttachmentFeedbackLoopLayoutFeaturesEXT, attachmentFeedbackLoopLayout"),
+    Rule("VkGraphicsPipelineLibraryCreateInfoEXT", "", (), _LIBRARIES,
+        "VkGraphicsPipelineCreateInfo-graphicsPipelineLibrary-06606"),
+    Rule(_GRAPHICS, "flags", ("VK_PIPELINE_CREATE_LIBRARY_BIT_KHR",), _LIBRARIES,
+        "graphicsPipelineLibrary-06606"),
+    Rule(_GRAPHICS, "flags",
+        ("VK_PIPELINE_CREATE_COLOR_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT",
+        "VK_PIPELINE_CREATE_DEPTH_STENCIL_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT"), _FEEDBACK_LOOP,
+        "VkPhysicalDeviceAttachmentFeedbackLoopLayoutFeaturesEXT, attachmentFeedbackLoopLayout"),
     *(
-        Rule(struct, "flags", (f"VK_PIPELINE_CREATE_{'2_' * (struct == _FLAGS_2)}{bit}",), _PROTECTED, "pipelineProtectedAccess-07368")
+        Rule(struct, "flags", (f"VK_PIPELINE_CREATE_{'2_' * (struct == _FLAGS_2)}{bit}",), _PROTECTED,
+            "pipelineProtectedAccess-07368")
         for struct in (_GRAPHICS, "VkComputePipelineCreateInfo", _RAYS, _FLAGS_2)
         for bit in ("NO_PROTECTED_ACCESS_BIT", "PROTECTED_ACCESS_ONLY_BIT")
     ),
     *(
-        Rule(struct, "flags", (f"VK_PIPELINE_CREATE_{'2_' * (struct == _FLAGS_2)}DESCRIPTOR_BUFFER_BIT_EXT",), _DESCRIPTOR_BUFFER, "VkPhysicalDeviceDescriptorBufferFeaturesEXT, descriptorBuffer")
+        Rule(struct, "flags", (f"VK_PIPELINE_CREATE_{'2_' * (struct == _FLAGS_2)}DESCRIPTOR_BUFFER_BIT_EXT",),
+            _DESCRIPTOR_BUFFER, "VkPhysicalDeviceDescriptorBufferFeaturesEXT, descriptorBuffer")
         for struct in (_GRAPHICS, "VkComputePipelineCreateInfo", _RAYS, _FLAGS_2)
     ),
-    Rule(_FLAGS_2, "flags", ("VK_PIPELINE_CREATE_2_COLOR_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT", "VK_PIPELINE_CREATE_2_DEPTH_STENCIL_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT"), _FEEDBACK_LOOP, "VkPhysicalDeviceAttachmentFeedbackLoopLayoutFeaturesEXT, attachmentFeedbackLoopLayout"),
-    Rule(_FLAGS_2, "flags", ("VK_PIPELINE_CREATE_2_ENABLE_LEGACY_DITHERING_BIT_EXT",), (("VkPhysicalDeviceLegacyDitheringFeaturesEXT", "legacyDithering"),), "VkPhysicalDeviceLegacyDitheringFeaturesEXT, legacyDithering"),
-    Rule(_FLAGS_2, "flags", ("VK_PIPELINE_CREATE_2_RAY_TRACING_SKIP_AABBS_BIT_KHR", "VK_PIPELINE_CREATE_2_RAY_TRACING_SKIP_TRIANGLES_BIT_KHR"), _CULLING, "VkRayTracingPipelineCreateInfoKHR-rayTraversalPrimitiveCulling-03596"),
-    Rule(_RAYS, "", (), ((RAY_TRACING, "rayTracingPipeline"),), "vkCreateRayTracingPipelinesKHR-rayTracingPipeline-03586"),
-    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SKIP_AABBS_BIT_KHR",), _CULLING, "rayTraversalPrimitiveCulling-03596"),
-    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SKIP_TRIANGLES_BIT_KHR",), _CULLING, "rayTraversalPrimitiveCulling-03597"),
-    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SHADER_GROUP_HANDLE_CAPTURE_REPLAY_BIT_KHR",), ((RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay"),), "flags-03598"),
-    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_ALLOW_MOTION_BIT_NV",), (("VkPhysicalDeviceRayTracingMotionBlurFeaturesNV", "rayTracingMotionBlur"),), "VkPhysicalDeviceRayTracingMotionBlurFeaturesNV, rayTracingMotionBlur"),
+    Rule(_FLAGS_2, "flags",
+        ("VK_PIPELINE_CREATE_2_COLOR_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT",
+        "VK_PIPELINE_CREATE_2_DEPTH_STENCIL_ATTACHMENT_FEEDBACK_LOOP_BIT_EXT"), _FEEDBACK_LOOP,
+        "VkPhysicalDeviceAttachmentFeedbackLoopLayoutFeaturesEXT, attachmentFeedbackLoopLayout"),
+    Rule(_FLAGS_2, "flags", ("VK_PIPELINE_CREATE_2_ENABLE_LEGACY_DITHERING_BIT_EXT",),
+        (("VkPhysicalDeviceLegacyDitheringFeaturesEXT", "legacyDithering"),),
+        "VkPhysicalDeviceLegacyDitheringFeaturesEXT, legacyDithering"),
+    Rule(_FLAGS_2, "flags",
+        ("VK_PIPELINE_CREATE_2_RAY_TRACING_SKIP_AABBS_BIT_KHR",
+        "VK_PIPELINE_CREATE_2_RAY_TRACING_SKIP_TRIANGLES_BIT_KHR"), _CULLING,
+        "VkRayTracingPipelineCreateInfoKHR-rayTraversalPrimitiveCulling-03596"),
+    Rule(_RAYS, "", (), ((RAY_TRACING, "rayTracingPipeline"),),
+        "vkCreateRayTracingPipelinesKHR-rayTracingPipeline-03586"),
+    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SKIP_AABBS_BIT_KHR",), _CULLING,
+        "rayTraversalPrimitiveCulling-03596"),
+    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SKIP_TRIANGLES_BIT_KHR",), _CULLING,
+        "rayTraversalPrimitiveCulling-03597"),
+    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_SHADER_GROUP_HANDLE_CAPTURE_REPLAY_BIT_KHR",),
+        ((RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay"),), "flags-03598"),
+    Rule(_RAYS, "flags", ("VK_PIPELINE_CREATE_RAY_TRACING_ALLOW_MOTION_BIT_NV",),
+        (("VkPhysicalDeviceRayTracingMotionBlurFeaturesNV", "rayTracingMotionBlur"),),
+        "VkPhysicalDeviceRayTracingMotionBlurFeaturesNV, rayTracingMotionBlur"),
     # Samplers and layouts.
     Rule(_SAMPLER, "anisotropyEnable", (), ((BASE, "samplerAnisotropy"),), "anisotropyEnable-01070"),
     *(
-        Rule(_SAMPLER, member, ("VK_SAMPLER_ADDRESS_MODE_MIRROR_CLAMP_TO_EDGE",), ((VULKAN_12, "samplerMirrorClampToEdge"),), "addressModeU-01079", otherwise=("VK_KHR_sampler_mirror_clamp_to_edge",))
+        Rule(_SAMPLER, member, ("VK_SAMPLER_ADDRESS_MODE_MIRROR_CLAMP_TO_EDGE",),
+            ((VULKAN_12, "samplerMirrorClampToEdge"),), "addressModeU-01079",
+            otherwise=("VK_KHR_sampler_mirror_clamp_to_edge",))
         for member in ("addressModeU", "addressModeV", "addressModeW")
     ),
-    Rule(_SAMPLER, "borderColor", _CUSTOM_COLORS, (("VkPhysicalDeviceCustomBorderColorFeaturesEXT", "customBorderColors"),), "customBorderColors-04085"),
-    Rule(_SAMPLER, "flags", ("VK_SAMPLER_CREATE_NON_SEAMLESS_CUBE_MAP_BIT_EXT",), (("VkPhysicalDeviceNonSeamlessCubeMapFeaturesEXT", "nonSeamlessCubeMap"),), "nonSeamlessCubeMap-06788"),
-    Rule("VkSamplerCustomBorderColorCreateInfoEXT", "format", (), (("VkPhysicalDeviceCustomBorderColorFeaturesEXT", "customBorderColorWithoutFormat"),), "format-04014", test=_zero),
-    Rule("VkSamplerBorderColorComponentMappingCreateInfoEXT", "", (), (("VkPhysicalDeviceBorderColorSwizzleFeaturesEXT", "borderColorSwizzle"),), "borderColorSwizzle-06437"),
-    Rule("VkSamplerReductionModeCreateInfo", "reductionMode", (), ((VULKAN_12, "samplerFilterMinmax"),), "VkSamplerCreateInfo-pNext-06726", otherwise=("VK_EXT_sampler_filter_minmax",)),
-    Rule("VkSamplerYcbcrConversionCreateInfo", "", (), (("VkPhysicalDeviceSamplerYcbcrConversionFeatures", "samplerYcbcrConversion"),), "vkCreateSamplerYcbcrConversion-None-01648"),
+    Rule(_SAMPLER, "borderColor", _CUSTOM_COLORS,
+        (("VkPhysicalDeviceCustomBorderColorFeaturesEXT", "customBorderColors"),),
+        "customBorderColors-04085"),
+    Rule(_SAMPLER, "flags", ("VK_SAMPLER_CREATE_NON_SEAMLESS_CUBE_MAP_BIT_EXT",),
+        (("VkPhysicalDeviceNonSeamlessCubeMapFeaturesEXT", "nonSeamlessCubeMap"),),
+        "nonSeamlessCubeMap-06788"),
+    Rule("VkSamplerCustomBorderColorCreateInfoEXT", "format", (),
+        (("VkPhysicalDeviceCustomBorderColorFeaturesEXT", "customBorderColorWithoutFormat"),), "format-04014",
+        test=_zero),
+    Rule("VkSamplerBorderColorComponentMappingCreateInfoEXT", "", (),
+        (("VkPhysicalDeviceBorderColorSwizzleFeaturesEXT", "borderColorSwizzle"),),
+        "borderColorSwizzle-06437"),
+    Rule("VkSamplerReductionModeCreateInfo", "reductionMode", (), ((VULKAN_12, "samplerFilterMinmax"),),
+        "VkSamplerCreateInfo-pNext-06726", otherwise=("VK_EXT_sampler_filter_minmax",)),
+    Rule("VkSamplerYcbcrConversionCreateInfo", "", (),
+        (("VkPhysicalDeviceSamplerYcbcrConversionFeatures", "samplerYcbcrConversion"),),
+        "vkCreateSamplerYcbcrConversion-None-01648"),
     Rule(_SET, "flags", ("VK_DESCRIPTOR_SET_LAYOUT_CREATE_HOST_ONLY_POOL_BIT_EXT",), _MUTABLE, "flags-04596"),
-    Rule(_SET, "flags", ("VK_DESCRIPTOR_SET_LAYOUT_CREATE_DESCRIPTOR_BUFFER_BIT_EXT",), _DESCRIPTOR_BUFFER, "VkPhysicalDeviceDescriptorBufferFeaturesEXT, descriptorBuffer"),
-    Rule(_SET, "flags", ("VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT",), (("VkPhysicalDeviceVulkan14Features", "pushDescriptor"),), "flags-10354", otherwise=("VK_KHR_push_descriptor",)),
-    Rule(_BINDING, "descriptorType", ("VK_DESCRIPTOR_TYPE_INLINE_UNIFORM_BLOCK",), (("VkPhysicalDeviceInlineUniformBlockFeatures", "inlineUniformBlock"),), "descriptorType-04604"),
-    Rule(_BINDING, "descriptorType", ("VK_DESCRIPTOR_TYPE_MUTABLE_EXT",), _MUTABLE, "VkDescriptorSetLayoutCreateInfo-mutableDescriptorType-04595"),
-    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_UPDATE_UNUSED_WHILE_PENDING_BIT",), ((INDEXING, "descriptorBindingUpdateUnusedWhilePending"),), "descriptorBindingUpdateUnusedWhilePending-03012"),
-    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_PARTIALLY_BOUND_BIT",), ((INDEXING, "descriptorBindingPartiallyBound"),), "descriptorBindingPartiallyBound-03013"),
-    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_VARIABLE_DESCRIPTOR_COUNT_BIT",), ((INDEXING, "descriptorBindingVariableDescriptorCount"),), "descriptorBindingVariableDescriptorCount-03014"),
+    Rule(_SET, "flags", ("VK_DESCRIPTOR_SET_LAYOUT_CREATE_DESCRIPTOR_BUFFER_BIT_EXT",), _DESCRIPTOR_BUFFER,
+        "VkPhysicalDeviceDescriptorBufferFeaturesEXT, descriptorBuffer"),
+    Rule(_SET, "flags", ("VK_DESCRIPTOR_SET_LAYOUT_CREATE_PUSH_DESCRIPTOR_BIT",),
+        (("VkPhysicalDeviceVulkan14Features", "pushDescriptor"),), "flags-10354",
+        otherwise=("VK_KHR_push_descriptor",)),
+    Rule(_BINDING, "descriptorType", ("VK_DESCRIPTOR_TYPE_INLINE_UNIFORM_BLOCK",),
+        (("VkPhysicalDeviceInlineUniformBlockFeatures", "inlineUniformBlock"),), "descriptorType-04604"),
+    Rule(_BINDING, "descriptorType", ("VK_DESCRIPTOR_TYPE_MUTABLE_EXT",), _MUTABLE,
+        "VkDescriptorSetLayoutCreateInfo-mutableDescriptorType-04595"),
+    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_UPDATE_UNUSED_WHILE_PENDING_BIT",),
+        ((INDEXING, "descriptorBindingUpdateUnusedWhilePending"),),
+        "descriptorBindingUpdateUnusedWhilePending-03012"),
+    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_PARTIALLY_BOUND_BIT",),
+        ((INDEXING, "descriptorBindingPartiallyBound"),), "descriptorBindingPartiallyBound-03013"),
+    Rule(_BINDING_FLAGS, "pBindingFlags", ("VK_DESCRIPTOR_BINDING_VARIABLE_DESCRIPTOR_COUNT_BIT",),
+        ((INDEXING, "descriptorBindingVariableDescriptorCount"),),
+        "descriptorBindingVariableDescriptorCount-03014"),
     # Render passes.
-    Rule("VkRenderPassMultiviewCreateInfo", "pViewMasks", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "multiview-06555"),
-    Rule("VkSubpassDescription2", "viewMask", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "multiview-06558"),
-    Rule("VkPipelineRenderingCreateInfo", "viewMask", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "VkGraphicsPipelineCreateInfo-multiview-06577"),
+    Rule("VkRenderPassMultiviewCreateInfo", "pViewMasks", (),
+        (("VkPhysicalDeviceMultiviewFeatures", "multiview"),), "multiview-06555"),
+    Rule("VkSubpassDescription2", "viewMask", (), (("VkPhysicalDeviceMultiviewFeatures", "multiview"),),
+        "multiview-06558"),
+    Rule("VkPipelineRenderingCreateInfo", "viewMask", (),
+        (("VkPhysicalDeviceMultiviewFeatures", "multiview"),),
+        "VkGraphicsPipelineCreateInfo-multiview-06577"),
 )
 # fmt: on
 
@@ -256,10 +352,13 @@ _PLAIN_RULES: tuple[Rule, ...] = (
 # for VK_DYNAMIC_STATE_DEPTH_BOUNDS_TEST_ENABLE), and a pipeline may name such a state without that feature.
 # fmt: off
 _DYNAMIC = ("VkPhysicalDeviceExtendedDynamicStateFeaturesEXT", "extendedDynamicState")
-_DYNAMIC_1 = ("CULL_MODE", "FRONT_FACE", "PRIMITIVE_TOPOLOGY", "VIEWPORT_WITH_COUNT", "SCISSOR_WITH_COUNT", "VERTEX_INPUT_BINDING_STRIDE", "DEPTH_TEST_ENABLE", "DEPTH_WRITE_ENABLE", "DEPTH_COMPARE_OP", "DEPTH_BOUNDS_TEST_ENABLE", "STENCIL_TEST_ENABLE", "STENCIL_OP")
+_DYNAMIC_1 = ("CULL_MODE", "FRONT_FACE", "PRIMITIVE_TOPOLOGY", "VIEWPORT_WITH_COUNT", "SCISSOR_WITH_COUNT",
+    "VERTEX_INPUT_BINDING_STRIDE", "DEPTH_TEST_ENABLE", "DEPTH_WRITE_ENABLE", "DEPTH_COMPARE_OP",
+    "DEPTH_BOUNDS_TEST_ENABLE", "STENCIL_TEST_ENABLE", "STENCIL_OP")
 _DYNAMIC_2 = ("RASTERIZER_DISCARD_ENABLE", "DEPTH_BIAS_ENABLE", "PRIMITIVE_RESTART_ENABLE")
 _STATES_3 = {
-    "TESSELLATION_DOMAIN_ORIGIN_EXT": "TessellationDomainOrigin", "DEPTH_CLAMP_ENABLE_EXT": "DepthClampEnable",
+    "TESSELLATION_DOMAIN_ORIGIN_EXT": "TessellationDomainOrigin",
+        "DEPTH_CLAMP_ENABLE_EXT": "DepthClampEnable",
     "POLYGON_MODE_EXT": "PolygonMode", "RASTERIZATION_SAMPLES_EXT": "RasterizationSamples",
     "SAMPLE_MASK_EXT": "SampleMask", "ALPHA_TO_COVERAGE_ENABLE_EXT": "AlphaToCoverageEnable",
     "ALPHA_TO_ONE_ENABLE_EXT": "AlphaToOneEnable", "LOGIC_OP_ENABLE_EXT": "LogicOpEnable",
@@ -294,15 +393,24 @@ def _dynamic(state: str, feature: Feature, source: str, otherwise: tuple[str, ..
 _DYNAMIC_RULES: tuple[Rule, ...] = (
     *(_dynamic(each, _DYNAMIC, "pDynamicStates-03378", ("VK_VERSION_1_3",)) for each in _DYNAMIC_1),
     *(
-        _dynamic(each, ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2"), "pDynamicStates-04868", ("VK_VERSION_1_3",))
+        _dynamic(each, ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2"),
+            "pDynamicStates-04868", ("VK_VERSION_1_3",))
         for each in _DYNAMIC_2
     ),
-    _dynamic("LOGIC_OP_EXT", ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2LogicOp"), "pDynamicStates-04869"),
-    _dynamic("PATCH_CONTROL_POINTS_EXT", ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2PatchControlPoints"), "pDynamicStates-04870"),
-    _dynamic("VERTEX_INPUT_EXT", ("VkPhysicalDeviceVertexInputDynamicStateFeaturesEXT", "vertexInputDynamicState"), "pDynamicStates-04807"),
-    _dynamic("COLOR_WRITE_ENABLE_EXT", ("VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable"), "pDynamicStates-04800"),
+    _dynamic("LOGIC_OP_EXT",
+        ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2LogicOp"),
+        "pDynamicStates-04869"),
+    _dynamic("PATCH_CONTROL_POINTS_EXT",
+        ("VkPhysicalDeviceExtendedDynamicState2FeaturesEXT", "extendedDynamicState2PatchControlPoints"),
+        "pDynamicStates-04870"),
+    _dynamic("VERTEX_INPUT_EXT",
+        ("VkPhysicalDeviceVertexInputDynamicStateFeaturesEXT", "vertexInputDynamicState"),
+        "pDynamicStates-04807"),
+    _dynamic("COLOR_WRITE_ENABLE_EXT", ("VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable"),
+        "pDynamicStates-04800"),
     # VUIDs 07370 to 07400, one a state, in this order but for the last two pairs.
-    *(_dynamic(state, (DYNAMIC_3, f"extendedDynamicState3{name}"), f"extendedDynamicState3{name}") for state, name in _STATES_3.items()),
+    *(_dynamic(state, (DYNAMIC_3, f"extendedDynamicState3{name}"), f"extendedDynamicState3{name}") for state,
+        name in _STATES_3.items()),
 )
 # fmt: on
 
@@ -311,31 +419,54 @@ RULES: tuple[Rule, ...] = _PLAIN_RULES + _DYNAMIC_RULES
 _VERTEX_2 = "VkVertexInputAttributeDescription"
 # fmt: off
 LIMIT_RULES: tuple[Limit, ...] = (
-    Limit("VkPipelineVertexInputStateCreateInfo", "pVertexBindingDescriptions", (LIMITS, "maxVertexInputBindings"), "vertexBindingDescriptionCount-00613"),
-    Limit("VkPipelineVertexInputStateCreateInfo", "pVertexAttributeDescriptions", (LIMITS, "maxVertexInputAttributes"), "vertexAttributeDescriptionCount-00614"),
-    Limit("VkVertexInputBindingDescription", "binding", (LIMITS, "maxVertexInputBindings"), "binding-00618", below=True),
-    Limit("VkVertexInputBindingDescription", "stride", (LIMITS, "maxVertexInputBindingStride"), "stride-00619", dynamic="VK_DYNAMIC_STATE_VERTEX_INPUT_BINDING_STRIDE"),
+    Limit("VkPipelineVertexInputStateCreateInfo", "pVertexBindingDescriptions",
+        (LIMITS, "maxVertexInputBindings"), "vertexBindingDescriptionCount-00613"),
+    Limit("VkPipelineVertexInputStateCreateInfo", "pVertexAttributeDescriptions",
+        (LIMITS, "maxVertexInputAttributes"), "vertexAttributeDescriptionCount-00614"),
+    Limit("VkVertexInputBindingDescription", "binding", (LIMITS, "maxVertexInputBindings"), "binding-00618",
+        below=True),
+    Limit("VkVertexInputBindingDescription", "stride", (LIMITS, "maxVertexInputBindingStride"),
+        "stride-00619", dynamic="VK_DYNAMIC_STATE_VERTEX_INPUT_BINDING_STRIDE"),
     Limit(_VERTEX_2, "location", (LIMITS, "maxVertexInputAttributes"), "location-00620", below=True),
     Limit(_VERTEX_2, "binding", (LIMITS, "maxVertexInputBindings"), "binding-00621", below=True),
     Limit(_VERTEX_2, "offset", (LIMITS, "maxVertexInputAttributeOffset"), "offset-00622"),
     Limit(_DIVISOR, "binding", (LIMITS, "maxVertexInputBindings"), "binding-01869", below=True),
-    Limit(_DIVISOR, "divisor", ("VkPhysicalDeviceVertexAttributeDivisorProperties", "maxVertexAttribDivisor"), "divisor-01870"),
-    Limit("VkPipelineTessellationStateCreateInfo", "patchControlPoints", (LIMITS, "maxTessellationPatchSize"), "patchControlPoints-01214", dynamic="VK_DYNAMIC_STATE_PATCH_CONTROL_POINTS_EXT"),
+    Limit(_DIVISOR, "divisor", ("VkPhysicalDeviceVertexAttributeDivisorProperties", "maxVertexAttribDivisor"),
+        "divisor-01870"),
+    Limit("VkPipelineTessellationStateCreateInfo", "patchControlPoints", (LIMITS, "maxTessellationPatchSize"),
+        "patchControlPoints-01214", dynamic="VK_DYNAMIC_STATE_PATCH_CONTROL_POINTS_EXT"),
     Limit(_VIEWPORT, "viewportCount", (LIMITS, "maxViewports"), "viewportCount-01218"),
     Limit(_VIEWPORT, "scissorCount", (LIMITS, "maxViewports"), "scissorCount-01219"),
-    Limit("VkPipelineRenderingCreateInfo", "pColorAttachmentFormats", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09533"),
-    Limit("VkSubpassDescription", "pColorAttachments", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-00845"),
-    Limit("VkSubpassDescription2", "pColorAttachments", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-00845"),
-    Limit(_BLEND, "pAttachments", (LIMITS, "maxColorAttachments"), "VkGraphicsPipelineCreateInfo-renderPass-06055"),
-    Limit("VkRenderingAttachmentLocationInfo", "colorAttachmentCount", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09514"),
-    Limit("VkRenderingAttachmentLocationInfo", "pColorAttachmentLocations", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09514"),
-    Limit("VkRenderingInputAttachmentIndexInfo", "colorAttachmentCount", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09525"),
-    Limit("VkRenderingInputAttachmentIndexInfo", "pColorAttachmentInputIndices", (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09525"),
-    Limit("VkPipelineLayoutCreateInfo", "pSetLayouts", (LIMITS, "maxBoundDescriptorSets"), "setLayoutCount-00286"),
-    Limit("VkPipelineRasterizationStateStreamCreateInfoEXT", "rasterizationStream", ("VkPhysicalDeviceTransformFeedbackPropertiesEXT", "maxTransformFeedbackStreams"), "rasterizationStream-02325", below=True),
-    Limit("VkPipelineDiscardRectangleStateCreateInfoEXT", "pDiscardRectangles", ("VkPhysicalDeviceDiscardRectanglePropertiesEXT", "maxDiscardRectangles"), "discardRectangleCount-00582"),
-    Limit("VkPipelineRasterizationConservativeStateCreateInfoEXT", "extraPrimitiveOverestimationSize", ("VkPhysicalDeviceConservativeRasterizationPropertiesEXT", "maxExtraPrimitiveOverestimationSize"), "extraPrimitiveOverestimationSize-01769"),
-    Limit(_RAYS, "maxPipelineRayRecursionDepth", ("VkPhysicalDeviceRayTracingPipelinePropertiesKHR", "maxRayRecursionDepth"), "maxPipelineRayRecursionDepth-03589"),
+    Limit("VkPipelineRenderingCreateInfo", "pColorAttachmentFormats", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-09533"),
+    Limit("VkSubpassDescription", "pColorAttachments", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-00845"),
+    Limit("VkSubpassDescription2", "pColorAttachments", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-00845"),
+    Limit(_BLEND, "pAttachments", (LIMITS, "maxColorAttachments"),
+        "VkGraphicsPipelineCreateInfo-renderPass-06055"),
+    Limit("VkRenderingAttachmentLocationInfo", "colorAttachmentCount", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-09514"),
+    Limit("VkRenderingAttachmentLocationInfo", "pColorAttachmentLocations", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-09514"),
+    Limit("VkRenderingInputAttachmentIndexInfo", "colorAttachmentCount", (LIMITS, "maxColorAttachments"),
+        "colorAttachmentCount-09525"),
+    Limit("VkRenderingInputAttachmentIndexInfo", "pColorAttachmentInputIndices",
+        (LIMITS, "maxColorAttachments"), "colorAttachmentCount-09525"),
+    Limit("VkPipelineLayoutCreateInfo", "pSetLayouts", (LIMITS, "maxBoundDescriptorSets"),
+        "setLayoutCount-00286"),
+    Limit("VkPipelineRasterizationStateStreamCreateInfoEXT", "rasterizationStream",
+        ("VkPhysicalDeviceTransformFeedbackPropertiesEXT", "maxTransformFeedbackStreams"),
+        "rasterizationStream-02325", below=True),
+    Limit("VkPipelineDiscardRectangleStateCreateInfoEXT", "pDiscardRectangles",
+        ("VkPhysicalDeviceDiscardRectanglePropertiesEXT", "maxDiscardRectangles"),
+        "discardRectangleCount-00582"),
+    Limit("VkPipelineRasterizationConservativeStateCreateInfoEXT", "extraPrimitiveOverestimationSize",
+        ("VkPhysicalDeviceConservativeRasterizationPropertiesEXT", "maxExtraPrimitiveOverestimationSize"),
+        "extraPrimitiveOverestimationSize-01769"),
+    Limit(_RAYS, "maxPipelineRayRecursionDepth",
+        ("VkPhysicalDeviceRayTracingPipelinePropertiesKHR", "maxRayRecursionDepth"),
+        "maxPipelineRayRecursionDepth-03589"),
 )
 # fmt: on
 
@@ -356,7 +487,7 @@ class DeviceAnswers:
         self._properties: dict[tuple[str, str], PropertyValue] = {}
         self._expressions: dict[str, str | None] = {}
         self._formats: dict[int, tuple[int, int, int]] = {}
-        #: Features and extensions that were asked for and are there: what the pipelines so far need, and no more.
+        #: Features and extensions that were asked for and are there: what the pipelines so far need.
         self.features_used: set[tuple[str, str]] = set()
         self.extensions_used: set[str] = set()
 
@@ -398,7 +529,7 @@ class DeviceAnswers:
         return known
 
     def property(self, struct: str, member: str) -> PropertyValue:
-        """Value of a property, by this structure or by one that a core version merged it with; None for none."""
+        """Value of a property, by this structure or one that a core version merged it with; None for none."""
         key = (struct, member)
         if key not in self._properties:
             value: PropertyValue = None

@@ -89,7 +89,7 @@ def _float(opcodes: frozenset[int], memory: str, width: int, struct: str, suffix
     return AtomicRule(opcodes, classes, True, width, False, (struct, f"shader{memory}Float{width}{suffix}"))
 
 
-# One rule a line, however long: the table is read and searched by line.
+# One rule a line: the table is read and searched by line.
 # fmt: off
 ATOMIC_RULES: tuple[AtomicRule, ...] = (
     *(_float(_PLAIN, memory, 16, _FLOAT_2, "Atomics") for memory in ("Buffer", "Shared")),
