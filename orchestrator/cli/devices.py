@@ -9,7 +9,7 @@ from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import Output, device_document, driver_text, styled, version_text
+from orchestrator.cli.output import Output, device_document, driver_text, styled, table, version_text
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -38,9 +38,14 @@ def devices_verb(
 
         orchestrator devices
         orchestrator devices --device radv:navi31
+        orchestrator devices --device 'radv:*'
         orchestrator devices --json
     """
+    from orchestrator.devices.families import is_pattern
+
     output = Output(json=json)
+    if is_pattern(device):
+        return _show_families(output, device)
     found = [_open(device)] if device else _all()
     output.document(
         {
@@ -54,6 +59,29 @@ def devices_verb(
     for index, each in enumerate(found):
         _show(output, index, *each)
     _hints(output)
+    return ExitCode.OK
+
+
+def _show_families(output: Output, pattern: str) -> int:
+    """The families that a pattern stands for; their devices are not opened."""
+    from orchestrator.devices.families import expand
+
+    families = expand(pattern)
+    output.document(
+        {
+            "families": [
+                {"selector": each.selector, "family": each.name, "device_id": each.device_id}
+                for each in families
+            ]
+        }
+    )
+    made = table("select with", "deviceID")
+    for each in families:
+        known = styled(f"{each.device_id:#06x}") if each.device_id else styled("none", "warn")
+        made.add_row(styled(each.selector), known)
+    output.show(made)
+    if not all(each.device_id for each in families):
+        output.line("none: this Mesa gives null hardware of the family no id, so no card takes its caches")
     return ExitCode.OK
 
 

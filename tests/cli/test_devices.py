@@ -4,6 +4,7 @@ from pathlib import Path
 
 from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Call, run_program
+from tests.drivers import driver_manifest
 
 
 def test_the_simulated_device(call: Call) -> None:
@@ -54,3 +55,16 @@ def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
     )
     assert done.code == ExitCode.NO_DEVICE
     assert "mesa-vulkan-drivers" in done.err
+
+
+def test_a_pattern_lists_families_and_opens_none(call: Call) -> None:
+    driver_manifest("radv:navi21")
+    done = call("devices", "--device", "radv:navi3[12]", "--json")
+    assert done.code == ExitCode.OK
+    first, second = done.document["families"]
+    assert first == {"selector": "radv:navi31", "family": "navi31", "device_id": 0x744C}
+    assert second["selector"] == "radv:navi32"
+    assert "radv:navi31   0x744c" in call("devices", "-d", "radv:navi31*").out
+    none = call("devices", "-d", "radv:voodoo*")
+    assert none.code == ExitCode.NO_DEVICE
+    assert "no family 'voodoo*'" in none.err

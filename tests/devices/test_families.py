@@ -1,0 +1,132 @@
+"""Families of RADV's null hardware: what the installed driver takes, and how the search finds them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from orchestrator.children.parent import Child
+from orchestrator.devices.families import (
+    Answer,
+    AskAll,
+    Unknown,
+    expand,
+    is_family,
+    is_pattern,
+    null_hardware_families,
+    require_family,
+)
+from orchestrator.devices.families_service import candidates, search
+from orchestrator.errors import NoDeviceError
+from tests.drivers import driver_manifest, run_on_device
+
+FULL_SEARCH = "ORCHESTRATOR_FAMILIES"
+
+
+def _opens(selector: str) -> tuple[str, int]:
+    from orchestrator.devices import open_device, own_process
+
+    own_process(selector)
+    device = open_device(selector)
+    try:
+        return device.identity.device_name, device.identity.device_id
+    finally:
+        device.close()
+
+
+def test_the_installed_driver_has_its_families() -> None:
+    driver_manifest("radv:navi21")
+    families = {each.name: each for each in null_hardware_families()}
+    # Five generations that every Mesa with pipeline binaries has.
+    assert {"vega10", "navi10", "navi21", "navi31", "gfx1201"} <= set(families)
+    assert not {"abgr", "array_mode", "any"} & set(families)
+    assert len(families) >= 40
+    assert all(each == each.lower() for each in families)
+    # By the device itself, opened in the usual way, in a process of its own.
+    name, device_id = run_on_device("radv:navi31", f"{__name__}:_opens", "radv:navi31")
+    assert (name, device_id) == ("Null hardware (RADV NAVI31)", families["navi31"].device_id)
+
+
+def test_one_name_is_asked_for_alone() -> None:
+    driver_manifest("radv:navi21")
+    assert is_family("NAVI21")
+    # A name of registers that is in the library as names of families are.
+    assert not is_family("abgr")
+    assert not is_family("navi999")
+    with pytest.raises(NoDeviceError, match=r"no family 'navi999': near to it are navi\d\d"):
+        require_family("navi999")
+
+
+def test_patterns_stand_for_the_families_that_fit() -> None:
+    driver_manifest("radv:navi21")
+    assert [each.selector for each in expand("RADV:Navi2?")] == [
+        "radv:navi21",
+        "radv:navi22",
+        "radv:navi23",
+        "radv:navi24",
+    ]
+    with pytest.raises(NoDeviceError, match=r"no family 'navi9\*'"):
+        expand("radv:navi9*")
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [("radv:*", True), ("radv:navi3?", True), ("radv:gfx1[12]*", True), ("radv:navi21", False), ("*", False)],
+)
+def test_what_is_a_pattern(selector: str, expected: bool) -> None:
+    assert is_pattern(selector) is expected
+
+
+def test_without_the_driver_a_reason_comes_back() -> None:
+    environment = {**os.environ, "ORCHESTRATOR_VULKAN_LIBRARY": "libno-such-vulkan.so"}
+    with Child[Answer]("families", Answer, environment=environment) as child:
+        answer = child.ask(AskAll(), 60.0)
+    assert isinstance(answer, Unknown)
+    assert "libno-such-vulkan.so" in answer.reason
+
+
+def test_candidates_are_whole_texts_each_once(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.write_bytes(b"\x7fELF\0NAVI21\0xNAVI22\0NAVI23 \0NAVI31\0NAVI21\0AB\0GFX12_A\0NAVI33")
+    assert candidates(library, re.compile(rb"(?<=\0)[A-Z][A-Z0-9_]{2,31}(?=\0)")) == [
+        "NAVI21",
+        "NAVI31",
+        "GFX12_A",
+    ]
+
+
+def test_names_that_lie_together_are_found_and_few_others_are_asked() -> None:
+    names = [f"text{number}" for number in range(1000)]
+    # Not one in each stride, with holes of seven, and up to both ends of the list.
+    taken = {*names[301:308], *names[315:360], *names[367:370], *names[-9:], *names[:2]}
+    asked: list[str] = []
+
+    def takes(name: str) -> bool:
+        asked.append(name)
+        return name in taken
+
+    assert search(names, takes, stride=8) == [each for each in names if each in taken]
+    assert len(asked) == len(set(asked))
+    assert len(asked) < 1000 / 8 + len(taken) + 2 * 8 * 4
+    assert search([], takes) == []
+    assert search(names[10:200], takes) == []
+
+
+@pytest.mark.skipif(
+    FULL_SEARCH not in os.environ, reason=f"{FULL_SEARCH} is not set: all names are tried then"
+)
+def test_no_family_lies_apart_from_the_others() -> None:
+    found = run_on_device("radv:navi21", f"{__name__}:_tried_all")
+    assert found == [each.name for each in null_hardware_families()]
+
+
+def _tried_all() -> list[str]:
+    from orchestrator.devices.families_service import _CAPITALS, _driver_library
+    from orchestrator.devices.vulkan.null_hardware import NullHardware
+
+    with NullHardware.open() as hardware:
+        names = candidates(_driver_library(), _CAPITALS)
+        return [each.lower() for each in names if hardware.device_id(each) is not None]
