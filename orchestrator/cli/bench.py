@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from attrs import asdict, frozen
+from attrs import frozen
 from cyclopts import Parameter
 from rich.table import Table
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.rows import Arm
     from orchestrator.bench.runner import BenchOutcome, BenchProgress
     from orchestrator.bench.statistics import Difference
+    from orchestrator.cli.documents import BenchDocument
     from orchestrator.cli.progress import MeasurementBar
 
 _T = TypeVar("_T")
@@ -174,7 +175,7 @@ def bench_verb(
         )
     report = report_of(outcome)
     page = None if report is None else _write_extras(arguments.out, report, arguments.trace)
-    output.document({**bench_document(outcome, report), "report": None if page is None else path_text(page)})
+    output.document(lambda: bench_document(outcome, report, page))
     show_bench(output, outcome, report)
     if page is not None:
         output.line("report: ", path_text(page))
@@ -235,54 +236,55 @@ def report_of(outcome: BenchOutcome) -> ContentionReport | None:
     return contention_report(outcome.rows) if counted else None
 
 
-def bench_document(outcome: BenchOutcome, report: ContentionReport | None) -> dict[str, Any]:
-    """Everything that a benchmark found, as values that JSON has."""
-    return {
-        "results": path_text(outcome.path),
-        "samples": outcome.done,
-        "planned": outcome.total,
-        "resumed": outcome.resumed,
-        "stopped": outcome.stopped or None,
-        "failed": [
-            {**each.cell._asdict(), "control": each.control, "round": each.round, "reason": each.reason}
+def bench_document(
+    outcome: BenchOutcome, report: ContentionReport | None, page: Path | None
+) -> BenchDocument:
+    """Everything that a benchmark found, and where its page is."""
+    from orchestrator.cli.documents import BenchCell, BenchDocument, BenchGroup, FailedCell, RatioRecord
+
+    def cell(of: CellReport) -> BenchCell:
+        medians: dict[str, Any] = {
+            "open_s": of.median(lambda each: each.open_ns / 1e9),
+            "merge_s": of.median(lambda each: each.merge_ns / 1e9),
+            "read_back_s": of.median(lambda each: each.read_back_ns / 1e9),
+            "barrier_wait_s": of.median(lambda each: each.barrier_wait_ns / 1e9),
+            "duplicate_keys": of.median(lambda each: each.duplicate_keys),
+            "duplicate_s": of.median(lambda each: each.duplicate_ns / 1e9),
+            "peak_memory_bytes": of.median(lambda each: each.peak_memory_bytes),
+        }
+        names = [each for each in BenchCell.__struct_fields__ if hasattr(of, each)]
+        figures: dict[str, Any] = {name: getattr(of, name) for name in names}
+        return BenchCell(**of.cell._asdict(), **(figures | medians | {"samples": len(of.samples)}))
+
+    def ratio(difference: Difference) -> RatioRecord:
+        return RatioRecord.of(difference, paired=True)
+
+    def group(of: Comparison) -> BenchGroup:
+        return BenchGroup(
+            **of.conditions._asdict(),
+            baseline=of.baseline,
+            noise=None if of.noise is None else of.noise.factor,
+            throughput_ratios={mode: ratio(each) for mode, each in of.throughput.items()},
+            creation_rate_ratios={mode: ratio(each) for mode, each in of.creation_rate.items()},
+            locking=None if of.locking is None else ratio(of.locking),
+        )
+
+    return BenchDocument(
+        results=path_text(outcome.path),
+        samples=outcome.done,
+        planned=outcome.total,
+        resumed=outcome.resumed,
+        stopped=outcome.stopped or None,
+        failed=tuple(
+            FailedCell(**each.cell._asdict(), control=each.control, round=each.round, reason=each.reason)
             for each in outcome.failed
-        ],
-        "cells": [] if report is None else [_cell_document(each) for each in report.cells],
-        "groups": [] if report is None else [_group_document(each) for each in report.comparisons],
-        "verdicts": [] if report is None else list(report.verdicts),
-        "warnings": [] if report is None else list(report.warnings),
-    }
-
-
-def _cell_document(cell: CellReport) -> dict[str, Any]:
-    figures = asdict(cell, filter=lambda each, _: each.name not in ("cell", "samples"))
-    medians = {
-        "open_s": cell.median(lambda each: each.open_ns / 1e9),
-        "merge_s": cell.median(lambda each: each.merge_ns / 1e9),
-        "read_back_s": cell.median(lambda each: each.read_back_ns / 1e9),
-        "barrier_wait_s": cell.median(lambda each: each.barrier_wait_ns / 1e9),
-        "duplicate_keys": cell.median(lambda each: each.duplicate_keys),
-        "duplicate_s": cell.median(lambda each: each.duplicate_ns / 1e9),
-        "peak_memory_bytes": cell.median(lambda each: each.peak_memory_bytes),
-    }
-    return {**cell.cell._asdict(), "samples": len(cell.samples), **figures, **medians}
-
-
-def _group_document(group: Comparison) -> dict[str, Any]:
-    return {
-        **group.conditions._asdict(),
-        "baseline": group.baseline,
-        "noise": None if group.noise is None else group.noise.factor,
-        "throughput_ratios": {mode: _difference_document(each) for mode, each in group.throughput.items()},
-        "creation_rate_ratios": {
-            mode: _difference_document(each) for mode, each in group.creation_rate.items()
-        },
-        "locking": None if group.locking is None else _difference_document(group.locking),
-    }
-
-
-def _difference_document(difference: Difference) -> dict[str, Any]:
-    return {**asdict(difference.ratio), "pairs": difference.pairs, "beyond_noise": difference.beyond_noise}
+        ),
+        cells=() if report is None else tuple(map(cell, report.cells)),
+        groups=() if report is None else tuple(map(group, report.comparisons)),
+        verdicts=() if report is None else tuple(report.verdicts),
+        warnings=() if report is None else tuple(report.warnings),
+        report=None if page is None else path_text(page),
+    )
 
 
 def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:

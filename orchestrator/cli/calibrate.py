@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -30,6 +30,7 @@ from orchestrator.cli.output import Output, path_text, plural, styled, table
 
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress
+    from orchestrator.cli.documents import CalibrateDocument
     from orchestrator.cli.progress import MeasurementBar
     from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
@@ -94,7 +95,7 @@ def calibrate_verb(
     kept = None
     if found.profile.cold is not None or found.profile.warm is not None:
         kept = save_profile(directory, found.identity, found.profile)
-    output.document(calibration_document(found, kept))
+    output.document(lambda: _document(found, kept))
     show_calibration(output, found, kept)
     return ExitCode.OK
 
@@ -104,15 +105,16 @@ def show_progress(bar: MeasurementBar, progress: CalibrationProgress) -> None:
     bar.step(progress.now, progress.done, progress.total)
 
 
-def calibration_document(found: Calibrated, kept: Path | None) -> dict[str, Any]:
-    """The profile, where it is kept, and why measuring ended early."""
+def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
     import msgspec
 
-    document: dict[str, Any] = msgspec.to_builtins(found.profile)
-    return document | {
-        "profile": None if kept is None else path_text(kept),
-        "stopped": found.stopped or None,
-    }
+    from orchestrator.cli.documents import CalibrateDocument
+
+    return CalibrateDocument(
+        **msgspec.structs.asdict(found.profile),
+        profile=None if kept is None else path_text(kept),
+        stopped=found.stopped or None,
+    )
 
 
 def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.compare import CellChange, ChangeReport
     from orchestrator.bench.rows import Conditions
     from orchestrator.bench.statistics import Difference
+    from orchestrator.cli.documents import CompareDocument
 
 
 def compare_verb(
@@ -56,7 +57,7 @@ def compare_verb(
         report = compare_samples(first, second)
     except ValueError as error:
         raise UsageError(f"{before}, {after}: {error}") from error
-    output.document(_document(report, threshold))
+    output.document(lambda: _document(report, threshold))
     _show(output, report, threshold)
     slower, faster = report.slower(threshold), report.faster(threshold)
     failed = {
@@ -74,36 +75,32 @@ def _results(path: Path) -> Path:
     return path / RESULTS if path.is_dir() else path
 
 
-def _document(report: ChangeReport, threshold: float) -> dict[str, Any]:
-    return {
-        "summary": report.summary(threshold),
-        "pipelines_added": report.pipelines_added,
-        "slower": len(report.slower(threshold)),
-        "faster": len(report.faster(threshold)),
-        "undecided": len(report.undecided),
-        "cells": [_change_document(each) for each in report.changes],
-        "only_before": [each._asdict() for each in report.only_before],
-        "only_after": [each._asdict() for each in report.only_after],
-        "differences": list(report.differences),
-    }
+def _document(report: ChangeReport, threshold: float) -> CompareDocument:
+    from orchestrator.cli.documents import CellName, ChangedCell, CompareDocument, RatioRecord
 
+    def changed(change: CellChange) -> ChangedCell:
+        return ChangedCell(
+            **change.after._asdict(),
+            device_before=change.before.device,
+            seconds_before=change.seconds_before,
+            seconds_after=change.seconds_after,
+            noise=None if change.time.noise is None else change.time.noise.factor,
+            time=RatioRecord.of(change.time, paired=False),
+            cpu=RatioRecord.of(change.cpu, paired=False),
+            memory=RatioRecord.of(change.memory, paired=False),
+        )
 
-def _change_document(change: CellChange) -> dict[str, Any]:
-    from attrs import asdict
-
-    def ratio(difference: Difference) -> dict[str, Any]:
-        return {**asdict(difference.ratio), "beyond_noise": difference.beyond_noise}
-
-    return {
-        **change.after._asdict(),
-        "device_before": change.before.device,
-        "seconds_before": change.seconds_before,
-        "seconds_after": change.seconds_after,
-        "noise": None if change.time.noise is None else change.time.noise.factor,
-        "time": ratio(change.time),
-        "cpu": ratio(change.cpu),
-        "memory": ratio(change.memory),
-    }
+    return CompareDocument(
+        summary=report.summary(threshold),
+        pipelines_added=report.pipelines_added,
+        slower=len(report.slower(threshold)),
+        faster=len(report.faster(threshold)),
+        undecided=len(report.undecided),
+        cells=tuple(map(changed, report.changes)),
+        only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
+        only_after=tuple(CellName(**each._asdict()) for each in report.only_after),
+        differences=tuple(report.differences),
+    )
 
 
 def _show(output: Output, report: ChangeReport, threshold: float) -> None:

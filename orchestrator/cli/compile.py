@@ -44,6 +44,7 @@ from orchestrator.cli.output import (
     seconds_text,
     styled,
     table,
+    write_json,
 )
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def compile_verb(
         report = trio.run(_until_signal, job, view)
         _write_extras(opened, report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     if output.json:
-        output.document(encode_report(report, clock))
+        write_json(encode_report(report, clock))
     else:
         show_report(output, report)
         _show_clock(output, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -9,11 +10,13 @@ from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import Output, device_document, driver_text, styled, table, version_text
+from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import DevicesDocument, FamiliesDocument
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+    from orchestrator.devices.families import Family
 
     Found = tuple[str, DeviceIdentity, DeviceFeatures | None, str]
 
@@ -47,15 +50,7 @@ def devices_verb(
     if is_pattern(device):
         return _show_families(output, device)
     found = [_open(device)] if device else _all()
-    output.document(
-        {
-            "devices": [
-                {"index": index, "selector": selector, "problem": problem or None}
-                | device_document(identity, features)
-                for index, (selector, identity, features, problem) in enumerate(found)
-            ]
-        }
-    )
+    output.document(lambda: _document(found))
     for index, each in enumerate(found):
         _show(output, index, *each)
     _hints(output)
@@ -67,14 +62,7 @@ def _show_families(output: Output, pattern: str) -> int:
     from orchestrator.devices.families import expand
 
     families = expand(pattern)
-    output.document(
-        {
-            "families": [
-                {"selector": each.selector, "family": each.name, "device_id": each.device_id}
-                for each in families
-            ]
-        }
-    )
+    output.document(lambda: _families_document(families))
     made = table("select with", "deviceID")
     for each in families:
         known = styled(f"{each.device_id:#06x}") if each.device_id else styled("none", "warn")
@@ -83,6 +71,32 @@ def _show_families(output: Output, pattern: str) -> int:
     if not all(each.device_id for each in families):
         output.line("none: this Mesa gives null hardware of the family no id, so no card takes its caches")
     return ExitCode.OK
+
+
+def _document(found: Sequence[Found]) -> DevicesDocument:
+    from msgspec import UNSET
+
+    from orchestrator.cli.documents import DevicesDocument, ListedDevice
+
+    return DevicesDocument(
+        devices=tuple(
+            ListedDevice.of(
+                identity, index=index, selector=selector, problem=problem or None, features=features or UNSET
+            )
+            for index, (selector, identity, features, problem) in enumerate(found)
+        )
+    )
+
+
+def _families_document(families: Sequence[Family]) -> FamiliesDocument:
+    from orchestrator.cli.documents import FamiliesDocument, FamilyRecord
+
+    return FamiliesDocument(
+        families=tuple(
+            FamilyRecord(selector=each.selector, family=each.name, device_id=each.device_id)
+            for each in families
+        )
+    )
 
 
 def _open(selector: str) -> Found:

@@ -32,7 +32,6 @@ from orchestrator.cli.output import (
     Output,
     Style,
     byte_text,
-    device_document,
     driver_text,
     path_text,
     plural,
@@ -42,6 +41,7 @@ from orchestrator.cli.output import (
 from orchestrator.errors import DeviceError, DriverError
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import DoctorDocument
     from orchestrator.devices.device import Device, DeviceIdentity
 
 _FEATURES = (
@@ -153,14 +153,18 @@ def doctor_verb(
     findings = [*_program(), *_devices(device, directory, devices), *_directory(directory)]
     states = Counter(each.state for each in findings)
     bad, hints = states[_State.BAD], states[_State.HINT]
-    output.document(
-        {
-            "devices": [device_document(each) for each in devices],
-            "cache_directory": directory,
-            "findings": [asdict(each) for each in findings],
-            "bad": bad,
-        }
-    )
+
+    def document() -> DoctorDocument:
+        from orchestrator.cli.documents import DoctorDocument, DoctorFinding, IdentityRecord
+
+        return DoctorDocument(
+            devices=tuple(map(IdentityRecord.of, devices)),
+            cache_directory=directory,
+            findings=tuple(DoctorFinding(**asdict(each)) for each in findings),
+            bad=bad,
+        )
+
+    output.document(document)
     for each in findings:
         output.line(
             styled(f"{each.state:5}", _STYLES[each.state]), styled(each.subject, "head"), f": {each.detail}"

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +27,9 @@ from orchestrator.cli.output import (
 from orchestrator.cli.progress import MeasurementBar
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import KeysDocument
 
 _MOST_REASONS = 12
 
@@ -60,7 +63,7 @@ def show_keys(
     kept = None
     if profile.whole and profile.says_anything:
         kept = save_key_profile(directory, found.identity, profile)
-    output.document(key_document(profile) | {"profile": None if kept is None else path_text(kept)})
+    output.document(lambda: _document(profile, kept))
     _show(output, profile)
     if kept is not None:
         output.line(styled("kept ", "good"), path_text(kept))
@@ -73,10 +76,11 @@ def show_keys(
     return ExitCode.OK
 
 
-def key_document(profile: KeyProfile) -> dict[str, Any]:
-    """The profile as JSON."""
-    document: dict[str, Any] = msgspec.to_builtins(profile)
-    return document
+def _document(profile: KeyProfile, kept: Path | None) -> KeysDocument:
+    from orchestrator.cli.documents import KeysDocument
+
+    place = None if kept is None else path_text(kept)
+    return KeysDocument(**msgspec.structs.asdict(profile), profile=place)
 
 
 def key_words(profile: KeyProfile) -> str:

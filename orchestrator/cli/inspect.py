@@ -6,7 +6,7 @@ Guarantees: reads only, and only up to a cap. Whatever is in the file ends in an
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -16,8 +16,6 @@ from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import (
     Output,
     byte_text,
-    device_document,
-    fields_document,
     path_text,
     plural,
     styled,
@@ -25,8 +23,9 @@ from orchestrator.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import InspectDocument, InspectedFile, Offer
     from orchestrator.devices.device import DeviceIdentity
-    from orchestrator.stores.inspection import CacheFileInspection
+    from orchestrator.stores.inspection import BesideInspection, CacheFileInspection
 
 _SIGNATURES = (
     (b"\x7fELF", "an ELF file: a program or a library"),
@@ -41,7 +40,7 @@ _SIGNATURES = (
 
 
 def inspect_verb(
-    file: Path,
+    files: list[Path],
     /,
     *,
     device: Annotated[
@@ -49,30 +48,58 @@ def inspect_verb(
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Show what a file is and whether it can be trusted.
+    """Show what files are and whether they can be trusted.
 
-    The exit code is 0 for a file that is whole (and that the device would take, where one is named), else 2.
+    The exit code is 0 where all are whole (and cache files would be taken, where a device is named), else 2.
 
     **EXAMPLES**
 
-        orchestrator inspect ~/.cache/orchestrator/*.pipeline-cache
+        orchestrator inspect ~/.cache/orchestrator/*
         orchestrator inspect radv.pipeline-cache --device radv:navi31
         orchestrator inspect capture.foz --json
 
     Args:
-        file: A cache file, a driver's bare cache data, or a `.foz` archive.
+        files: Cache files and what lies beside them, a driver's bare cache data, or `.foz` archives.
     """
-    from orchestrator.sets.archive.reader import MAGIC
-    from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
-
     output = Output(json=json)
+    identity = None if device is None else _identity(device)
+    inspected = []
+    for number, file in enumerate(files):
+        if number:
+            output.line("")
+        inspected.append(_inspect(output, file, identity))
+    bad = sum(not each.good for each in inspected)
+
+    def document() -> InspectDocument:
+        from orchestrator.cli.documents import InspectDocument
+
+        return InspectDocument(files=tuple(inspected), good=len(inspected) - bad, bad=bad)
+
+    output.document(document)
+    if len(inspected) > 1:
+        output.line("")
+        output.line(f"{plural(len(inspected), 'file')}: {len(inspected) - bad} good, {bad} bad")
+    return ExitCode.BAD_INPUT if bad else ExitCode.OK
+
+
+def _identity(selector: str) -> DeviceIdentity:
+    with opened_device(selector) as device:
+        return device.identity
+
+
+def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
+    """Show a file, and say what it is."""
+    from orchestrator.sets.archive.reader import MAGIC
+    from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
+
     head = _head(file)
     if head.startswith(MAGIC):
-        return _inspect_archive(output, file)
+        return _inspect_archive(output, file, head)
+    if file.is_file() and (beside := inspect_beside(file.resolve())) is not None:
+        return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
     if found.kind in (CacheFileKind.NOT_A_CACHE_FILE, CacheFileKind.UNREADABLE):
         return _inspect_stranger(output, found, head)
-    identity = None if device is None else _identity(device)
     return _inspect_cache(output, found, identity)
 
 
@@ -87,61 +114,66 @@ def _head(file: Path) -> bytes:
         return b""  # the inspection says why
 
 
-def _identity(selector: str) -> DeviceIdentity:
-    with opened_device(selector) as device:
-        return device.identity
+def _inspect_beside(output: Output, file: Path, found: BesideInspection) -> InspectedFile:
+    from orchestrator.cli.documents import InspectedFile
+
+    path, size = path_text(file), file.stat().st_size
+    output.line(styled(path, "head"), f"  {found.name}")
+    state = styled(found.problem, "bad") if found.problem else styled("can be used", "good")
+    output.facts(
+        [
+            ("size", byte_text(size)),
+            ("state", state),
+            ("holds", found.holds),
+            ("beside", path_text(found.cache_file.name)),
+        ]
+    )
+    return InspectedFile(path=path, kind=found.name, good=not found.problem, bytes=size, reason=found.problem)
 
 
-def _inspect_archive(output: Output, file: Path) -> int:
+def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
+    from orchestrator.cli.documents import InspectedFile
+    from orchestrator.errors import ArchiveError
     from orchestrator.run.records import DamageRecord
     from orchestrator.sets.archive.reader import FILE_HEADER_SIZE, Archive
     from orchestrator.sets.records import RecordTag
 
     path = path_text(file)
-    with Archive.open(file) as archive:
+    output.line(styled(path, "head"), "  a Fossilize archive")
+    try:
+        archive = Archive.open(file)
+    except ArchiveError as error:
+        output.line(styled(error.reason, "bad"))
+        return InspectedFile(path=path, kind="archive", good=False, reason=error.reason)
+    with archive:
         counts = {tag: len(archive.keys(tag)) for tag in RecordTag}
-        damage = archive.damage
-        version = _head(file)[FILE_HEADER_SIZE - 1]
-        output.document(
-            {
-                "path": path,
-                "kind": "archive",
-                "bytes": archive.size,
-                "version": version,
-                "records": {tag_name(tag): count for tag, count in counts.items()},
-                "duplicates": archive.duplicates,
-                "damage": list(map(DamageRecord.of, damage)),
-            }
-        )
-        output.line(styled(path, "head"), "  a Fossilize archive")
-        rows = [("format version", str(version)), ("size", byte_text(archive.size))]
-        rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
-        if archive.duplicates:
-            rows.append(("duplicates", f"{archive.duplicates:,}, left out"))
-        output.facts(rows)
-        if damage:
-            output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", "bad"))
-        output.line(f"next: orchestrator list {path}")
-    return ExitCode.BAD_INPUT if damage else ExitCode.OK
+        damage, version, size = archive.damage, head[FILE_HEADER_SIZE - 1], archive.size
+        duplicates = archive.duplicates
+    rows = [("format version", str(version)), ("size", byte_text(size))]
+    rows += [(tag_name(tag).replace("_", " "), f"{count:,}") for tag, count in counts.items() if count]
+    if duplicates:
+        rows.append(("duplicates", f"{duplicates:,}, left out"))
+    output.facts(rows)
+    if damage:
+        output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", "bad"))
+    output.line(f"next: orchestrator list {path}")
+    return InspectedFile(
+        path=path,
+        kind="archive",
+        good=not damage,
+        bytes=size,
+        format_version=version,
+        records={tag_name(tag): count for tag, count in counts.items()},
+        duplicates=duplicates,
+        damage=tuple(map(DamageRecord.of, damage)),
+    )
 
 
-def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> int:
+def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> InspectedFile:
+    from orchestrator.cli.documents import InspectedFile
+
     path = path_text(found.path)
     seems = _seems(found.path, head)
-    output.document(
-        {
-            "path": path,
-            "kind": found.kind.value,
-            "status": found.status.value,
-            "seems": seems,
-            "reason": found.reason,
-            "error": {
-                "kind": "not_inspectable",
-                "message": f"{path}: {found.reason}",
-                "exit_code": int(ExitCode.BAD_INPUT),
-            },
-        }
-    )
     output.line(
         styled(path, "head"),
         "  ",
@@ -150,7 +182,14 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
     if seems:
         output.line(f"it seems to be {seems}")
     output.line(found.reason)
-    return ExitCode.BAD_INPUT
+    return InspectedFile(
+        path=path,
+        kind=found.kind.value,
+        good=False,
+        status=found.status,
+        reason=found.reason,
+        seems=seems,
+    )
 
 
 def _seems(path: Path, head: bytes) -> str:
@@ -173,8 +212,9 @@ def _seems(path: Path, head: bytes) -> str:
     return ""
 
 
-def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, Any]:
+def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> Offer:
     """Whether a device would take the file, and if not, why."""
+    from orchestrator.cli.documents import Offer
     from orchestrator.stores.cache_file import LoadStatus, read_cache_file
     from orchestrator.stores.inspection import CacheFileKind
 
@@ -184,10 +224,15 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> dict[str, 
         status, field, detail = loaded.status, loaded.field, loaded.detail
     elif (difference := found.vulkan_header.difference(identity)) is not None:
         status, field, detail = difference.status, difference.field, str(difference)
-    return {"accepted": status is LoadStatus.LOADED, "status": status, "field": field, "detail": detail}
+    return Offer(accepted=status is LoadStatus.LOADED, status=status, field=field, detail=detail)
 
 
-def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceIdentity | None) -> int:
+def _inspect_cache(
+    output: Output, found: CacheFileInspection, identity: DeviceIdentity | None
+) -> InspectedFile:
+    from msgspec import UNSET
+
+    from orchestrator.cli.documents import HeaderRecord, IdentityRecord, InspectedFile, MadeFor
     from orchestrator.run.records import RequestRecord
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.inspection import CacheFileKind
@@ -198,23 +243,6 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
     verdict = None if identity is None else _verdict(found, identity)
     groups, problem = read_feature_groups(found.path)
     prefix, header = found.prefix_header, found.vulkan_header
-    offered = {} if identity is None else {"device": device_document(identity), "offered": verdict}
-    output.document(
-        {
-            "path": path_text(found.path),
-            "kind": found.kind,
-            "bytes": found.size,
-            "status": found.status,
-            "reason": found.reason,
-            "data_hash_matches": found.data_hash_matches,
-            "header": prefix and fields_document(prefix),
-            "vulkan_header": header and fields_document(header),
-            **offered,
-            "made_for": [
-                {"opened_as": RequestRecord.of(each.request), "pipelines": each.pipelines} for each in groups
-            ],
-        }
-    )
     output.line(styled(path_text(found.path), "head"), f"  {found.kind.value}")
     state = (
         styled("not known: bare data carries no hash", "warn")
@@ -234,8 +262,8 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
     if numbers is not None:
         rows.append(("pipeline cache UUID", numbers.pipeline_cache_uuid.hex()))
     if verdict is not None and identity is not None:
-        taken = verdict["accepted"]
-        words = "would be taken" if taken else f"refused, {verdict['status']}: {verdict['detail']}"
+        taken = verdict.accepted
+        words = "would be taken" if taken else f"refused, {verdict.status}: {verdict.detail}"
         rows.append(("offered to", styled(f"{identity.device_name}: {words}", "good" if taken else "bad")))
     output.facts(rows)
     for each in groups:
@@ -244,4 +272,19 @@ def _inspect_cache(output: Output, found: CacheFileInspection, identity: DeviceI
         output.line(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
     if not groups and prefix is not None:
         output.line(styled(problem or "for which application it was made is not noted beside it", "warn"))
-    return ExitCode.OK if whole and (verdict is None or verdict["accepted"]) else ExitCode.BAD_INPUT
+    return InspectedFile(
+        path=path_text(found.path),
+        kind=found.kind.value,
+        good=whole and (verdict is None or verdict.accepted),
+        bytes=found.size,
+        status=found.status,
+        reason=found.reason,
+        data_hash_matches=found.data_hash_matches,
+        header=HeaderRecord.of(prefix),
+        vulkan_header=HeaderRecord.of(header),
+        device=UNSET if identity is None else IdentityRecord.of(identity),
+        offered=UNSET if verdict is None else verdict,
+        made_for=tuple(
+            MadeFor(opened_as=RequestRecord.of(each.request), pipelines=each.pipelines) for each in groups
+        ),
+    )

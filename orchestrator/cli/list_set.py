@@ -5,7 +5,7 @@ Guarantees: reads only; a damaged set is shown as far as it can be read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -14,9 +14,9 @@ from orchestrator.cli.options import Flag, JsonFlag, SetNames, open_set
 from orchestrator.cli.output import (
     Output,
     byte_text,
+    counts_by_kind,
     damage_text,
     key_text,
-    kinds_document,
     path_text,
     plural,
     styled,
@@ -26,6 +26,7 @@ from orchestrator.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import ListDocument
     from orchestrator.sets.archive.reader import Archive
     from orchestrator.sets.groups import Application, FeatureGroup
     from orchestrator.sets.pipeline_set import PipelineSet
@@ -61,9 +62,8 @@ def list_verb(
     with open_set(sets) as opened:
         unusable = opened.verify() if verify else None
         groups = opened.groups  # before the damage is asked for: reading them may find some
-        if json:
-            output.document(_document(opened, unusable, pipelines=pipelines))
-        else:
+        output.document(lambda: _document(opened, unusable, pipelines=pipelines))
+        if not json:
             _show(output, opened, groups, unusable, pipelines=pipelines)
     return ExitCode.OK
 
@@ -96,59 +96,70 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
     }
 
 
-def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> dict[str, Any]:
+def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> ListDocument:
+    from msgspec import UNSET
+
+    from orchestrator.cli.documents import (
+        ApplicationRecord,
+        ListDocument,
+        ListedGroup,
+        ListedSet,
+        RecordCount,
+        SetFile,
+    )
     from orchestrator.devices.image import PipelineKind
-    from orchestrator.run.records import DamageRecord, RequestRecord
+    from orchestrator.run.records import ApiVersion, DamageRecord, Hash, RequestRecord
 
     sizes = _sizes(opened.records)
-    document: dict[str, Any] = {
-        "set": {
-            "path": path_text(opened.name),
-            "files": [
-                {"path": path_text(each.name), "bytes": each.size, "records": len(each)}
+    return ListDocument(
+        set=ListedSet(
+            path=path_text(opened.name),
+            files=tuple(
+                SetFile(path=path_text(each.name), bytes=each.size, records=len(each))
                 for each in _archives(opened.records)
-            ],
-            "content_hash": key_text(opened.content_hash()),
-            "pipelines": kinds_document(opened.counts),
-            "unique": len(opened),
-            "duplicates": opened.duplicates,
-        },
-        "records": {
-            tag_name(tag): {"count": count}
-            | dict(zip(("stored_bytes", "bytes"), sizes.get(tag, ()), strict=False))
+            ),
+            content_hash=Hash(opened.content_hash()),
+            pipelines=counts_by_kind(opened.counts),
+            unique=len(opened),
+            duplicates=opened.duplicates,
+        ),
+        records={
+            tag_name(tag): RecordCount(
+                count=count, **dict(zip(("stored_bytes", "bytes"), sizes.get(tag, ()), strict=False))
+            )
             for tag, count in opened.tag_counts.items()
         },
-        "applications": [
-            {
-                "key": key_text(each.key),
-                "name": each.name,
-                "engine": each.engine,
-                "application_version": each.application_version,
-                "engine_version": each.engine_version,
-                "api_version": version_text(each.api_version),
-                "robust_buffer_access": each.robust_buffer_access,
-                "features": _features(each),
-            }
+        applications=tuple(
+            ApplicationRecord(
+                key=Hash(each.key),
+                name=each.name,
+                engine=each.engine,
+                application_version=each.application_version,
+                engine_version=each.engine_version,
+                api_version=ApiVersion(each.api_version),
+                robust_buffer_access=each.robust_buffer_access,
+                features=_features(each),
+            )
             for each in opened.applications
-        ],
-        "groups": [
-            {
-                "opened_as": RequestRecord.of(group.request),
-                "applications": [key_text(each) for each in group.applications],
-                "pipelines": len(group.pipelines),
-            }
+        ),
+        groups=tuple(
+            ListedGroup(
+                opened_as=RequestRecord.of(group.request),
+                applications=tuple(map(Hash, group.applications)),
+                pipelines=len(group.pipelines),
+            )
             for group in opened.groups
-        ],
-        "verified": unusable is not None,
-        "unusable_records": unusable,
-        "damage": list(map(DamageRecord.of, opened.damage)),
-    }
-    if pipelines:
-        document["pipelines"] = {
-            kind.value: [key_text(each.key) for each in opened.pipelines if each.kind is kind]
+        ),
+        verified=unusable is not None,
+        unusable_records=unusable,
+        damage=tuple(map(DamageRecord.of, opened.damage)),
+        pipelines={
+            kind: tuple(Hash(each.key) for each in opened.pipelines if each.kind is kind)
             for kind in PipelineKind
         }
-    return document
+        if pipelines
+        else UNSET,
+    )
 
 
 def _show(

@@ -15,10 +15,11 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import Output, byte_text, device_document, path_text, styled, table
+from orchestrator.cli.output import Output, byte_text, path_text, styled, table
 from orchestrator.errors import DriverError
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import MergeDocument
     from orchestrator.devices.device import Device, PipelineCache
 
 
@@ -71,19 +72,24 @@ def merge_verb(
         groups = [group for each in taken for group in read_feature_groups(each.path)[0]]
         add_feature_groups(output.absolute(), groups, anew=True)
     skipped = "no file was merged" if saved is None else saved.skipped
-    out.document(
-        {
-            "device": device_document(identity),
-            "output": path_text(output),
-            "files": [asdict(each) for each in merged],
-            "merged": len(taken),
-            "refused": len(merged) - len(taken),
-            "data_bytes": len(data),
-            "saved_bytes": 0 if saved is None else saved.saved_bytes,
-            "not_saved": skipped,
-        }
-    )
-    _show(out, merged, output, 0 if saved is None else saved.saved_bytes, skipped)
+    saved_bytes = 0 if saved is None else saved.saved_bytes
+
+    def document() -> MergeDocument:
+        from orchestrator.cli.documents import IdentityRecord, MergedFile, MergeDocument
+
+        return MergeDocument(
+            device=IdentityRecord.of(identity),
+            output=path_text(output),
+            files=tuple(MergedFile(**asdict(each)) for each in merged),
+            merged=len(taken),
+            refused=len(merged) - len(taken),
+            data_bytes=len(data),
+            saved_bytes=saved_bytes,
+            not_saved=skipped,
+        )
+
+    out.document(document)
+    _show(out, merged, output, saved_bytes, skipped)
     return ExitCode.OK if len(taken) == len(merged) and skipped is None else ExitCode.BAD_INPUT
 
 

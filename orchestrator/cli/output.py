@@ -17,10 +17,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
-from attrs import AttrsInstance, asdict
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -29,7 +28,9 @@ from rich.text import Text
 from rich.theme import Theme
 
 if TYPE_CHECKING:
-    from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+    from msgspec import Struct
+
+    from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import DamageRecord, DeviceRecord
 
@@ -154,10 +155,12 @@ class Output:
         """Whether stderr can show a line that changes."""
         return self.err.is_interactive
 
-    def document(self, value: dict[str, Any] | bytes) -> None:
-        """Write the JSON document, encoded or not yet; does nothing without --json."""
+    def document(self, make: Callable[[], Struct]) -> None:
+        """Write the JSON document that a function makes; does nothing without --json."""
         if self.json:
-            write_json(value)
+            from orchestrator.run.records import encode_json
+
+            write_json(encode_json(make()))
 
     def line(self, *parts: str | Text) -> None:
         """Write a line of results; off a terminal it is not folded, so that it can be searched."""
@@ -210,19 +213,13 @@ def _folded(text: Text, width: int, hang: int) -> list[Text]:
 
 
 def write_json(value: dict[str, Any] | bytes) -> None:
-    """Write a document to stdout, indented: what records can hold."""
+    """Write a document to stdout, indented."""
     import msgspec
 
-    encoded = value if isinstance(value, bytes) else msgspec.json.encode(value, enc_hook=_encode_hook)
+    encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
     text = msgspec.json.format(encoded, indent=2).decode()
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
-
-
-def _encode_hook(value: object) -> object:
-    from orchestrator.run.records import encode_hook
-
-    return encode_hook(value)
 
 
 def styled(text: object, style: Style = "") -> Text:
@@ -257,24 +254,11 @@ def _joined(parts: Sequence[str | Text]) -> Text:
     return Text.assemble(*(each if isinstance(each, Text) else styled(each) for each in parts))
 
 
-def fields_document(value: AttrsInstance) -> dict[str, Any]:
-    """The fields of a value; bytes as hex digits."""
-    return asdict(value, value_serializer=lambda _, __, each: each.hex() if isinstance(each, bytes) else each)
-
-
-def device_document(identity: DeviceIdentity, features: DeviceFeatures | None = None) -> dict[str, Any]:
-    """A device: its identity and, where known, what it offers to an orchestrator."""
-    document = fields_document(identity) | {"api_version": version_text(identity.api_version)}
-    if features is not None:
-        document["features"] = asdict(features)
-    return document
-
-
-def kinds_document(counts: Mapping[PipelineKind, int]) -> dict[str, int]:
+def counts_by_kind(counts: Mapping[PipelineKind, int]) -> dict[PipelineKind, int]:
     """Pipelines by kind; every kind has an entry."""
     from orchestrator.devices.image import PipelineKind
 
-    return {kind.value: counts.get(kind, 0) for kind in PipelineKind}
+    return {kind: counts.get(kind, 0) for kind in PipelineKind}
 
 
 def damage_text(damage: DamageRecord) -> str:

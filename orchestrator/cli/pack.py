@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag
-from orchestrator.cli.output import Output, byte_text, key_text, kinds_document, path_text, plural
+from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import PackDocument
+    from orchestrator.sets.authoring.manifest import PackReport
 
 
 def pack_verb(
@@ -38,22 +42,7 @@ def pack_verb(
     out = Output(json=json)
     report = pack_manifest(manifest, output)
     size = output.stat().st_size
-    out.document(
-        {
-            "manifest": path_text(manifest),
-            "output": path_text(output),
-            "bytes": size,
-            "records": report.records,
-            "modules": report.modules,
-            "described": len(report.pipelines),
-            "pipelines": kinds_document(report.counts()),
-            "unique": report.unique,
-            "names": [
-                {"name": each.name, "kind": each.kind.value, "key": key_text(each.key)}
-                for each in report.pipelines
-            ],
-        }
-    )
+    out.document(lambda: _document(manifest, output, size, report))
     kinds = ", ".join(
         f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in report.counts().items() if count
     )
@@ -68,3 +57,22 @@ def pack_verb(
     )
     out.line(f"next: orchestrator compile {path_text(output)}")
     return ExitCode.OK
+
+
+def _document(manifest: Path, output: Path, size: int, report: PackReport) -> PackDocument:
+    from orchestrator.cli.documents import PackDocument, PackedName
+    from orchestrator.run.records import Hash
+
+    return PackDocument(
+        manifest=path_text(manifest),
+        output=path_text(output),
+        bytes=size,
+        records=report.records,
+        modules=report.modules,
+        described=len(report.pipelines),
+        pipelines=counts_by_kind(report.counts()),
+        unique=report.unique,
+        names=tuple(
+            PackedName(name=each.name, kind=each.kind, key=Hash(each.key)) for each in report.pipelines
+        ),
+    )

@@ -6,7 +6,7 @@ Guarantees: with --dry-run nothing is changed; without, only what is shown is re
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory
@@ -14,6 +14,7 @@ from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
+    from orchestrator.cli.documents import PrunedFile, PruneDocument
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.stores.pruning import PruneItem
 
@@ -65,20 +66,27 @@ def prune_verb(
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed
     removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in plan.kept)
-    output.document(
-        {
-            "directory": directory,
-            "dry_run": dry_run,
-            "removed": [_document(each) for each in shown],
-            "removed_bytes": removed_bytes,
-            "failed": [_document(each) | {"cause": cause} for each, cause in report.failed],
-            "leftovers": swept.removed,
-            "kept": [{"path": path, "bytes": size} for path, size in plan.kept],
-            "kept_bytes": kept_bytes,
-            "drivers_asked": len(here),
-            "note": problem or None,
-        }
-    )
+
+    def document() -> PruneDocument:
+        from orchestrator.cli.documents import KeptFile, PrunedFile, PruneDocument
+
+        def pruned(item: PruneItem, **more: str) -> PrunedFile:
+            return PrunedFile(path=item.path, bytes=item.size, reason=item.reason, detail=item.detail, **more)
+
+        return PruneDocument(
+            directory=directory,
+            dry_run=dry_run,
+            removed=tuple(map(pruned, shown)),
+            removed_bytes=removed_bytes,
+            failed=tuple(pruned(each, cause=cause) for each, cause in report.failed),
+            leftovers=swept.removed,
+            kept=tuple(KeptFile(path=path, bytes=size) for path, size in plan.kept),
+            kept_bytes=kept_bytes,
+            drivers_asked=len(here),
+            note=problem or None,
+        )
+
+    output.document(document)
     for each in shown:
         detail = f"  {each.detail}" if each.detail else ""
         output.line(
@@ -97,10 +105,6 @@ def prune_verb(
     if problem:
         output.line(styled(problem, "dim"))
     return ExitCode.BAD_INPUT if report.failed else ExitCode.OK
-
-
-def _document(item: PruneItem) -> dict[str, Any]:
-    return {"path": item.path, "bytes": item.size, "reason": item.reason, "detail": item.detail}
 
 
 def _devices_here() -> tuple[list[DeviceIdentity], str]:

@@ -18,6 +18,8 @@ from orchestrator.errors import ArchiveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from orchestrator.cli.documents import VerifyDocument
+
 _PROBLEMS_SHOWN = 5
 
 
@@ -66,18 +68,7 @@ def verify_verb(
     output = Output(json=json)
     checked = [each for path in paths for each in _check(path)]
     bad = [each for each in checked if each.problems]
-    output.document(
-        {
-            "checked": [
-                {"path": path_text(each.path), "kind": each.kind}
-                | each.facts
-                | {"problems": list(each.problems), "next_step": each.next_step}
-                for each in checked
-            ],
-            "good": len(checked) - len(bad),
-            "bad": len(bad),
-        }
-    )
+    output.document(lambda: _document(checked, len(bad)))
     for each in checked:
         state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
         output.line(
@@ -93,6 +84,22 @@ def verify_verb(
             output.line(f"       next: {each.next_step}")
     output.line(f"{plural(len(checked), 'check')}: {len(checked) - len(bad)} good, {len(bad)} bad")
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
+
+
+def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
+    from orchestrator.cli.documents import CheckedFile, VerifyDocument
+
+    files = tuple(
+        CheckedFile(
+            path=path_text(each.path),
+            kind=each.kind,
+            problems=each.problems,
+            next_step=each.next_step,
+            **each.facts,
+        )
+        for each in checked
+    )
+    return VerifyDocument(checked=files, good=len(checked) - bad, bad=bad)
 
 
 def _check(path: Path) -> Iterator[_Checked]:
@@ -175,7 +182,7 @@ def _check_cache_file(path: Path) -> _Checked:
         problems += [each for each in reasons if each is not None]
         older = inspect_cache_file(previous_path(real))
         if older.kind is not CacheFileKind.UNREADABLE:
-            previous = older.status.value
+            previous = older.status
             if older.status is not LoadStatus.LOADED:
                 problems.append(f"its previous generation is {older.status.value}: {older.reason}")
             elif found.status is not LoadStatus.LOADED:
@@ -183,9 +190,9 @@ def _check_cache_file(path: Path) -> _Checked:
     return _Checked(
         path,
         found.kind.value,
-        facts={"bytes": found.size, "status": found.status.value, "previous_generation": previous},
+        facts={"bytes": found.size, "status": found.status, "previous_generation": previous},
         summary=f"{found.kind.value}, {byte_text(found.size)}"
-        + (f", with a previous generation ({previous})" if previous is not None else ""),
+        + (f", with a previous generation ({previous.value})" if previous is not None else ""),
         problems=tuple(problems),
         next_step=step,
     )
@@ -198,7 +205,7 @@ def _check_archive(path: Path) -> _Checked:
     try:
         with PipelineSet.open(path) as opened:
             unusable = opened.verify()
-            damage = [DamageRecord.of(each) for each in opened.damage]
+            damage = tuple(map(DamageRecord.of, opened.damage))
             records = sum(opened.tag_counts.values())
     except ArchiveError as error:
         return _Checked(path, "archive", problems=(str(error),), next_step="record or copy it again")

@@ -125,8 +125,8 @@ def decode_hook(kind: Any, value: Any) -> object:
     return np.frombuffer(data, element.newbyteorder("<")).astype(element, copy=False)
 
 
-def encode_json(record: Record) -> bytes:
-    """A record as JSON."""
+def encode_json(record: msgspec.Struct) -> bytes:
+    """A record, or a structure that holds such, as JSON."""
     return msgspec.json.encode(record, enc_hook=encode_hook)
 
 
@@ -1045,6 +1045,14 @@ def _same(what: str, values: Sequence[object]) -> None:
 # --- the report of a compile
 
 
+def identity_fields(identity: DeviceIdentity) -> dict[str, Any]:
+    """The fields of an identity, as records hold them."""
+    return asdict(identity) | {
+        "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
+        "api_version": ApiVersion(identity.api_version),
+    }
+
+
 class DeviceRecord(Record, frozen=True):
     """A device.
 
@@ -1077,11 +1085,7 @@ class DeviceRecord(Record, frozen=True):
     @classmethod
     def of(cls, identity: DeviceIdentity, features: DeviceFeatures) -> Self:
         """The record of a device."""
-        encoded = {
-            "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
-            "api_version": ApiVersion(identity.api_version),
-        }
-        return cls(**asdict(identity) | encoded, features=features)
+        return cls(**identity_fields(identity), features=features)
 
     @property
     def identity(self) -> DeviceIdentity:

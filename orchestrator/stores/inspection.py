@@ -6,8 +6,10 @@ Never raises and reads no more than the cap. What is damaged is described as far
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 from attrs import frozen
 
 from orchestrator.stores.cache_file import (
@@ -28,6 +30,19 @@ from orchestrator.stores.files.atomic_file import (
     likely_cause,
     read_capped_parts,
 )
+from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
+from orchestrator.stores.kinds import (
+    CACHE_FILE_SUFFIX,
+    CALIBRATION,
+    DURATIONS,
+    FEATURE_GROUPS,
+    KEY_PROFILE,
+    Kind,
+    cache_file_of,
+    kind_of,
+)
+from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile
+from orchestrator.stores.run_notes import read_durations, read_feature_groups
 
 
 class CacheFileKind(enum.StrEnum):
@@ -131,3 +146,60 @@ def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
         return PipelineCacheHeader.unpack(data)
     except CacheHeaderError:
         return None
+
+
+@frozen
+class BesideInspection:
+    """A file that lies beside a cache file.
+
+    Attributes:
+        name: What it is.
+        holds: What is in it.
+        cache_file: Which cache file it is of; it need not be there.
+        problem: Why a reader would not use it, or "".
+    """
+
+    name: str
+    holds: str
+    cache_file: Path
+    problem: str = ""
+
+
+def _profile_problem(kind: Kind, type_: type[CalibrationProfile | KeyProfile]) -> Callable[[Path], str]:
+    return lambda path: kind.read(path, lambda data: msgspec.json.decode(data, type=type_))[1]
+
+
+_BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
+    CALIBRATION: (
+        "calibration profile",
+        "what `calibrate` found best on the device",
+        _profile_problem(CALIBRATION, CalibrationProfile),
+    ),
+    KEY_PROFILE: (
+        "key profile",
+        "what the driver's keys depend on, by `doctor --keys`",
+        _profile_problem(KEY_PROFILE, KeyProfile),
+    ),
+    DURATIONS: (
+        "compile times",
+        "how long each pipeline took, to order the next run",
+        lambda path: read_durations(path).problem,
+    ),
+    FEATURE_GROUPS: (
+        "groups of applications",
+        "for which applications the cache file was made",
+        lambda path: read_feature_groups(cache_file_of(path))[1],
+    ),
+}
+
+
+def inspect_beside(path: Path) -> BesideInspection | None:
+    """What a file beside a cache file is, by its name; None where its name is no such. Never raises."""
+    if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
+        cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
+        return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)
+    kind = kind_of(path)
+    if kind is None:
+        return None
+    name, holds, problem = _BESIDE[kind]
+    return BesideInspection(name, holds, cache_file_of(path), problem(path))

@@ -44,6 +44,13 @@ class Done:
 Call = Callable[..., Done]
 
 
+def inspected(done: Done) -> dict[str, Any]:
+    """What `inspect --json` said of the only file."""
+    (file,) = done.document["files"]
+    assert isinstance(file, dict)
+    return file
+
+
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call the program in this process."""

@@ -110,8 +110,8 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
     assert len(table) == (8 if width == 80 else 4)  # two tables below each other, or one
     for arm in ("shared (control)", "per-worker", "none"):
         assert f"† failed: test, cold, 16 workers, {arm}: it broke" in lines
-    document = bench_document(outcome, report_of(outcome))
-    assert [(each["mode"], each["control"], each["round"]) for each in document["failed"]] == [
+    document = bench_document(outcome, report_of(outcome), None)
+    assert [(each.mode, each.control, each.round) for each in document.failed] == [
         ("none", False, 2),
         ("per-worker", False, 2),
         ("shared", True, 2),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from tests.cli.conftest import Done, run_program
+from tests.cli.conftest import Done, inspected, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest
 
@@ -60,8 +60,8 @@ def test_the_cache_of_another_family_is_refused_by_field(tmp_path: Path) -> None
     path = Path(first.document["cache_file"]["path"])
     taken = program("radv:navi21", "inspect", path)
     assert taken.code == ExitCode.OK, taken.err
-    assert taken.document["offered"]["accepted"] is True
+    assert inspected(taken)["offered"]["accepted"] is True
     refused = program("radv:navi31", "inspect", path)
     assert refused.code == ExitCode.BAD_INPUT
-    assert refused.document["offered"]["status"] in ("OTHER_DEVICE", "OTHER_DRIVER")
-    assert refused.document["offered"]["field"] in refused.document["offered"]["detail"]
+    assert inspected(refused)["offered"]["status"] in ("OTHER_DEVICE", "OTHER_DRIVER")
+    assert inspected(refused)["offered"]["field"] in inspected(refused)["offered"]["detail"]

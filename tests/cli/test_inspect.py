@@ -7,7 +7,8 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.sample import sample_manifest_path, sample_path
-from tests.cli.conftest import Call
+from orchestrator.stores.kinds import BESIDE, Kind
+from tests.cli.conftest import Call, inspected
 
 HEADER_BYTES = 128
 
@@ -23,7 +24,7 @@ def cache_file(call: Call, small_set: Path, tmp_path: Path) -> Path:
 def test_a_cache_file(call: Call, cache_file: Path) -> None:
     done = call("inspect", cache_file, "--json")
     assert done.code == ExitCode.OK
-    document = done.document
+    document = inspected(done)
     assert document["kind"] == "cache file"
     assert document["status"] == "LOADED"
     assert document["data_hash_matches"] is True
@@ -36,8 +37,8 @@ def test_a_cache_file(call: Call, cache_file: Path) -> None:
 def test_a_device_that_takes_it(call: Call, cache_file: Path) -> None:
     done = call("inspect", cache_file, "--device", "simulated", "--json")
     assert done.code == ExitCode.OK
-    assert done.document["offered"]["accepted"] is True
-    assert done.document["device"]["device_name"] == "simulated device"
+    assert inspected(done)["offered"]["accepted"] is True
+    assert inspected(done)["device"]["device_name"] == "simulated device"
     assert "would be taken" in call("inspect", cache_file, "--device", "simulated").out
 
 
@@ -46,7 +47,7 @@ def test_a_symbolic_link_is_followed(call: Call, cache_file: Path, tmp_path: Pat
     link.symlink_to(cache_file)
     done = call("inspect", link, "--device", "simulated", "--json")
     assert done.code == ExitCode.OK
-    assert done.document["offered"]["accepted"] is True
+    assert inspected(done)["offered"]["accepted"] is True
 
 
 @pytest.mark.parametrize(
@@ -65,8 +66,8 @@ def test_a_damaged_cache_file(call: Call, cache_file: Path, change: object, stat
     cache_file.write_bytes(change(cache_file.read_bytes()))
     done = call("inspect", cache_file, "--json")
     assert done.code == ExitCode.BAD_INPUT
-    assert done.document["kind"] == "cache file"
-    assert done.document["status"] == status
+    assert inspected(done)["kind"] == "cache file"
+    assert inspected(done)["status"] == status
     assert status in call("inspect", cache_file).out
 
 
@@ -75,9 +76,9 @@ def test_bare_driver_data(call: Call, cache_file: Path, tmp_path: Path) -> None:
     bare.write_bytes(cache_file.read_bytes()[HEADER_BYTES:])
     done = call("inspect", bare, "-d", "simulated", "--json")
     assert done.code == ExitCode.OK
-    assert done.document["kind"] == "driver data without our header"
-    assert done.document["header"] is None
-    assert done.document["offered"]["accepted"] is True
+    assert inspected(done)["kind"] == "driver data without our header"
+    assert inspected(done)["header"] is None
+    assert inspected(done)["offered"]["accepted"] is True
 
 
 def test_bare_data_of_another_device_is_refused_by_field(
@@ -89,16 +90,16 @@ def test_bare_data_of_another_device_is_refused_by_field(
     bare.write_bytes(content)
     done = call("inspect", bare, "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
-    assert done.document["offered"]["field"] == "deviceID"
+    assert inspected(done)["offered"]["field"] == "deviceID"
     assert "deviceID: expected" in call("inspect", bare, "-d", "simulated").out
 
 
 def test_an_archive(call: Call) -> None:
     done = call("inspect", sample_path(), "--json")
     assert done.code == ExitCode.OK
-    assert done.document["kind"] == "archive"
-    assert done.document["version"] == 6
-    assert done.document["records"]["compute_pipeline"] > 0
+    assert inspected(done)["kind"] == "archive"
+    assert inspected(done)["format_version"] == 6
+    assert inspected(done)["records"]["compute_pipeline"] > 0
     assert f"orchestrator list {sample_path()}" in call("inspect", sample_path()).out
 
 
@@ -106,7 +107,7 @@ def test_an_archive_with_damaged_headers(call: Call, small_set: Path) -> None:
     small_set.write_bytes(small_set.read_bytes()[:-1])
     done = call("inspect", small_set, "--json")
     assert done.code == ExitCode.BAD_INPUT
-    assert len(done.document["damage"]) == 1
+    assert len(inspected(done)["damage"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -125,8 +126,8 @@ def test_something_else_is_named(call: Call, tmp_path: Path, content: bytes, see
     path.write_bytes(content)
     done = call("inspect", path, "--json")
     assert done.code == ExitCode.BAD_INPUT
-    assert seems in done.document["seems"]
-    assert done.document["error"]["exit_code"] == ExitCode.BAD_INPUT
+    assert seems in inspected(done)["seems"]
+    assert inspected(done)["good"] is False
     assert seems in call("inspect", path).out
 
 
@@ -136,10 +137,40 @@ def test_a_manifest_is_named(call: Call) -> None:
 
 def test_what_cannot_be_read(call: Call, tmp_path: Path) -> None:
     assert call("inspect", tmp_path / "missing").code == ExitCode.BAD_INPUT
-    assert "directory" in call("inspect", tmp_path, "--json").document["seems"]
+    assert "directory" in inspected(call("inspect", tmp_path, "--json"))["seems"]
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert call("inspect", fifo).code == ExitCode.BAD_INPUT
     empty = tmp_path / "empty"
     empty.touch()
-    assert call("inspect", empty, "--json").document["status"] == "EMPTY"
+    assert inspected(call("inspect", empty, "--json"))["status"] == "EMPTY"
+
+
+def test_everything_in_a_cache_directory(call: Call, cache_file: Path) -> None:
+    files = sorted(cache_file.parent.iterdir())
+    done = call("inspect", *files, "--json")
+    assert done.code == ExitCode.OK, done.err
+    assert [each["path"] for each in done.document["files"]] == list(map(str, files))
+    kinds = {each["kind"] for each in done.document["files"]}
+    assert kinds == {"cache file", "compile times", "groups of applications", "lock"}
+    assert (done.document["good"], done.document["bad"]) == (len(files), 0)
+    assert f"{len(files)} files: {len(files)} good, 0 bad" in call("inspect", *files).out
+
+
+def test_one_bad_file_among_good_ones(call: Call, cache_file: Path) -> None:
+    times = cache_file.with_name(cache_file.name.replace(".pipeline-cache", ".durations"))
+    times.write_bytes(times.read_bytes()[:-1])
+    done = call("inspect", cache_file, times, sample_path(), "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert [each["good"] for each in done.document["files"]] == [True, False, True]
+    assert "entries need" in done.document["files"][1]["reason"]
+
+
+@pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.suffix)
+def test_every_kind_beside_a_cache_file_is_named(call: Call, tmp_path: Path, kind: Kind) -> None:
+    path = kind.path(tmp_path / "device.pipeline-cache")
+    path.write_bytes(b"no such content")
+    document = inspected(call("inspect", path, "--json"))
+    assert document["good"] is False
+    assert document["reason"]
+    assert "device.pipeline-cache" in call("inspect", path).out

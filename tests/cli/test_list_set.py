@@ -8,7 +8,7 @@ from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
 
-KEYS = {"set", "records", "applications", "groups", "verified", "unusable_records", "damage"}
+KEYS = {"version", "set", "records", "applications", "groups", "verified", "unusable_records", "damage"}
 
 
 def test_the_sample(call: Call) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 
+import msgspec
 import pytest
 
 from orchestrator.cli import output
@@ -78,6 +79,12 @@ def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.M
     assert all(line.startswith(" " * 12) and len(line) <= 40 for line in lines[2:])
 
 
+class Version(msgspec.Struct):
+    """A document."""
+
+    a: int
+
+
 def test_with_json_only_the_document_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Output(json=True)
     shown.line("for people")
@@ -85,7 +92,7 @@ def test_with_json_only_the_document_is_on_stdout(capsys: pytest.CaptureFixture[
     made.add_row("1")
     shown.show(made)
     shown.facts([("name", "value")])
-    shown.document({"a": 1})
+    shown.document(lambda: Version(1))
     shown.message("a message")
     captured = capsys.readouterr()
     assert json.loads(captured.out) == {"a": 1}
@@ -93,7 +100,7 @@ def test_with_json_only_the_document_is_on_stdout(capsys: pytest.CaptureFixture[
 
 
 def test_without_json_there_is_no_document(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(json=False).document({"a": 1})
+    Output(json=False).document(lambda: Version(1))
     assert capsys.readouterr().out == ""
 
 

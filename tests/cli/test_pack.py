@@ -14,6 +14,7 @@ def test_packing_the_sample_gives_its_archive(call: Call, tmp_path: Path) -> Non
     assert done.err == ""
     document = done.document
     assert set(document) == {
+        "version",
         "manifest",
         "output",
         "bytes",

@@ -1,6 +1,7 @@
-"""Writes docs/report.md, the page of the JSON of `compile`, from the types that it encodes.
+"""Writes docs/report.md and docs/documents.md, the pages of what --json gives, from the types that are encoded.
 
 python -m tests.run.report_page > docs/report.md
+python -m tests.run.report_page documents > docs/documents.md
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import enum
 import inspect
 import re
+import sys
 import textwrap
 import types
 import typing
@@ -19,6 +21,7 @@ import attrs
 import msgspec
 import numpy as np
 
+from orchestrator.cli.documents import DOCUMENTS
 from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Nanoseconds
 
 HEAD = f"""# The report of `compile`
@@ -40,6 +43,18 @@ here.
 This page is made from the docstrings of the types: `python -m tests.run.report_page > docs/report.md`.
 """
 
+DOCUMENTS_HEAD = """# The JSON of the other verbs
+
+Each verb writes one JSON document with `--json`, of the type that stands here. `version` says which one it is;
+fields may be added, and one that changes its meaning or goes counts it up. A field of which it says *not there*
+may be missing. An error is a document of its own: [Command line](cli.md#how-every-verb-behaves).
+What `compile` writes is [the report](report.md).
+
+Hashes are 16 hex digits, versions of Vulkan are text such as `1.4.335`, times are seconds, sizes bytes.
+
+This page is made from the docstrings of the types: `python -m tests.run.report_page documents > docs/documents.md`.
+"""
+
 _ATTRIBUTE = re.compile(r"^(\w+): ((?:.|\n(?!\w+: ))*)", re.MULTILINE)
 
 
@@ -47,7 +62,11 @@ def parts_of(kind: type) -> tuple[str, dict[str, str]]:
     """The words of a class before its attributes, and its attributes with theirs."""
     words, _, attributes = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
     found = _ATTRIBUTE.findall(textwrap.dedent(attributes))
-    return words.strip(), {name: " ".join(text.split()) for name, text in found}
+    inherited: dict[str, str] = {}
+    for base in kind.__bases__:
+        if is_documented(base):
+            inherited |= parts_of(base)[1]
+    return words.strip(), inherited | {name: " ".join(text.split()) for name, text in found}
 
 
 def fields_of(kind: Any) -> list[tuple[str, str, Any]]:
@@ -115,17 +134,33 @@ def type_text(hint: Any) -> str:
     return {**names, **plain}[hint]
 
 
+def section(kind: type, heading: str) -> list[str]:
+    """The lines about a type."""
+    words, attributes = parts_of(kind)
+    lines = [f"## {heading}", "", words, "", "| field | type | |", "|---|---|---|"]
+    for name, encoded, hint in fields_of(kind):
+        lines.append(f"| `{encoded}` | {type_text(hint)} | {attributes.get(name, '')} |")
+    return [*lines, ""]
+
+
 def page() -> str:
-    """The page."""
+    """The page of the report of `compile`."""
     lines = [HEAD]
     for kind in reachable(CompileReport):
-        words, attributes = parts_of(kind)
-        lines += [f"## {kind.__name__}", "", words, "", "| field | type | |", "|---|---|---|"]
-        for name, encoded, hint in fields_of(kind):
-            lines.append(f"| `{encoded}` | {type_text(hint)} | {attributes[name]} |")
-        lines.append("")
+        lines += section(kind, kind.__name__)
+    return "\n".join(lines)
+
+
+def documents_page() -> str:
+    """The page of the other verbs' documents."""
+    seen: dict[type, None] = {}
+    for kind in DOCUMENTS.values():
+        reachable(kind, seen)
+    lines = [DOCUMENTS_HEAD]
+    for kind in seen:
+        lines += section(kind, kind.__name__)
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(documents_page() if sys.argv[1:] == ["documents"] else page(), end="")

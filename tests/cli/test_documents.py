@@ -1,0 +1,31 @@
+"""The documents of --json: each verb has its type, each field is described, and the page says what the types say."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cli.application import VERBS
+from orchestrator.cli.documents import DOCUMENTS, Document
+from tests.drivers import REPOSITORY
+from tests.run.report_page import documents_page, fields_of, parts_of, reachable
+
+
+def test_every_verb_has_a_document() -> None:
+    assert {each.split()[0] for each in DOCUMENTS} | {"compile"} == set(VERBS)
+    assert all("version" in each.__struct_fields__ for each in DOCUMENTS.values())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [each for kind in DOCUMENTS.values() if issubclass(kind, Document) for each in reachable(kind)],
+    ids=lambda kind: kind.__name__,
+)
+def test_every_field_is_documented_and_every_documented_one_exists(kind: type) -> None:
+    words, attributes = parts_of(kind)
+    assert words
+    assert all(attributes.values())
+    assert sorted(attributes) == sorted(name for name, _, _ in fields_of(kind))
+
+
+def test_the_page_says_what_the_types_say() -> None:
+    assert (REPOSITORY / "docs" / "documents.md").read_text("utf-8") == documents_page()
