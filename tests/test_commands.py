@@ -1,0 +1,150 @@
+"""Every command that README.md and docs/ show runs, as it stands there, in a shell and in a directory of its own.
+
+The files that the pages speak of are there: `game.foz` and `unknown.foz` are a few pipelines of the sample set,
+`results/` a small benchmark. What would take minutes is run with less (`SMALLER`), what a machine without a GPU
+cannot run on another device. `make` is what runs these tests; its targets are looked up by test_docs.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import app
+from orchestrator.cli.application import VERBS
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_manifest_path, sample_path
+from tests.drivers import REPOSITORY, driver_manifest
+
+PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
+_COMMAND = re.compile(
+    r"^(?:    (?:\$ )?|\$ )((?:\w+=\S+ )*(?:(?:\.venv/bin/)?orchestrator|python benchmarks/\S+) .*)$",
+    re.MULTILINE,
+)
+SMALLER = (
+    ("-j 1,4,16 --samples 11 --time-limit 2h", "-j 1 --samples 1 --modes shared,none --start cold"),
+    ("--workers 1,4,16 --out", "--workers 1 --samples 1 --devices simulated --time-limit 4s --out"),
+    ("doctor --keys --device radv:navi21", "doctor --keys --device radv:navi21 --only apiVersion"),
+    ("-d nvidia", "-d simulated"),
+)
+"""What is run in place of what the page says, because that takes minutes, or a GPU."""
+CODES = {
+    "nope.foz": {2},
+    "navi99": {3},
+    "--device radv:navi31": {2},
+    "compare": {0, 1},
+    "doctor --keys": {0, 1},
+}
+"""Exit codes of commands that show what is not good, by a part of the command; all others end with 0."""
+
+
+def commands(page: Path) -> list[str]:
+    """The commands of a page, but for placeholders."""
+    return [each for each in _COMMAND.findall(page.read_text("utf-8")) if "VERB" not in each]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the pages speak of."""
+    path = tmp_path_factory.mktemp("commands")
+    (path / ".venv").symlink_to(Path(sys.executable).parent.parent)
+    (path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    with Archive.open(sample_path()) as sample, ArchiveWriter(path / "game.foz") as writer:
+        for tag in RecordTag:
+            if tag not in (RecordTag.GRAPHICS_PIPELINE, RecordTag.RAY_TRACING_PIPELINE):
+                keys = sample.keys(tag)
+                for key in keys[:12] if tag is RecordTag.COMPUTE_PIPELINE else keys:
+                    writer.add(tag, key, sample.payload(tag, key))
+    for name in ("unknown.foz", "game.1.foz"):
+        shutil.copy(path / "game.foz", path / name)
+    shutil.copy(sample_manifest_path(), path / "sample.toml")
+    shutil.copytree(sample_manifest_path().parent / "shaders", path / "shaders")
+    run(
+        path,
+        "orchestrator bench game.foz -d simulated -j 1 --samples 1 --modes shared,none --start cold -o results/navi21",
+    )
+    shutil.copytree(path / "results" / "navi21", path / "results" / "navi31")
+    run(path, "orchestrator compile game.foz -d radv:navi21 --cache-dir night")
+    for name in ("night1", "night2"):
+        (cache,) = (path / "night").glob("*.pipeline-cache")
+        shutil.copy(cache, path / f"{name}.pipeline-cache")
+    return path
+
+
+def run(directory: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a shell, as a user would."""
+    home = directory / "home"
+    home.mkdir(exist_ok=True)
+    unset = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY", "COLUMNS")
+    variables = {name: value for name, value in os.environ.items() if name not in unset}
+    variables |= {"HOME": str(home), "PATH": f"{directory}/.venv/bin{os.pathsep}{os.environ['PATH']}"}
+    variables |= {"PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(home / ".cache")}
+    return subprocess.run(
+        ["bash", "-c", command],
+        cwd=directory,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def test_the_pages_have_commands() -> None:
+    assert sum(len(commands(page)) for page in PAGES) >= 20
+    assert "orchestrator inspect build/cache/*" in " ".join(commands(REPOSITORY / "docs" / "quickstart.md"))
+
+
+@pytest.mark.driver
+@pytest.mark.parametrize(
+    "page", [each for each in PAGES if commands(each)], ids=lambda page: page.name.removesuffix(".md")
+)
+def test_every_command_of_a_page_runs(page: Path, directory: Path) -> None:
+    driver_manifest("radv:navi21")
+    wrong = []
+    for command in commands(page):
+        smaller = command
+        for said, instead in SMALLER:
+            smaller = smaller.replace(said, instead)
+        expected = next((codes for part, codes in CODES.items() if part in command), {0})
+        done = run(directory, smaller)
+        if done.returncode not in expected:
+            wrong.append(f"{command}: ended with {done.returncode}: {done.stderr[-500:]}")
+    assert wrong == []
+
+
+def help_examples() -> list[tuple[str, str]]:
+    """Each verb's examples, from its help."""
+    found = []
+    for verb in VERBS:
+        words = app[verb].help or ""
+        examples = words.partition("**EXAMPLES**")[2]
+        found += [
+            (verb, each.strip()) for each in re.findall(r"^\s+orchestrator .*$", examples, re.MULTILINE)
+        ]
+    return found
+
+
+def test_every_verb_has_examples() -> None:
+    assert {verb for verb, _ in help_examples()} == set(VERBS)
+
+
+@pytest.mark.parametrize(("verb", "example"), help_examples(), ids=lambda each: each)
+def test_the_examples_of_the_help_are_accepted(verb: str, example: str) -> None:
+    tokens = subprocess.run(
+        ["bash", "-fc", f"printf '%s\\n' {example.partition('>')[0]}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\n")[1:-1]
+    command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+    assert command.__module__.startswith("orchestrator.cli.")
+    assert bound.arguments or tokens == [verb]
