@@ -16,8 +16,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import app
-from orchestrator.cli.application import VERBS
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
@@ -119,32 +117,3 @@ def test_every_command_of_a_page_runs(page: Path, directory: Path) -> None:
         if done.returncode not in expected:
             wrong.append(f"{command}: ended with {done.returncode}: {done.stderr[-500:]}")
     assert wrong == []
-
-
-def help_examples() -> list[tuple[str, str]]:
-    """Each verb's examples, from its help."""
-    found = []
-    for verb in VERBS:
-        words = app[verb].help or ""
-        examples = words.partition("**EXAMPLES**")[2]
-        found += [
-            (verb, each.strip()) for each in re.findall(r"^\s+orchestrator .*$", examples, re.MULTILINE)
-        ]
-    return found
-
-
-def test_every_verb_has_examples() -> None:
-    assert {verb for verb, _ in help_examples()} == set(VERBS)
-
-
-@pytest.mark.parametrize(("verb", "example"), help_examples(), ids=lambda each: each)
-def test_the_examples_of_the_help_are_accepted(verb: str, example: str) -> None:
-    tokens = subprocess.run(
-        ["bash", "-fc", f"printf '%s\\n' {example.partition('>')[0]}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\n")[1:-1]
-    command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
-    assert command.__module__.startswith("orchestrator.cli.")
-    assert bound.arguments or tokens == [verb]

@@ -98,11 +98,14 @@ class BenchArguments:
         from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
         from orchestrator.devices.device import CacheMode
+        from orchestrator.devices.families import require_family
         from orchestrator.run.execution import available_workers
 
         with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
             if not len(opened):
                 raise UsageError(f"{opened.name}: holds no pipelines")
+        for selector in self.device or []:
+            require_family(selector)
         workers = self.workers or ",".join(map(str, sorted({1, available_workers()})))
         return Matrix(
             set_paths=set_paths(sets),

@@ -22,6 +22,7 @@ from orchestrator.cli.options import (
     JsonFlag,
     in_range,
     open_set,
+    own_target,
     set_paths,
     time_limit_seconds,
     usable_directory,
@@ -40,7 +41,7 @@ def calibrate_verb(
     device: DeviceSelector = "",
     sets: Annotated[
         list[str] | None,
-        Parameter(name="--set", show_default=lambda _: "the set that ships with the program"),
+        Parameter(name="--set", negative="", show_default=lambda _: "the set that ships with the program"),
     ] = None,
     samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, 1000))] = 7,
     workers: Annotated[
@@ -79,6 +80,7 @@ def calibrate_verb(
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
+    own_target(device)
     output = Output(json=json)
     with open_set(names):
         pass  # a set that cannot be opened is refused here, with the words for it

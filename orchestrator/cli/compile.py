@@ -29,6 +29,7 @@ from orchestrator.cli.options import (
     JsonFlag,
     SetNames,
     open_set,
+    own_target,
     time_limit_seconds,
     usable_directory,
 )
@@ -189,7 +190,6 @@ def compile_verb(
     import trio
 
     from orchestrator.cli.progress import progress_view
-    from orchestrator.devices import own_process
     from orchestrator.process import process_clock
     from orchestrator.run.compile import compile_set
     from orchestrator.run.records import encode_report
@@ -213,7 +213,7 @@ def compile_verb(
                 clock=clock,
             )
 
-        own_process(options.selector, driver_caches=options.driver_caches)
+        own_target(options.selector, driver_caches=options.driver_caches)
         report = trio.run(_until_signal, job, view)
         _write_extras(opened, report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     if output.json:

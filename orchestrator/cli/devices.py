@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.errors import DeviceError
 
@@ -32,7 +32,7 @@ _OFFERS = (
 
 def devices_verb(
     *,
-    device: Annotated[str, Parameter(alias="-d", help=DEVICE_HELP)] = "",
+    device: Annotated[str, DEVICE, Parameter(help=DEVICE_HELP)] = "",
     json: JsonFlag = False,
 ) -> int:
     """Show what compiles here: names, identity, and what each device offers.

@@ -19,6 +19,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import (
+    DEVICE,
     DEVICE_HELP,
     CacheDirectory,
     Flag,
@@ -110,12 +111,10 @@ def _bad(subject: str, detail: str, next_step: str) -> _Finding:
 
 def doctor_verb(
     *,
-    device: Annotated[
-        str | None, Parameter(alias="-d", help="Look at this device only. " + DEVICE_HELP)
-    ] = None,
+    device: Annotated[str | None, DEVICE, Parameter(help="Look at this device only. " + DEVICE_HELP)] = None,
     cache_dir: CacheDirectory = None,
     keys: Flag = False,
-    only: Annotated[list[str] | None, Parameter(show_default=lambda _: "everything")] = None,
+    only: Annotated[list[str] | None, Parameter(negative="", show_default=lambda _: "everything")] = None,
     time_limit: str = "30m",
     json: JsonFlag = False,
 ) -> int:

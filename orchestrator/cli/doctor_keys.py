@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
     version_text,
 )
 from orchestrator.cli.progress import MeasurementBar
+from orchestrator.devices.families import require_family
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
 
@@ -57,6 +58,7 @@ def show_keys(
         only: Words to choose by what is tried; none for everything.
         time_limit_s: Try nothing more after this time, s.
     """
+    require_family(device)
     with KeysView(output) as view:
         found = find_key_dependence(device, only=only, time_limit_s=time_limit_s, on_progress=view.progress)
     profile = found.profile

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import (
     Output,
     byte_text,
@@ -44,7 +44,7 @@ def inspect_verb(
     /,
     *,
     device: Annotated[
-        str | None, Parameter(alias="-d", help="Say too whether this device would take it. " + DEVICE_HELP)
+        str | None, DEVICE, Parameter(help="Say too whether this device would take it. " + DEVICE_HELP)
     ] = None,
     json: JsonFlag = False,
 ) -> int:

@@ -14,7 +14,7 @@ from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
 from orchestrator.cli.output import Output, byte_text, path_text, styled, table
 from orchestrator.errors import DriverError
 
@@ -40,7 +40,7 @@ def merge_verb(
     /,
     *,
     output: Annotated[Path, Parameter(alias="-o")],
-    device: Annotated[str, Parameter(alias="-d", help="The device that made them. " + DEVICE_HELP)],
+    device: Annotated[str, DEVICE, Parameter(help="The device that made them. " + DEVICE_HELP)],
     json: JsonFlag = False,
 ) -> int:
     """Merge cache files of one device and driver into one.

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_origin
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token
 
 from orchestrator.cli.errors import UsageError
 
@@ -36,7 +36,25 @@ DEVICE_HELP = (
     "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an "
     "index or a part of a name as `orchestrator devices` shows them, or `simulated`."
 )
-FIRST_DEVICE = Parameter(alias="-d", help=DEVICE_HELP, show_default=lambda _: "the first Vulkan device")
+
+
+def _named(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Refuse an empty selector: an unset variable of a script is no wish for the first device."""
+    given = [each.value for each in tokens]
+    if not all(each.strip() for each in given):
+        raise ValueError("A device is expected; leave the option out for the first one.")
+    return given if get_origin(kind) is list else given[-1]
+
+
+DEVICE = Parameter(alias="-d", converter=_named, negative="")
+"""`--device` of a verb that takes one, with words of its own."""
+FIRST_DEVICE = Parameter(
+    alias="-d",
+    converter=_named,
+    negative="",
+    help=DEVICE_HELP,
+    show_default=lambda _: "the first Vulkan device",
+)
 DeviceSelector = Annotated[str, FIRST_DEVICE]
 
 CacheDirectory = Annotated[
@@ -100,6 +118,19 @@ def usable_directory(given: Path | None) -> Path:
     return directory
 
 
+def own_target(selector: str, *, driver_caches: bool = False) -> None:
+    """Make this process, and those that it starts, one for a device.
+
+    Raises:
+        NoDeviceError: The driver is not installed, or has no such family; the message names what is near.
+    """
+    from orchestrator.devices import own_process
+    from orchestrator.devices.families import require_family
+
+    own_process(selector, driver_caches=driver_caches)
+    require_family(selector)
+
+
 @contextmanager
 def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterator[Device]:
     """A device for the block; the environment of this process is set for it.
@@ -112,9 +143,9 @@ def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterat
         NoDeviceError: Nothing answers to the selector.
         DeviceError: It cannot be opened.
     """
-    from orchestrator.devices import open_device, own_process
+    from orchestrator.devices import open_device
 
-    own_process(selector)
+    own_target(selector)
     device = open_device(selector, request=request)
     try:
         yield device

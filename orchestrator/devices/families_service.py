@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.children.child import Channel
-from orchestrator.devices.families import Answer, AskOne, Families, Family, Request, Unknown
+from orchestrator.devices.families import Answer, AskSome, Families, Family, Request, Unknown
 from orchestrator.devices.vulkan.null_hardware import NullHardware
 from orchestrator.errors import OrchestratorError
 
@@ -37,7 +37,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
 
 
 def _families(request: Request, hardware: NullHardware) -> Iterator[Family]:
-    names = [request.name] if isinstance(request, AskOne) else _names(hardware)
+    names = request.names if isinstance(request, AskSome) else _names(hardware)
     for name in names:
         if (device_id := hardware.device_id(name)) is not None:
             yield Family(name.lower(), device_id)

@@ -169,3 +169,19 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
         os.close(writing)
     assert done.returncode == ExitCode.BROKEN_PIPE
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    "verb", ["devices", "compile sample", "bench sample -o x", "calibrate", "merge a -o b", "doctor"]
+)
+@pytest.mark.parametrize("selector", ["", " "])
+def test_an_empty_device_is_no_wish_for_the_first_one(call: Call, verb: str, selector: str) -> None:
+    done = call(*verb.split(), "--device", selector, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "leave the option out for the first one" in done.document["error"]["message"]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_option_empties_a_list(verb: str) -> None:
+    names = [name for each in app[verb].assemble_argument_collection() for name in each.names]
+    assert [each for each in names if each.startswith("--empty")] == []

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Done, inspected, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
-from tests.drivers import driver_environment, driver_manifest
+from tests.drivers import driver_environment, driver_manifest, unsupported
 
 pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
@@ -65,3 +65,38 @@ def test_the_cache_of_another_family_is_refused_by_field(tmp_path: Path) -> None
     assert refused.code == ExitCode.BAD_INPUT
     assert inspected(refused)["offered"]["status"] in ("OTHER_DEVICE", "OTHER_DRIVER")
     assert inspected(refused)["offered"]["field"] in inspected(refused)["offered"]["detail"]
+
+
+VERBS_WITH_A_DEVICE = {
+    "devices": (),
+    "compile": ("sample",),
+    "bench": ("sample", "-o", "results"),
+    "calibrate": (),
+    "doctor": (),
+    "doctor --keys": (),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS_WITH_A_DEVICE)
+def test_a_family_that_mesa_does_not_know_ends_nobody(verb: str, tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    places = [
+        str(tmp_path / each) if each in ("results", "merged") else each for each in VERBS_WITH_A_DEVICE[verb]
+    ]
+    done = run_program(*verb.split(), *places, "-d", "radv:navi999", "--json", unset=UNSET)
+    assert done.code == ExitCode.NO_DEVICE, done.err
+    told = done.document
+    words = (
+        told["error"]["message"] if "error" in told else " ".join(each["detail"] for each in told["findings"])
+    )
+    assert "no family 'navi999': near to it are navi" in words
+
+
+def test_radv_without_a_gpu_says_what_needs_none() -> None:
+    driver_manifest("radv:navi21")
+    if Path("/dev/dri").exists():
+        unsupported("this machine may have a GPU that RADV is for")
+    done = run_program("devices", "-d", "radv", "--json", unset=UNSET)
+    assert done.code == ExitCode.NO_DEVICE
+    assert "radv:navi21 needs no GPU" in done.document["error"]["message"]
+    assert "install " not in done.document["error"]["message"]

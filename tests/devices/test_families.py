@@ -57,7 +57,32 @@ def test_one_name_is_asked_for_alone() -> None:
     assert not is_family("abgr")
     assert not is_family("navi999")
     with pytest.raises(NoDeviceError, match=r"no family 'navi999': near to it are navi\d\d"):
-        require_family("navi999")
+        require_family("radv:navi999")
+    # A text of the library that is no family: the driver itself is asked.
+    with pytest.raises(NoDeviceError, match="no family 'abgr'"):
+        require_family("radv:abgr")
+    for selector in ("radv", "RADV:NAVI21", "radv:gfx1201", "lavapipe", "0", "", "simulated"):
+        require_family(selector)
+
+
+def test_most_families_are_seen_in_the_library_without_asking_the_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver_manifest("radv:navi21")
+    asked: list[str] = []
+
+    def note(name: str) -> bool:
+        asked.append(name)
+        return True
+
+    monkeypatch.setattr("orchestrator.devices.families.is_family", note)
+    families = null_hardware_families()
+    for each in families:
+        require_family(each.selector)
+    assert len(asked) < len(families) / 2
+    assert not {"navi21", "navi31", "vega10", "raven", "polaris10"} & set(asked)
+    require_family("radv:gfx1100")  # the compiler's name of Navi 31, and no family
+    assert asked[-1] == "gfx1100"
 
 
 def test_patterns_stand_for_the_families_that_fit() -> None:

@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from attrs import frozen
@@ -228,11 +229,22 @@ _WANTED_EXTENSIONS: Final = frozenset(
     {"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", "VK_KHR_get_physical_device_properties2"}
 )
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
-_NOT_FOUND: Final = (
-    "the Vulkan loader found no device: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
+_NO_DRIVER: Final = (
+    "the Vulkan loader found no driver: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
     "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no "
     "driver"
 )
+_NO_GPU: Final = (
+    "the Vulkan loader found a driver, and no device that it is for: radv:navi21 needs no GPU where Mesa's AMD "
+    "driver is installed, and simulated needs no driver"
+)
+
+
+def _none_found() -> NoDeviceError:
+    """Why there is no device, by what the environment names: a driver without its GPU, or none at all."""
+    named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES") or ""
+    there = any(Path(each).is_file() for each in named.split(os.pathsep) if each)
+    return NoDeviceError(_NO_GPU if there else _NO_DRIVER)
 
 
 @frozen(eq=False)
@@ -305,7 +317,7 @@ class VulkanInstance:
         handle = ffi.new("VkInstance *")
         result = commands.vkCreateInstance(create_info, ffi.NULL, handle)
         if result == _ERROR_INCOMPATIBLE_DRIVER:
-            raise NoDeviceError(_NOT_FOUND)
+            raise _none_found()
         check("vkCreateInstance", result)
         of_instance = InstanceCommands(opened, handle[0])
         try:
@@ -318,7 +330,7 @@ class VulkanInstance:
         except BaseException as error:
             of_instance.vkDestroyInstance(handle[0], ffi.NULL)
             if isinstance(error, DriverError) and error.result == ERROR_INITIALIZATION_FAILED:
-                raise NoDeviceError(_NOT_FOUND) from None
+                raise _none_found() from None
             raise
         return cls(handle[0], of_instance, extensions, api_version, tuple(devices))
 
@@ -336,7 +348,7 @@ class VulkanInstance:
         """
         devices = self.physical_devices
         if not devices:
-            raise NoDeviceError(_NOT_FOUND)
+            raise _none_found()
         if index is not None:
             if index < len(devices):
                 return devices[index]
