@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -21,6 +22,9 @@ import msgspec
 from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
 from orchestrator.process import own_interpreter
 
+WHOLE = select.PIPE_BUF
+"""Bytes of a frame that a pipe takes at once, with nothing of another process in between (pipe(7))."""
+
 _READ_SIZE = 1 << 16
 _Q = TypeVar("_Q")
 _A = TypeVar("_A", bound=msgspec.Struct)
@@ -29,7 +33,8 @@ _A = TypeVar("_A", bound=msgspec.Struct)
 class Channel(Generic[_Q, _A]):
     """Requests in, answers out, by two descriptors, in frames of messages of this kind.
 
-    Answers may be sent by any thread, and by a fork whose parent waits for it. One thread receives.
+    Answers may be sent by any thread, and by forks: by several at a time where none is longer than `WHOLE`.
+    One thread receives.
     """
 
     def __init__(self, requests: int, answers: int, kind: Any, frame_bytes: int) -> None:
@@ -59,6 +64,10 @@ class Channel(Generic[_Q, _A]):
         with self._sending:
             while left:
                 left = left[os.write(self._answers, left) :]
+
+    def forked(self) -> None:
+        """Make it fit for sending in a fork; another thread may have been sending when it was made."""
+        self._sending = threading.Lock()
 
     def _listen(self) -> None:
         try:

@@ -2,7 +2,7 @@
 
 `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
 started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints
-the last few kilobytes are kept. Nothing but its three pipes is shared with it.
+the last few kilobytes are kept. Nothing but its three pipes is shared with it, and what it is handed.
 
 `send`, `receive` and `ask` block; a time limit of None is none. An event loop waits for the descriptors
 itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block, and `end`, which may, in
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -80,6 +80,8 @@ class Child(Generic[_A]):
         limits: What it may take.
         environment: All variables that it gets, those of Python's import path aside; None for this process's.
         program: The Python interpreter.
+        descriptors: Files that it gets too, under the same numbers.
+        on_words: Called with all that it prints, in a thread of its own, piece by piece.
 
     Raises:
         OSError: It cannot be started.
@@ -93,6 +95,8 @@ class Child(Generic[_A]):
         limits: ChildLimits | None = None,
         environment: Mapping[str, str] | None = None,
         program: str = sys.executable,
+        descriptors: Sequence[int] = (),
+        on_words: Callable[[bytes], None] | None = None,
     ) -> None:
         if service not in SERVICES:
             raise ValueError(f"{service!r} is no service; there are {', '.join(SERVICES)}")
@@ -103,6 +107,7 @@ class Child(Generic[_A]):
         self._ended: Ended | None = None
         self._reaping = threading.Lock()
         self._words = b""
+        self._on_words = on_words
         self._process = subprocess.Popen(
             # -P: what lies in the working directory is not imported, unless this process would import it.
             [program, "-P", "-m", ENTRY, service, msgspec.json.encode(self._limits).decode()],
@@ -112,6 +117,7 @@ class Child(Generic[_A]):
             bufsize=0,
             env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
             start_new_session=True,
+            pass_fds=descriptors,
         )
         assert self._process.stdin is not None  # noqa: S101 - all three are pipes
         assert self._process.stdout is not None  # noqa: S101
@@ -255,6 +261,8 @@ class Child(Generic[_A]):
         with pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
                 self._words = (self._words + data)[-_WORDS_KEPT:]
+                if self._on_words is not None:
+                    self._on_words(data)
 
     def _exits_within(self, limit_s: float) -> bool:
         """Whether it exits; it is not reaped yet, so that its group is still its own."""

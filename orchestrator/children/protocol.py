@@ -19,6 +19,7 @@ from orchestrator.errors import OrchestratorError
 
 SERVICES = {
     "bench": "orchestrator.bench.sample_service",
+    "compile": "orchestrator.run.compile_service",
     "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",
     "spirv-val": "orchestrator.sets.spirv.val_batch",

@@ -17,6 +17,7 @@ name or what a handle means. Every implementation guarantees:
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -219,6 +220,15 @@ class PipelineExecutables(msgspec.Struct, frozen=True):
     executables: tuple[PipelineExecutable, ...]
 
 
+BeforeObject = Callable[[str, int], None]
+"""Called with "object" or "module", and its number in the image."""
+
+
+def no_news(what: str, number: int) -> None:
+    """A `BeforeObject` that does nothing."""
+    del what, number
+
+
 @runtime_checkable
 class PreparedPipelines(Protocol):
     """An image bound to a device: its layouts and render passes exist, its pointers are real.
@@ -258,11 +268,15 @@ class Device(PipelineCaches, Protocol):
     def supported(self) -> DeviceCapabilities:
         """What could be enabled of it, by another `DeviceRequest` for the same application."""
 
-    def prepare(self, image: CreateInfoImage) -> PreparedPipelines:
+    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
         Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V
         that cannot be read, make the pipelines that need them `unusable`, and are not raised.
+
+        Args:
+            image: The image.
+            before: Called before each object, and each module that is made now, goes to the driver.
 
         Raises:
             DeviceError: The device was closed.

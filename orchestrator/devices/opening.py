@@ -176,6 +176,14 @@ def open_device(
     )
 
 
+def preload(opener: str, selector: str) -> None:
+    """Import what `open_for_child` needs, and load no driver: for a process whose forks open devices."""
+    if opener:
+        importlib.import_module(opener.partition(":")[0])
+    elif selector != SIMULATED:
+        importlib.import_module("orchestrator.devices.vulkan.device")
+
+
 def open_for_child(
     opener: str, selector: str, request: DeviceRequest, *, driver_caches: bool = False
 ) -> Device:

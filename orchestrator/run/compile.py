@@ -382,7 +382,8 @@ class CompileJob:
             decision.workers,
             costs.of(prepared.image),
             warm=cache.warm,
-            batch=decision.batch if cache.warm else None,  # warm runs are what it was measured in
+            # Warm runs are what a calibration measured its batch in.
+            batch=options.batch_limit or (decision.batch if cache.warm else None),
             time_limit_s=self._time_left_s,
         )
         await self._timed(

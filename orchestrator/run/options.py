@@ -221,6 +221,7 @@ class CompileOptions:
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the
             driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         subset: Which of the set's pipelines; the report counts these alone.
+        batch_limit: Largest batch; None for what suits the run.
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
             all groups.
     """
@@ -238,6 +239,7 @@ class CompileOptions:
     count_duplicate_pipeline_keys: bool = False
     inspect_executables: bool = False
     subset: Subset = WHOLE
+    batch_limit: int | None = _at_least(1, None)
     time_limit_s: float | None = _time_limit()
 
     def __attrs_post_init__(self) -> None:

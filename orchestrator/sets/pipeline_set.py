@@ -6,8 +6,9 @@ apart from the damage that grows as payloads are read. Reads are thread-safe.
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -45,6 +46,7 @@ class PipelineSet(Closing):
         self._source = source
         self._owned = owned
         self._log = DamageLog()
+        self._left_out: Mapping[int, str] = {}
 
     @classmethod
     def open(
@@ -75,6 +77,24 @@ class PipelineSet(Closing):
     def records(self) -> RecordSource:
         """What the set is made of."""
         return self._source
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """Pipelines that no driver is to be given, by key, with the reason; see `leaving_out`."""
+        return self._left_out
+
+    def leaving_out(self, reasons: Mapping[int, str]) -> PipelineSet:
+        """The same set, of which some pipelines get into no image, nor does what only they refer to.
+
+        They and what links them are problems of every image that is built of it.
+
+        Args:
+            reasons: Which, by key, and why; in the place of what this set leaves out.
+        """
+        same = copy.copy(self)
+        same._left_out = dict(reasons)
+        same._owned = None
+        return same
 
     @property
     def name(self) -> str:

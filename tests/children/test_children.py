@@ -332,5 +332,7 @@ def test_a_group_ends_the_children_of_all_threads() -> None:
 
 
 def test_every_service_is_one() -> None:
-    with pytest.raises(ValueError, match=r"'nothing' is no service; there are bench, families, keys"):
+    with pytest.raises(
+        ValueError, match=r"'nothing' is no service; there are bench, compile, families, keys"
+    ):
         Child("nothing", Said)

@@ -26,6 +26,7 @@ from orchestrator.devices.device import (
     ERROR_UNKNOWN,
     INCOMPLETE,
     SUCCESS,
+    BeforeObject,
     CreationBatch,
     DeviceCapabilities,
     DeviceFeatures,
@@ -34,6 +35,7 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
     check,
+    no_news,
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import EnabledCapabilities
@@ -265,8 +267,9 @@ class SimulatedDevice:
 
     # Pipelines.
 
-    def prepare(self, image: CreateInfoImage) -> SimulatedPipelines:
+    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> SimulatedPipelines:
         """See `Device.prepare`; there is nothing to create."""
+        del before
         with self._calls.inside("prepare"):
             causes = self._options.unusable
             keys = enumerate(image.keys.tolist())

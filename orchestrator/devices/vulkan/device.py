@@ -18,12 +18,14 @@ import numpy.typing as npt
 from orchestrator.devices.device import (
     INCOMPLETE,
     SUCCESS,
+    BeforeObject,
     CreationBatch,
     PipelineCache,
     PipelineCacheData,
     PipelineExecutables,
     PipelineSource,
     PreparedPipelines,
+    no_news,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
@@ -162,10 +164,10 @@ class VulkanDevice:
         with self._lock:
             self._caches.discard(cache)
 
-    def prepare(self, image: CreateInfoImage) -> VulkanPreparedPipelines:
+    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
         self._require_open()
-        prepared = VulkanPreparedPipelines(self.context, image, self._module_limit, self._forget)
+        prepared = VulkanPreparedPipelines(self.context, image, self._module_limit, self._forget, before)
         with self._lock:
             self._prepared.add(prepared)
         return prepared

@@ -27,7 +27,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, FEEDBACK_VALID
+from orchestrator.devices.device import (
+    FEEDBACK_APPLICATION_CACHE_HIT,
+    FEEDBACK_VALID,
+    BeforeObject,
+    no_news,
+)
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -74,12 +79,13 @@ class ShaderModules:
         self._lock = threading.Lock()
         self.all_made = False
 
-    def make_all(self) -> dict[int, str]:
+    def make_all(self, before: BeforeObject = no_news) -> dict[int, str]:
         """Make every module, if they fit; returns those that could not be made, by index, with the cause."""
         if sum(each.code_size for each in self._modules) > self._limit:
             return {}
         problems: dict[int, str] = {}
         for index in range(len(self._modules)):
+            before("module", index)
             try:
                 self.acquire(index)
             except Exception as error:  # noqa: BLE001 - whatever it is belongs to this module, not to the set
@@ -176,6 +182,7 @@ class VulkanPreparedPipelines:
         image: CreateInfoImage,
         module_limit: int,
         closed: Callable[[VulkanPreparedPipelines], None],
+        before: BeforeObject = no_news,
     ) -> None:
         """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
         self._context = context
@@ -207,7 +214,7 @@ class VulkanPreparedPipelines:
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
-        self.unusable: Final = self._create_everything()
+        self.unusable: Final = self._create_everything(before)
 
     def close(self) -> None:
         """Destroy libraries, modules and objects. Idempotent."""
@@ -392,7 +399,7 @@ class VulkanPreparedPipelines:
         bound = following.astype(np.uint64) + np.uint64(self.address)
         self._words[self.image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
 
-    def _create_everything(self) -> dict[int, str]:
+    def _create_everything(self, before: BeforeObject) -> dict[int, str]:
         image = self.image
         problems: dict[int, str] = {}
         slot_start = np.searchsorted(image.object_slot_object, np.arange(len(image.objects) + 1))
@@ -401,6 +408,7 @@ class VulkanPreparedPipelines:
             if broken is not None:
                 problems[number] = broken
                 continue
+            before("object", number)
             try:
                 self._handles[number] = self._create_object(entry)
             except DriverError as error:
@@ -409,7 +417,7 @@ class VulkanPreparedPipelines:
             slots = image.object_slots[slot_start[number] : slot_start[number + 1]] >> 3
             self._words[slots] = self._handles[number]
         unusable = self._unusable_by(problems, image.object_start, image.object_index)
-        broken_modules = self._modules.make_all()
+        broken_modules = self._modules.make_all(before)
         if self._modules.all_made:
             handles = self._modules.handles()
             table = np.array([handles.get(each, 0) for each in range(len(image.modules))], np.uint64)

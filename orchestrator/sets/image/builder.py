@@ -135,6 +135,7 @@ class ImageLayout:
     def finish(self) -> CreateInfoImage:
         """Lay everything out."""
         laid = [each for kind in PipelineKind for each in self._laid[kind]]
+        self._drop_orphans(laid)
         counts = {kind: len(self._laid[kind]) for kind in PipelineKind}
         strides = {kind: registry().struct(name).size for kind, name in _CREATE_INFOS.items()}
         first: dict[PipelineKind, int] = {}
@@ -190,6 +191,29 @@ class ImageLayout:
             flags2_slots=_int64([-1 if each.flags_2 < 0 else each.flags_2 + heap_offset for each in laid]),
             is_library=is_library,
         )
+
+    def _drop_orphans(self, laid: Sequence[PipelineEntry]) -> None:
+        """Leave out objects and modules of pipelines that are not in the image: no driver is given them."""
+        needed = {slot.number for each in laid for slot in each.objects}
+        for number in range(len(self._objects) - 1, -1, -1):  # those that depend on others come after them
+            if number in needed:
+                needed.update(self._objects[number].dependencies)
+        used = {slot.number for each in laid for slot in each.modules}
+        if len(needed) == len(self._objects) and len(used) == len(self._modules):
+            return
+        objects = {old: new for new, old in enumerate(sorted(needed))}
+        modules = {old: new for new, old in enumerate(sorted(used))}
+        self._objects = [
+            evolve(
+                self._objects[old], dependencies=tuple(objects[x] for x in self._objects[old].dependencies)
+            )
+            for old in objects
+        ]
+        self._object_slots = [(at, objects[old]) for at, old in self._object_slots if old in objects]
+        self._modules = [self._modules[old] for old in modules]
+        for each in laid:
+            each.objects = [slot._replace(number=objects[slot.number]) for slot in each.objects]
+            each.modules = [slot._replace(number=modules[slot.number]) for slot in each.modules]
 
     def _pointers(
         self, laid: Sequence[PipelineEntry], offsets: Sequence[int], feedback_offset: int, heap_offset: int
@@ -444,6 +468,9 @@ class _ImageBuilder:
                 entry.libraries.append(Slot(in_heap, each.offset, libraries[each.key]))
             else:
                 entry.objects.append(Slot(in_heap, each.offset, self._object(each.type, each.key)))
+        if (reason := self._source.left_out.get(job.key)) is not None:
+            # After all that it needs: what a device is opened as does not depend on who is left out.
+            raise _UnusableError(reason)
         return self._layout.add_pipeline(entry)
 
     def _document(self, tag: RecordTag, key: int) -> Any:

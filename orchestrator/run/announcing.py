@@ -1,0 +1,184 @@
+"""A device whose calls are announced before the driver gets them, so that a crash of it can be blamed.
+
+Guarantees: what can end the process (creating pipelines and what they need, asking for keys, taking the data
+of a cache file) is in the table while the driver has it. Everything else is the device's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from orchestrator.devices.device import (
+    FEEDBACK_APPLICATION_CACHE_HIT,
+    SUCCESS,
+    BeforeObject,
+    CreationBatch,
+    Device,
+    DeviceCapabilities,
+    DeviceFeatures,
+    DeviceIdentity,
+    ExecutableInspector,
+    PipelineCache,
+    PipelineCacheData,
+    PipelineExecutables,
+    PipelineSource,
+    PreparedPipelines,
+    no_news,
+)
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.run.in_flight import Doing, InFlightTable
+
+_NOTHING = np.zeros(0, np.int32)
+_OBJECTS = {"object": Doing.OBJECT, "module": Doing.MODULE}
+_HITS = np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)
+
+
+def announcing(device: Device, table: InFlightTable, on_image: Callable[[CreateInfoImage], None]) -> Device:
+    """A device that announces its calls.
+
+    Args:
+        device: The device; it is closed with what is returned.
+        table: Where calls are announced.
+        on_image: Called with each image before the driver gets any of its objects.
+    """
+    kind = AnnouncingInspector if isinstance(device, ExecutableInspector) else AnnouncingDevice
+    return kind(device, table, on_image)
+
+
+@frozen(eq=False)
+class AnnouncingDevice:
+    """See `announcing`; its methods are those of `Device`."""
+
+    device: Device
+    table: InFlightTable
+    on_image: Callable[[CreateInfoImage], None]
+
+    @property
+    def identity(self) -> DeviceIdentity:
+        """See `Device.identity`."""
+        return self.device.identity
+
+    @property
+    def features(self) -> DeviceFeatures:
+        """See `Device.features`."""
+        return self.device.features
+
+    @property
+    def capabilities(self) -> DeviceCapabilities:
+        """See `Device.capabilities`."""
+        return self.device.capabilities
+
+    @property
+    def supported(self) -> DeviceCapabilities:
+        """See `Device.supported`."""
+        return self.device.supported
+
+    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> PreparedPipelines:
+        """See `Device.prepare`."""
+        self.on_image(image)
+        self.table.prepare(len(image))
+        slot = self.table.begin(Doing.OPEN, _NOTHING)
+
+        def announce(what: str, number: int) -> None:
+            nonlocal slot
+            before(what, number)
+            self.table.end(slot)
+            slot = self.table.begin(_OBJECTS[what], np.array([number], np.int32))
+
+        try:
+            return self.device.prepare(image, announce)
+        finally:
+            self.table.end(slot)
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """See `Device.create_pipelines`."""
+        slot = self.table.begin(Doing.CREATE, indices)
+        try:
+            batch = self.device.create_pipelines(
+                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+            )
+        finally:
+            self.table.end(slot)
+        if not batch.all_hits:
+            compiled = (batch.results == SUCCESS) & (batch.feedback_flags & _HITS == 0)
+            self.table.mark(indices[compiled])
+        return batch
+
+    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
+        """See `Device.destroy_pipelines`."""
+        self.device.destroy_pipelines(handles)
+
+    def pipeline_keys(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
+    ) -> list[bytes | None]:
+        """See `Device.pipeline_keys`."""
+        slot = self.table.begin(Doing.KEYS, indices)
+        try:
+            return self.device.pipeline_keys(prepared, indices)
+        finally:
+            self.table.end(slot)
+
+    def create_pipeline_cache(
+        self,
+        initial_data: bytes = b"",
+        *,
+        externally_synchronized: bool = False,
+        internally_synchronized_merge: bool = False,
+        name: str = "cache",
+    ) -> PipelineCache:
+        """See `Device.create_pipeline_cache`."""
+        slot = self.table.begin(Doing.CACHE, _NOTHING)
+        try:
+            return self.device.create_pipeline_cache(
+                initial_data,
+                externally_synchronized=externally_synchronized,
+                internally_synchronized_merge=internally_synchronized_merge,
+                name=name,
+            )
+        finally:
+            self.table.end(slot)
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        """See `Device.merge_pipeline_caches`."""
+        self.device.merge_pipeline_caches(destination, sources)
+
+    def pipeline_cache_size(self, cache: PipelineCache) -> int:
+        """See `Device.pipeline_cache_size`."""
+        return self.device.pipeline_cache_size(cache)
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        """See `Device.pipeline_cache_data`."""
+        return self.device.pipeline_cache_data(cache, limit)
+
+    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
+        """See `Device.destroy_pipeline_cache`."""
+        self.device.destroy_pipeline_cache(cache)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self.device.close()
+
+
+class AnnouncingInspector(AnnouncingDevice):
+    """One that also tells about the code of pipelines."""
+
+    def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
+        """See `ExecutableInspector.pipeline_executables`."""
+        assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
+        slot = self.table.begin(Doing.CREATE, np.array([index], np.int32))
+        try:
+            return self.device.pipeline_executables(prepared, index)
+        finally:
+            self.table.end(slot)

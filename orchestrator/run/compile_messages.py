@@ -1,0 +1,219 @@
+"""What a process that supervises a compile and its child say to each other.
+
+    supervisor ── Open, Compile, Try, Stop, Kill ──> server ── forks ──> a worker process, or trial processes
+               <── answers of all of them, one pipe ──────────────────┘
+
+Every frame is short enough to be whole in the pipe, whoever writes beside it or is killed. What may be longer
+(the report, the tables of an image) lies in shared memory, and the frame says where.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from orchestrator import errors
+from orchestrator.errors import OrchestratorError
+
+_SHOWN: Final = 1500
+
+
+class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
+    """The first request: open these archives. Two descriptors: `InFlightTable`, and memory for what is long.
+
+    Attributes:
+        archives: Paths of the set.
+        table: Descriptor of an `InFlightTable`'s memory.
+        papers: Descriptor of the memory.
+    """
+
+    archives: tuple[str, ...]
+    table: int
+    papers: int
+
+
+class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
+    """A request: compile in a fork.
+
+    Attributes:
+        number: Of the fork.
+        options: `CompileOptions`, as MessagePack: whoever starts a child need not have loaded them.
+        cache_directory: As `compile_set`; "" for none.
+        left_out: Pipelines that the driver is not to be given, by key, with the reason.
+        memory_bytes: Address space of the fork, 0 for no limit.
+    """
+
+    number: int
+    options: bytes
+    cache_directory: str = ""
+    left_out: dict[int, str] = {}
+    memory_bytes: int = 0
+
+
+class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
+    """A request: compile these pipelines, one after the other, in a fork that keeps nothing.
+
+    Attributes:
+        number: Of the fork.
+        options: As in `Compile`.
+        request: What the device is opened as: a `DeviceRequest`, as MessagePack.
+        jobs: Kind and key of each.
+        junk: Whether memory is filled with junk, so that a driver that reads what it did not write crashes.
+        memory_bytes: As in `Compile`.
+    """
+
+    number: int
+    options: bytes
+    request: bytes
+    jobs: tuple[tuple[str, int], ...]
+    junk: bool = False
+    memory_bytes: int = 0
+
+
+class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
+    """A request: let the fork of this number end early and in order."""
+
+    number: int
+
+
+class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
+    """A request: end the fork of this number at once."""
+
+    number: int
+
+
+Request = Open | Compile | Try | Stop | Kill
+
+
+class Staged(msgspec.Struct, tag="stage", forbid_unknown_fields=True):
+    """A stage of the compile begins."""
+
+    number: int
+    name: str
+
+
+class Progressed(msgspec.Struct, tag="progress", forbid_unknown_fields=True):
+    """How far it is: `Progress`, as MessagePack."""
+
+    number: int
+    progress: bytes
+
+
+class Prepared(msgspec.Struct, tag="prepared", forbid_unknown_fields=True):
+    """An image goes to the driver; its `ImageTables` are in the memory, from `offset` on."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Done(msgspec.Struct, tag="done", forbid_unknown_fields=True):
+    """The compile is over; its report is in the memory, from `offset` on."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
+    """It raised: name of the class, message, and the attributes of the error. Number 0: the set is none."""
+
+    number: int
+    kind: str
+    message: str
+    fields: dict[str, str | int | None] = {}
+
+    @classmethod
+    def of(cls, number: int, error: Exception) -> Failed:
+        """The message of an error."""
+        fields = {
+            name: value if isinstance(value, int) or value is None else str(value)[:_SHOWN]
+            for name, value in vars(error).items()
+            if isinstance(value, int | str | Path | None)
+        }
+        return cls(number, type(error).__name__, str(error)[:_SHOWN], fields)
+
+    def error(self) -> Exception:
+        """The error, as it was raised in the child."""
+        kind = _kinds().get(self.kind)
+        if kind is None:
+            return RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
+        error: Exception = kind.__new__(kind, self.message)
+        for name, value in self.fields.items():
+            setattr(error, name, value)
+        error.args = (self.message,)
+        return error
+
+
+class Trying(msgspec.Struct, tag="trying", forbid_unknown_fields=True):
+    """A trial fork hands a pipeline to the driver now."""
+
+    number: int
+    key: int
+
+
+class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
+    """The driver came back from it, whatever it said, after so long."""
+
+    number: int
+    key: int
+    took_ns: int
+
+
+class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
+    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes."""
+
+    number: int
+    status: int
+    peak_bytes: int = 0
+
+
+Answer = Staged | Progressed | Prepared | Done | Failed | Trying | Survived | Exited
+
+
+class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
+    """What a supervisor must know of an image: which pipelines are in the driver by the numbers it sees.
+
+    Arrays as bytes, with the types that they have in `CreateInfoImage`.
+
+    Attributes:
+        request: What the device is opened as.
+        keys: Of each pipeline.
+        kinds: Of each pipeline.
+        object_start: As in the image.
+        object_index: As in the image.
+        dependencies: Of each object.
+        module_start: As in the image.
+        module_index: As in the image.
+    """
+
+    request: bytes
+    keys: bytes
+    kinds: bytes
+    object_start: bytes
+    object_index: bytes
+    dependencies: tuple[tuple[int, ...], ...]
+    module_start: bytes
+    module_index: bytes
+
+
+def append(descriptor: int, data: bytes) -> tuple[int, int]:
+    """Put something into the memory behind a descriptor; returns where it is and how long."""
+    offset = os.fstat(descriptor).st_size
+    left, at = memoryview(data), offset
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+    return offset, len(data)
+
+
+def _kinds() -> dict[str, Any]:
+    """Errors that are raised again as what they were."""
+    from orchestrator.stores.files.atomic_file import SaveError
+
+    known = [each for each in vars(errors).values() if isinstance(each, type)]
+    kinds = {each.__name__: each for each in known if issubclass(each, OrchestratorError)}
+    return {**kinds, "SaveError": SaveError, "ValueError": ValueError}

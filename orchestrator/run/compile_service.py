@@ -1,0 +1,248 @@
+"""The child's side of a supervised compile: one process that forks, and the forks that go to the driver.
+
+The server imports everything and opens the set once, and never touches a driver. Each compile and each trial
+is a fork of it: starting one costs milliseconds and not a new interpreter. A fork ends when the server does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import trio
+from attrs import define, field
+
+from orchestrator.children.child import Channel
+from orchestrator.devices.device import NO_SOURCE, Device
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.opening import open_for_child, preload
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.errors import OrchestratorError
+from orchestrator.run.announcing import announcing
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_messages import (
+    Answer,
+    Compile,
+    Done,
+    Exited,
+    Failed,
+    ImageTables,
+    Kill,
+    Open,
+    Prepared,
+    Progressed,
+    Request,
+    Staged,
+    Stop,
+    Survived,
+    Try,
+    Trying,
+    append,
+)
+from orchestrator.run.in_flight import InFlightTable
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Progress, encode_msgpack
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
+
+BUG: Final = 70
+"""Exit code of a fork that failed by itself."""
+
+_STOP: Final = b"s"
+_SHOWN: Final = 1500
+_M_PERTURB: Final = -6  # mallopt(3)
+_JUNK: Final = 165
+
+
+def serve(channel: Channel[Request, Answer]) -> None:
+    """Open what `Open` says, then fork as asked."""
+    opening = channel.receive()
+    if not isinstance(opening, Open):
+        raise TypeError("a compile begins with its set")
+    try:
+        source = open_paths(opening.archives)
+    except OrchestratorError as error:
+        channel.send(Failed.of(0, error))
+        return
+    with source:
+        server = _Server(channel, source, InFlightTable(opening.table), opening.papers)
+        for request in channel:
+            server.do(request)
+
+
+@define(eq=False)
+class _Fork:
+    """A fork, as the server sees it; `reaped` and killing it exclude each other by the lock."""
+
+    process_id: int
+    control: int
+    reaped: bool = False
+    lock: threading.Lock = field(factory=threading.Lock)
+
+
+@define(eq=False)
+class _Server:
+    channel: Channel[Request, Answer]
+    source: PipelineSet
+    table: InFlightTable
+    papers: int
+    _forks: dict[int, _Fork] = field(factory=dict)
+
+    def do(self, request: Request) -> None:
+        match request:
+            case Compile():
+                self.table.clear()
+                os.ftruncate(self.papers, 0)
+                self._fork(request.number, request.options, lambda control: self._compile(request, control))
+            case Try():
+                self._fork(request.number, request.options, lambda control: self._try(request, control))
+            case Stop() if request.number in self._forks:
+                with suppress(OSError):  # it has ended
+                    os.write(self._forks[request.number].control, _STOP)
+            case Kill() if request.number in self._forks:
+                fork = self._forks[request.number]
+                with fork.lock:
+                    if not fork.reaped:
+                        os.kill(fork.process_id, signal.SIGKILL)
+            case _:
+                pass  # its fork has ended
+
+    def _fork(self, number: int, options: bytes, work: Callable[[int], None]) -> None:
+        for ended in [each for each, fork in self._forks.items() if fork.reaped]:
+            os.close(self._forks.pop(ended).control)
+        decoded = msgspec.msgpack.decode(options, type=CompileOptions)
+        preload(decoded.trial_limits.opener, decoded.selector)
+        heard, control = os.pipe()
+        gc.freeze()  # so that collecting in a fork does not copy what is shared
+        process_id = os.fork()
+        if process_id == 0:
+            code = BUG
+            try:
+                # An end of a pipe that another fork holds would not be closed by the server's death.
+                for each in (control, *(fork.control for fork in self._forks.values())):
+                    os.close(each)
+                self.channel.forked()
+                work(heard)
+                code = 0
+            except BaseException as error:  # noqa: BLE001 - a fork must not return into what its parent is doing
+                traceback.print_exc()
+                self.channel.send(Failed(number, type(error).__name__, str(error)[:_SHOWN]))
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        os.close(heard)
+        fork = self._forks[number] = _Fork(process_id, control)
+        threading.Thread(target=self._reap, args=(number, fork), daemon=True).start()
+
+    def _reap(self, number: int, fork: _Fork) -> None:
+        os.waitid(os.P_PID, fork.process_id, os.WEXITED | os.WNOWAIT)
+        with fork.lock:
+            _, status, used = os.wait4(fork.process_id, 0)
+            fork.reaped = True
+        self.channel.send(Exited(number, os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024))
+
+    # --- in a fork
+
+    def _compile(self, request: Compile, control: int) -> None:
+        options = msgspec.msgpack.decode(request.options, type=CompileOptions)
+        _limit_memory(request.memory_bytes)
+        source = self.source.leaving_out(request.left_out) if request.left_out else self.source
+        opened_as = b""
+
+        def opener(device_request: DeviceRequest) -> Device:
+            nonlocal opened_as
+            opened_as = msgspec.msgpack.encode(device_request)
+            return announcing(_open(options, device_request), self.table, on_image)
+
+        def on_image(image: CreateInfoImage) -> None:
+            tables = ImageTables(
+                request=opened_as,
+                keys=image.keys.tobytes(),
+                kinds=image.kinds.tobytes(),
+                object_start=image.object_start.tobytes(),
+                object_index=image.object_index.tobytes(),
+                dependencies=tuple(each.dependencies for each in image.objects),
+                module_start=image.module_slot_start.tobytes(),
+                module_index=image.module_slot_module.tobytes(),
+            )
+            self.channel.send(Prepared(request.number, *append(self.papers, msgspec.msgpack.encode(tables))))
+
+        def on_progress(progress: Progress) -> None:
+            self.channel.send(Progressed(request.number, encode_msgpack(progress)))
+
+        async def main() -> CompileReport:
+            stop, token = trio.Event(), trio.lowlevel.current_trio_token()
+            _obey(control, lambda: token.run_sync_soon(stop.set))
+            return await compile_set(
+                source,
+                options,
+                cache_directory=None if not request.cache_directory else Path(request.cache_directory),
+                opener=opener,
+                stop=stop,
+                on_stage=lambda name: self.channel.send(Staged(request.number, name)),
+                on_progress=on_progress,
+            )
+
+        try:
+            report = trio.run(main)
+        except (OrchestratorError, ValueError) as error:
+            self.channel.send(Failed.of(request.number, error))
+        else:
+            self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
+
+    def _try(self, request: Try, control: int) -> None:
+        _obey(control, lambda: os._exit(0))
+        options = msgspec.msgpack.decode(request.options, type=CompileOptions)
+        if request.junk:
+            with suppress(AttributeError):  # another C library
+                ctypes.CDLL(None).mallopt(_M_PERTURB, _JUNK)
+        _limit_memory(request.memory_bytes)
+        try:
+            device = _open(options, msgspec.msgpack.decode(request.request, type=DeviceRequest))
+        except OrchestratorError as error:
+            self.channel.send(Failed.of(request.number, error))
+            return
+        for kind, key in request.jobs:
+            built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
+            self.channel.send(Trying(request.number, key))
+            began = time.perf_counter_ns()
+            with suppress(OrchestratorError), closing(device.prepare(built.image)) as prepared:
+                device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
+            self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
+
+
+def _open(options: CompileOptions, request: DeviceRequest) -> Device:
+    return open_for_child(
+        options.trial_limits.opener, options.selector, request, driver_caches=options.driver_caches
+    )
+
+
+def _limit_memory(size: int) -> None:
+    if size:
+        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+def _obey(control: int, stop: Callable[[], object]) -> None:
+    """Stop when the server says so, and end with it, also amid a driver call."""
+
+    def listen() -> None:
+        while os.read(control, 1) == _STOP:
+            stop()
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=listen, daemon=True).start()

@@ -1,0 +1,166 @@
+"""What a process has in the driver right now, in memory that another process reads after its death.
+
+    header   number of slots that were ever used
+    slots    stamp, what, count, the first of the pipelines: one driver call each
+    marks    one byte a pipeline of the image: 1 where it was compiled
+
+Guarantees: saying so is a copy of a few kilobytes at most, without a system call. A call is announced before
+the driver gets it, so whatever ends the process in the driver is among what `flights` then gives.
+Assumptions: one process writes, any number read. Memory outlives the process that wrote it, since each holds
+the descriptor. Linux: memfd_create(2).
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import threading
+import time
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+_HEADER: Final = struct.Struct("<I")
+_SLOT: Final = struct.Struct("<QIIii")  # stamp, what, count, smallest, largest
+_HELD: Final = 1024  # pipelines that a slot names one by one; of more it says from where to where
+_STRIDE: Final = _SLOT.size + 4 * _HELD
+_MOST_SLOTS: Final = 4096
+_PAGE: Final = mmap.PAGESIZE
+_MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
+
+
+class Doing(enum.IntEnum):
+    """What a process is in the driver for.
+
+    CREATE: It creates these pipelines.
+    KEYS: It asks for the keys of these.
+    OBJECT: It creates one object, by its number in the image.
+    MODULE: It creates one shader module, by its number in the image.
+    CACHE: It makes, fills, merges, reads or destroys a cache.
+    OPEN: It opens or closes the device.
+    """
+
+    CREATE = 1
+    KEYS = 2
+    OBJECT = 3
+    MODULE = 4
+    CACHE = 5
+    OPEN = 6
+
+
+@frozen
+class Flight:
+    """One call that is in the driver.
+
+    Attributes:
+        doing: What for.
+        numbers: Numbers of the pipelines, object or module in the image.
+        since_ns: When it began, on the clock of time.monotonic_ns.
+    """
+
+    doing: Doing
+    numbers: tuple[int, ...]
+    since_ns: int
+
+
+class InFlightTable:
+    """The shared memory. `begin` and `end` are thread-safe, the rest belongs to one thread.
+
+    Attributes:
+        descriptor: Of a memfd; the other process makes a table of its own with it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        """Use the memory behind a descriptor, which stays the caller's; new memory is made large enough."""
+        self.descriptor = descriptor
+        if os.fstat(descriptor).st_size < _MARKS:
+            os.ftruncate(descriptor, _MARKS)
+        self._memory = mmap.mmap(descriptor, _MARKS)
+        self._free: list[int] = []
+        self._used = 0
+        self._lock = threading.Lock()
+        self._marks: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        self._memory.close()
+
+    # --- the process that is in the driver
+
+    def clear(self) -> None:
+        """Begin: nothing is in the driver, and nothing was created."""
+        self._free, self._used = [], 0
+        _HEADER.pack_into(self._memory, 0, 0)
+        os.ftruncate(self.descriptor, _MARKS)
+
+    def prepare(self, pipelines: int) -> None:
+        """Make room for marks of so many pipelines, none of which was created."""
+        os.ftruncate(self.descriptor, _MARKS)
+        os.ftruncate(self.descriptor, _MARKS + max(1, pipelines))
+        memory = mmap.mmap(self.descriptor, max(1, pipelines), offset=_MARKS)
+        self._marks = np.frombuffer(memory, np.uint8)
+
+    def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
+        """Say that a call goes to the driver; returns what `end` takes."""
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            slot = self._new_slot()
+        at = _HEADER.size + slot * _STRIDE
+        count = len(numbers)
+        smallest = largest = 0
+        if count <= _HELD:
+            body = at + _SLOT.size
+            self._memory[body : body + 4 * count] = numbers.tobytes()
+        else:
+            smallest, largest = int(numbers.min()), int(numbers.max())
+        # Last, and with the count: before it the slot says that nothing is in the driver.
+        _SLOT.pack_into(self._memory, at, time.monotonic_ns(), doing, count, smallest, largest)
+        return slot
+
+    def end(self, slot: int) -> None:
+        """The call came back."""
+        _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
+        self._free.append(slot)
+
+    def mark(self, numbers: npt.NDArray[np.int32]) -> None:
+        """Say that pipelines were compiled."""
+        self._marks[numbers] = 1
+
+    def _new_slot(self) -> int:
+        with self._lock:
+            slot = self._used
+            self._used += 1
+            _HEADER.pack_into(self._memory, 0, self._used)
+            return slot
+
+    # --- the process that looks on
+
+    def flights(self) -> list[Flight]:
+        """What is in the driver now, or was when the process died."""
+        (used,) = _HEADER.unpack_from(self._memory, 0)
+        return [found for slot in range(min(used, _MOST_SLOTS)) if (found := self._flight(slot)) is not None]
+
+    def marks(self) -> npt.NDArray[np.uint8]:
+        """A copy of the marks, by number in the image; empty before there is one."""
+        size = os.fstat(self.descriptor).st_size - _MARKS
+        data = os.pread(self.descriptor, size, _MARKS) if size > 0 else b""
+        return np.frombuffer(data, np.uint8)
+
+    def _flight(self, slot: int) -> Flight | None:
+        at = _HEADER.size + slot * _STRIDE
+        stamp, doing, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
+        if not stamp:
+            return None
+        if count > _HELD:
+            return Flight(Doing(doing), tuple(range(smallest, largest + 1)), stamp)
+        body = at + _SLOT.size
+        numbers = np.frombuffer(self._memory[body : body + 4 * count], np.int32)
+        # Where the process lives, the call may have ended meanwhile, and another one may have the slot.
+        if _SLOT.unpack_from(self._memory, at)[0] != stamp:
+            return None
+        return Flight(Doing(doing), tuple(numbers.tolist()), stamp)

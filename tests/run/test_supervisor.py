@@ -1,0 +1,124 @@
+"""Compiling in a supervised child: what the driver does there costs what it was given, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
+from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
+from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.supervisor import compile_supervised
+from orchestrator.sets.prepare import Subset
+from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.test_trial import children
+
+KEYS = compute_keys()[:12]
+
+
+def open_good(request: DeviceRequest) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(request=request))
+
+
+def open_deadly(request: DeviceRequest) -> SimulatedDevice:
+    """Compiling some pipelines ends the process, each in its own way."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[1]:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if key == KEYS[4]:
+            os._exit(0)
+        if key == KEYS[7]:
+            os._exit(7)
+
+    bugs = DriverBugs(crash=[KEYS[9]])
+    return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
+
+
+def open_nothing(request: DeviceRequest) -> SimulatedDevice:
+    raise NoDeviceError("none here")
+
+
+def open_and_die(request: DeviceRequest) -> SimulatedDevice:
+    os.abort()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "set.foz"
+    assert write_small_set(path, 0, 12) == KEYS
+    return path
+
+
+async def supervised(archive: Path, name: str, folder: Path | None = None, **options: Any) -> CompileReport:
+    """Compile the small set in a child that opens its device by a function of this module."""
+    before = children()
+    limits = TrialLimits(opener=f"{__name__}:{name}")
+    made = CompileOptions(workers=2, trial_limits=limits, **options)
+    try:
+        return await compile_supervised([str(archive)], made, cache_directory=folder)
+    finally:
+        assert children() == before
+
+
+async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> None:
+    report = await supervised(archive, "open_good", tmp_path / "cache")
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    again = await supervised(archive, "open_good", tmp_path / "cache")
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+
+
+async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:
+    report = await supervised(archive, "open_deadly", tmp_path / "cache")
+    failed: dict[int, str] = {each.key: each.reason for each in report.failed}
+    assert set(failed) == {KEYS[1], KEYS[4], KEYS[7], KEYS[9]}
+    assert "SIGSEGV" in failed[KEYS[1]]
+    assert "exit status 0" in failed[KEYS[4]]
+    assert "exit status 7" in failed[KEYS[7]]
+    assert "SIGABRT" in failed[KEYS[9]]
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 4
+    good = Subset(keys=frozenset(KEYS) - set(failed))
+    again = await supervised(archive, "open_good", tmp_path / "cache", subset=good)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
+
+
+async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) -> None:
+    with pytest.raises(NoDeviceError, match="none here"):
+        await supervised(archive, "open_nothing")
+    with pytest.raises(ArchiveError, match=r"nothing\.foz") as caught:
+        await supervised(tmp_path / "nothing.foz", "open_good")
+    assert caught.value.path.endswith("nothing.foz")
+    with pytest.raises(ValueError, match="no pipeline has the key"):
+        await supervised(archive, "open_good", subset=Subset(keys=frozenset([1])))
+
+
+async def test_a_driver_that_ends_every_process_is_an_error(archive: Path) -> None:
+    with pytest.raises(DeviceError, match="SIGABRT"):
+        await supervised(archive, "open_and_die")
+
+
+async def test_stopping_gives_the_report_of_what_was_done(archive: Path) -> None:
+    stop = trio.Event()
+    stop.set()
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
+    report = await compile_supervised([str(archive)], options, stop=stop)
+    assert report.stopped or report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    assert sum(report.counts().values()) == len(KEYS)
+    assert {each.kind for each in report.pipelines} == {PipelineKind.COMPUTE}
+
+
+async def test_cancelling_leaves_no_process(archive: Path) -> None:
+    before = children()
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
+    with trio.CancelScope() as scope:
+        await compile_supervised([str(archive)], options, on_stage=lambda _: scope.cancel())
+    assert scope.cancelled_caught
+    assert children() == before
