@@ -39,6 +39,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
         length: For a pointer to several: the name of the member that counts them, or an expression of the
             registry such as "codeSize / 4". "" for a pointer to one. "null-terminated" for a string.
         optional: Whether it may be null or zero.
+        optional_elements: For a pointer: whether what it points to may be null or zero.
         selector: For a union: the member that selects which alternative is valid, else "".
         selection: For a member of a union: enum value names that select it.
     """
@@ -53,6 +54,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     array: int = 0
     length: str = ""
     optional: bool = False
+    optional_elements: bool = False
     selector: str = ""
     selection: tuple[str, ...] = ()
 

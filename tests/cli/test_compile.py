@@ -12,10 +12,13 @@ from orchestrator.cli import compile as module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.cache_file import read_cache_file, save_cache_file
 from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call
+from tests.sets.image.lies import LyingSet
 
 KEYS = {
     "version",
@@ -350,3 +353,16 @@ async def test_what_a_job_raises_comes_out_as_itself() -> None:
 
     with pytest.raises(KeyError, match="itself"):
         await module._until_signal(job, Messages())
+
+
+def test_a_set_whose_documents_lie_is_reported_whole(call: Call, tmp_path: Path) -> None:
+    path, lying = tmp_path / "lying.foz", LyingSet()
+    with ArchiveWriter(path) as writer:
+        for tag in RecordTag:
+            for key in lying.keys(tag):
+                writer.add(tag, key, lying.payload(tag, key))
+    document = compile_json(call, path, "--cache-dir", tmp_path, code=ExitCode.PIPELINES_FAILED)
+    failed = {each["key"]: each["reason"] for each in document["failed"]}
+    assert {f"{each.job.key:016x}" for each in lying.lies if each.way == "one element less"} <= failed.keys()
+    assert all("defect" not in reason for reason in failed.values())
+    assert handed_over(document) > len(failed)

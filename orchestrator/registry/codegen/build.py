@@ -245,6 +245,7 @@ class _Builder:
             array=array,
             length=length,
             optional=bool(member.optional),
+            optional_elements=bool(member.optionalPointer),
             selector=member.selector or "",
             selection=tuple(member.selection or ()),
         )

@@ -38,7 +38,13 @@ from orchestrator.registry import registry
 from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.image.create_infos import Heap, PackError, Piece, packer
 from orchestrator.sets.image.documents import SharedStates, UnknownStructureError, decode_document
-from orchestrator.sets.needs.context import DescriptorCounts, count_descriptors
+from orchestrator.sets.needs.context import (
+    DescriptorCounts,
+    GraphicsParts,
+    count_descriptors,
+    create_flags,
+    incomplete_pipeline,
+)
 from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
@@ -309,6 +315,7 @@ _OBJECT_KINDS: Final = {
     "VkRenderPassCreateInfo2": ObjectKind.RENDER_PASS_2,
 }
 _YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
+_LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
 
@@ -348,8 +355,17 @@ class _UnusableError(Exception):
 
     def __init__(self, reason: str, *, unsupported: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
+        self.reason = str(reason)  # a plain one: reports encode it
         self.unsupported = unsupported
+
+
+# What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and the
+# reason says so.
+_DEFECTS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+
+
+def _defect(error: BaseException) -> _UnusableError:
+    return _UnusableError(f"a defect of this program, please report it: {type(error).__name__}: {error}")
 
 
 @define(eq=False)
@@ -421,6 +437,7 @@ class _ImageBuilder:
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
+        self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
         self._depth = 0
 
@@ -431,7 +448,8 @@ class _ImageBuilder:
         self._pipelines[job] = None  # being decoded: meeting it again below is a cycle
         try:
             self._pipelines[job] = self._decode(job)
-        except _UnusableError as error:
+        except (_UnusableError, *_DEFECTS) as found:
+            error = found if isinstance(found, _UnusableError) else _defect(found)
             self._heap.take_handles()
             self._pipelines[job] = error
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
@@ -452,11 +470,15 @@ class _ImageBuilder:
         stages = [value.stage] if job.kind is PipelineKind.COMPUTE else value.pStages or []
         for stage in stages:
             self._require(self._checker.stage(stage, self._module(stage.module)[1]))
-        self._require(self._checker.structure(value))
+        self._require(self._checker.structure(value), value)
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             self._object("VkRenderPass", value.renderPass)
             self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
         libraries = {key: self._library(job.kind, key) for key in _library_keys(value)}
+        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries] if libraries else ()
+        self._require(incomplete_pipeline(value, linked), value)
+        if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
+            self._linkable[job] = GraphicsParts.of(value, linked)
         piece = self._pack(value)
         placed = [(False, each) for each in piece.handles]
         placed += [(True, each) for each in self._heap.take_handles()]
@@ -485,18 +507,23 @@ class _ImageBuilder:
                 f"refers to {tag.name.lower()} {key:016x}, which is not in the set"
             ) from None
 
-    def _require(self, missing: str | None) -> None:
-        if missing is not None:
-            raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
+    def _require(self, missing: str | None, value: Any = None) -> None:
+        if missing is None:
+            return
+        if value is not None and isinstance(missing, Malformed):
+            self._pack(value, Heap())  # a count that lies is the cause, and what was found its consequence
+        raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
 
-    def _pack(self, value: Any) -> Piece:
+    def _pack(self, value: Any, heap: Heap | None = None) -> Piece:
         try:
-            return packer(type(value).__name__).pack(value, self._heap)
+            return packer(type(value).__name__).pack(value, self._heap if heap is None else heap)
         except PackError as error:
             raise _UnusableError(str(error)) from None
 
     def _library(self, kind: PipelineKind, key: int) -> int:
         job = PipelineJob(key=key, kind=kind)
+        if not key:
+            raise _UnusableError(f"{_LIBRARY_INFO}::pLibraries holds a null handle")
         if self._depth == _LIBRARY_DEPTH and job not in self._pipelines:
             raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep")
         self._depth += 1
@@ -509,6 +536,8 @@ class _ImageBuilder:
             raise _UnusableError(f"links library {key:016x}, which links it back")
         if isinstance(known, _UnusableError):
             raise _UnusableError(f"library {key:016x}: {known.reason}", unsupported=known.unsupported)
+        if job not in self._linkable:  # VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-03381
+            raise _UnusableError(f"links {key:016x}, which was not created as a library")
         return known
 
     def _module(self, key: int) -> tuple[int, SpirvModule]:
@@ -560,7 +589,7 @@ class _ImageBuilder:
     def _load_object(self, handle_type: str, key: int) -> int:
         value = self._document(_OBJECT_TAGS[handle_type], key)
         structure = type(value).__name__
-        self._require(self._checker.structure(value))
+        self._require(self._checker.structure(value), value)
         if handle_type == "VkRenderPass":
             self._render_passes[key] = value
         elif handle_type == "VkDescriptorSetLayout":

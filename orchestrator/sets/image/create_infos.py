@@ -127,8 +127,8 @@ class Heap:
 UNIQUE_STRUCTS = frozenset({"VkPipelineCreateFlags2CreateInfo"})
 
 
-# Arrays that may be left out beside their count although the registry does not call them optional: they are
-# ignored when a dynamic state replaces them, or their absence means the identity.
+# Where the registry's word on which arrays may be left out beside their count is not the whole truth. These may
+# be: a dynamic state replaces them (needs/context.py asks for it), or their absence means the identity.
 _MAY_BE_NULL = frozenset(
     {
         ("VkPipelineColorWriteCreateInfoEXT", "pColorWriteEnables"),
@@ -136,6 +136,8 @@ _MAY_BE_NULL = frozenset(
         ("VkRenderingAttachmentLocationInfo", "pColorAttachmentLocations"),
     }
 )
+# These may not: the registry calls the stages optional because libraries have none.
+_MAY_NOT_BE_NULL = frozenset({("VkGraphicsPipelineCreateInfo", "pStages")})
 
 # The registry counts this one array by an expression instead of a member.
 _LENGTH_EXPRESSIONS: dict[str, Callable[[Any], int]] = {
@@ -171,18 +173,32 @@ class StructPacker:
         """Pack a decoded value; what it points to goes to the heap.
 
         Raises:
-            PackError: An array and its count disagree, or a number has no representation in its C type.
+            PackError: An array and its count disagree, a handle is null that must not be, or a number has no
+                representation in its C type.
         """
         try:
             data = self._pack_scalars(value)
+            if not self._steps:
+                return Piece(data)
+            piece = Piece(bytearray(data))
+            for step in self._steps:
+                step(value, piece, heap)
         except (binary.error, OverflowError) as error:
-            raise PackError(f"{self.struct.name}: {error}") from None
-        if not self._steps:
-            return Piece(data)
-        piece = Piece(bytearray(data))
-        for step in self._steps:
-            step(value, piece, heap)
+            raise PackError(f"{self.struct.name}{self._culprit(value)}: {error}") from None
         return piece
+
+    def _culprit(self, value: Any) -> str:
+        """The scalar or array of scalars that has no representation, as "::member"."""
+        scalars = [(path, path, code) for _, code, path in self._scalars]
+        arrays = [(each.name, each.name, _unsigned(each)) for each in self.struct.members if each.format]
+        for path, name, code in scalars + arrays:
+            found = operator.attrgetter(path)(value) if hasattr(value, name.partition(".")[0]) else None
+            for each in found if isinstance(found, list) else (found,):
+                try:
+                    binary.pack("<" + code, each or 0)
+                except (binary.error, OverflowError):
+                    return f"::{name}"
+        return ""
 
     def _pack_scalars(self, value: Any) -> bytes:
         head = () if self.struct.s_type is None else (self.struct.s_type,)
@@ -225,7 +241,7 @@ class StructPacker:
                     for offset, code, path in nested._scalars
                 ]
         elif member.category == "handle":
-            self._steps.append(_handle_step(member))
+            self._steps.append(_handle_step(self.struct, member))
         else:
             self._scalars.append((member.offset, _unsigned(member), member.name))
 
@@ -274,13 +290,15 @@ def _chain_step(offset: int) -> _Step:
     return step
 
 
-def _handle_step(member: Member) -> _Step:
+def _handle_step(struct: Struct, member: Member) -> _Step:
     read = operator.attrgetter(member.name)
 
     def step(value: Any, piece: Piece, _heap: Heap) -> None:
         key = read(value)
         if key:
             piece.handles.append(HandleSlot(member.offset, member.type, key))
+        elif not member.optional:
+            raise PackError(f"{struct.name}::{member.name} is a null handle")
 
     return step
 
@@ -325,7 +343,7 @@ def _pointer_step(struct: Struct, member: Member) -> _Step:
     elif member.category in ("struct", "union"):
         place = _structures(member)
     elif member.category == "handle":
-        place = _handles(member)
+        place = _handles(struct, member)
     else:
         return _scalars_step(struct, member)
     empty_counts = member.length == "null-terminated"  # an empty text is one, an empty array is none
@@ -390,8 +408,10 @@ def _structures(member: Member) -> _Place:
     return several if member.length else one
 
 
-def _handles(member: Member) -> _Place:
+def _handles(struct: Struct, member: Member) -> _Place:
     def place(keys: Any, heap: Heap) -> int:
+        if not (member.optional_elements or all(keys)):
+            raise PackError(f"{struct.name}::{member.name} holds a null handle at index {keys.index(0)}")
         array = Piece(bytes(POINTER_SIZE * len(keys)))
         array.handles = [
             HandleSlot(POINTER_SIZE * index, member.type, key) for index, key in enumerate(keys) if key
@@ -419,11 +439,16 @@ def _scalars_step(struct: Struct, member: Member) -> _Step:
     return step
 
 
+def _may_be_null(struct: Struct, array: Member) -> bool:
+    place = (struct.name, array.name)
+    return place in _MAY_BE_NULL or (array.optional and place not in _MAY_NOT_BE_NULL)
+
+
 def _count_step(struct: Struct, name: str) -> _Step:
     count = next(each for each in struct.members if each.name == name)
     code = "<" + count.format
     arrays = [
-        (each.name, json_name(struct.name, each), each.optional or (struct.name, each.name) in _MAY_BE_NULL)
+        (each.name, json_name(struct.name, each), _may_be_null(struct, each))
         for each in struct.members
         if each.pointer and each.length == name
     ]
@@ -437,7 +462,7 @@ def _count_step(struct: Struct, name: str) -> _Step:
                     raise PackError(f"{struct.name}::{name} is {number}, but {written!r} is missing")
             elif number is None:
                 number = len(elements)
-            elif elements and len(elements) != number:
+            elif len(elements) != number:
                 raise PackError(
                     f"{struct.name}::{name} is {number}, but its array {written!r} has {len(elements)} elements"
                 )

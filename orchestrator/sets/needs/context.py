@@ -428,7 +428,7 @@ def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> s
     """
     bindings = value.pBindings or ()
     if value.flags & _PUSH_DESCRIPTOR:
-        count = sum(each.descriptorCount for each in bindings)
+        count = sum(map(descriptor_count, bindings))
         missing = limit(answers, "VkPhysicalDevicePushDescriptorProperties", "maxPushDescriptors", count)
         if missing is not None:
             return missing
@@ -436,7 +436,7 @@ def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> s
     for each in bindings:
         if each.descriptorType == inline:
             struct = "VkPhysicalDeviceInlineUniformBlockProperties"
-            missing = limit(answers, struct, "maxInlineUniformBlockSize", each.descriptorCount)
+            missing = limit(answers, struct, "maxInlineUniformBlockSize", descriptor_count(each))
             if missing is not None:
                 return missing
     chain = chained(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo")
@@ -726,13 +726,19 @@ def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
     return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
 
 
+def descriptor_count(binding: Any) -> int:
+    """VkDescriptorSetLayoutBinding::descriptorCount; as many as there are immutable samplers where it is absent."""
+    count = binding.descriptorCount
+    return len(binding.pImmutableSamplers or ()) if count is None else count
+
+
 def count_descriptors(value: Any) -> DescriptorCounts:
     """Count the descriptors of a set layout."""
     groups: dict[tuple[int, bool, int], int] = {}
     types: set[int] = set()
     by_binding, total = _counted_by_binding(), 0
     for each in value.pBindings or ():
-        count, kind = each.descriptorCount, each.descriptorType
+        count, kind = descriptor_count(each), each.descriptorType
         if count:
             total += count
             types.add(kind)
@@ -812,6 +818,9 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
 # What a structure must hold itself, whatever the device.
 
 _LIBRARY = 0x800
+_SHADER_PARTS = 0x2 | 0x4  # VkGraphicsPipelineLibraryFlagBitsEXT: pre-rasterization and fragment shaders
+_FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
+_GRAPHICS = "VkGraphicsPipelineCreateInfo"
 _IN_PARTS = ("VkGraphicsPipelineLibraryCreateInfoEXT", "VkPipelineLibraryCreateInfoKHR")
 _FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
 _UNUSED_SHADER = 0xFFFF_FFFF
@@ -824,7 +833,7 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
     states that may replace it; one of each is looked for here.
     """
-    if value.flags & _LIBRARY or any(chained(value, each) is not None for each in _IN_PARTS):
+    if create_flags(value) & _LIBRARY or any(chained(value, each) is not None for each in _IN_PARTS):
         return None
     if not any(each.stage & _FIRST_STAGES for each in value.pStages or ()):
         return None
@@ -836,6 +845,91 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
         replaced = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
         return None if replaced else Malformed("no multisampleState, although it rasterizes")
     return None
+
+
+_VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _OUTPUT_PART, _ALL_PARTS = 0x1, 0x2, 0x8, 0xF
+_LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
+
+
+@frozen
+class GraphicsParts:
+    """What a graphics pipeline holds, with the libraries that it links; other kinds have no parts.
+
+    Attributes:
+        parts: VkGraphicsPipelineLibraryFlagBitsEXT.
+        mesh: Whether it has a mesh shader, which reads no vertex input.
+        discards: Whether it rasterizes nothing.
+        retains: Whether it can be linked with link-time optimization.
+    """
+
+    parts: int
+    mesh: bool
+    discards: bool
+    retains: bool
+
+    @classmethod
+    def of(cls, value: Any, linked: Sequence[GraphicsParts]) -> GraphicsParts:
+        """Those of a decoded pipeline."""
+        info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
+        raster = getattr(value, "pRasterizationState", None)
+        parts = _ALL_PARTS if info is None and not linked else getattr(info, "flags", 0)
+        for each in linked:
+            parts |= each.parts
+        return cls(
+            parts,
+            mesh=any(each.stage & _MESH for each in getattr(value, "pStages", None) or ())
+            or any(each.mesh for each in linked),
+            discards=(raster is not None and bool(raster.rasterizerDiscardEnable))
+            or any(each.discards for each in linked),
+            retains=bool(create_flags(value) & _RETAIN_LINK_TIME_OPTIMIZATION_INFO),
+        )
+
+
+def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | None:
+    """What a pipeline of any kind lacks, its libraries considered; drivers read it without looking for it.
+
+    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -pLibraries-06609, "Complete Graphics
+    Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
+    """
+    graphics = type(value).__name__ == _GRAPHICS
+    info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT") if graphics and value.pNext else None
+    own = info.flags if info is not None else 0 if graphics and linked else _ALL_PARTS
+    if not value.layout and own & _SHADER_PARTS and not linked:
+        heap = enum_numbers()["VK_PIPELINE_CREATE_2_DESCRIPTOR_HEAP_BIT_EXT"]
+        if not create_flags(value) & heap:
+            return Malformed("layout is a null handle")
+    if not graphics:
+        return None
+    if own & _PRE_RASTERIZATION_PART:
+        for each in value.pStages or ():
+            if each.stage & _FIRST_STAGES:
+                break
+        else:
+            return Malformed("pStages: no vertex or mesh shader")
+    if own == _ALL_PARTS:
+        return None
+    flags = create_flags(value)
+    if flags & _LINK_TIME_OPTIMIZATION and not all(each.retains for each in linked):
+        return Malformed(
+            "pLibraries: links with link-time optimization a library that retains nothing for it"
+        )
+    if flags & _LIBRARY:
+        return None
+    whole = GraphicsParts.of(value, linked)
+    for part, name, needed in (
+        (_PRE_RASTERIZATION_PART, "pre-rasterization shaders", True),
+        (_VERTEX_INPUT_PART, "vertex input", not whole.mesh),
+        (_OUTPUT_PART, "fragment output", not whole.discards),
+    ):
+        if needed and not whole.parts & part:
+            return Malformed(f"pLibraries: the pipeline and what it links have no {name}")
+    return None
+
+
+def create_flags(value: Any) -> int:
+    """The flags of a pipeline: those of VkPipelineCreateFlags2CreateInfo replace its own."""
+    wide = chained(value, _FLAGS_2)
+    return int(value.flags if wide is None else wide.flags)
 
 
 def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
@@ -875,9 +969,154 @@ def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: Dyn
     return Malformed(f"{count} sample locations where grid and samples make {expected}")
 
 
+# The greatest binding number that is taken. Drivers make tables as long as the greatest number of a layout, which
+# the specification advises to keep low (VkDescriptorSetLayoutBinding); captures stay below some thousands.
+_LAST_BINDING = (1 << 20) - 1
+
+
+def complete_set_layout(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Binding numbers, and flags for all bindings or none.
+
+    VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-bindingCount-03002.
+    """
+    bindings = value.pBindings or ()
+    greatest = max((each.binding for each in bindings), default=0)
+    if greatest > _LAST_BINDING:
+        return Malformed(f"binding {greatest}, where tables up to {_LAST_BINDING} are taken")
+    return _as_long(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo", "pBindingFlags", "pBindings")
+
+
+def complete_pipeline_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Null set layouts: VUID-VkPipelineLayoutCreateInfo-graphicsPipelineLibrary-06753."""
+    if all(value.pSetLayouts or ()):
+        return None
+    struct = "VkPhysicalDeviceGraphicsPipelineLibraryFeaturesEXT"
+    return feature(answers, struct, "graphicsPipelineLibrary")
+
+
+def complete_render_pass(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """View masks and offsets for all subpasses and dependencies, or none.
+
+    VUID-VkRenderPassCreateInfo-pNext-01928 and -01929.
+    """
+    multiview_info = "VkRenderPassMultiviewCreateInfo"
+    return _as_long(value, multiview_info, "pViewMasks", "pSubpasses") or _as_long(
+        value, multiview_info, "pViewOffsets", "pDependencies"
+    )
+
+
+def _as_long(value: Any, chained_struct: str, array: str, own: str) -> str | None:
+    """An array in a chain that is read by the index of an array of the structure itself."""
+    found, expected = chained(value, chained_struct), len(getattr(value, own) or ())
+    length = len(getattr(found, array, None) or ())
+    if not length or length == expected:
+        return None
+    return Malformed(f"{chained_struct}::{array} has {length} elements where {own} has {expected}")
+
+
+@frozen
+class ReplacedArray:
+    """An array that may be null beside its count only where dynamic states replace it.
+
+    Attributes:
+        array: The member.
+        count: The member that counts it.
+        states: Names of the dynamic states, each a group of which one is enough; all groups are asked for.
+        source: The valid usage statement.
+        enable: The member that says whether the array is read at all, or "" where it always is.
+    """
+
+    array: str
+    count: str
+    states: tuple[tuple[str, ...], ...]
+    source: str
+    enable: str = ""
+
+
+REPLACED_ARRAYS: dict[str, tuple[ReplacedArray, ...]] = {
+    "VkPipelineViewportStateCreateInfo": (
+        ReplacedArray(
+            "pViewports",
+            "viewportCount",
+            (("VIEWPORT", "VIEWPORT_WITH_COUNT"),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-04130",
+        ),
+        ReplacedArray(
+            "pScissors",
+            "scissorCount",
+            (("SCISSOR", "SCISSOR_WITH_COUNT"),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-04131",
+        ),
+    ),
+    "VkPipelineViewportWScalingStateCreateInfoNV": (
+        ReplacedArray(
+            "pViewportWScalings",
+            "viewportCount",
+            (("VIEWPORT_W_SCALING_NV",),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-01715",
+        ),
+    ),
+    "VkPipelineColorBlendStateCreateInfo": (
+        ReplacedArray(
+            "pAttachments",
+            "attachmentCount",
+            (("COLOR_BLEND_ENABLE_EXT",), ("COLOR_BLEND_EQUATION_EXT",), ("COLOR_WRITE_MASK_EXT",)),
+            "VkPipelineColorBlendStateCreateInfo-pAttachments-07353",
+        ),
+    ),
+    "VkPipelineColorWriteCreateInfoEXT": (
+        ReplacedArray(
+            "pColorWriteEnables",
+            "attachmentCount",
+            (("COLOR_WRITE_ENABLE_EXT",),),
+            "VkPipelineColorWriteCreateInfoEXT-pColorWriteEnables-parameter",
+        ),
+    ),
+    "VkPipelineDiscardRectangleStateCreateInfoEXT": (
+        ReplacedArray(
+            "pDiscardRectangles",
+            "discardRectangleCount",
+            (("DISCARD_RECTANGLE_EXT",),),
+            "VkPipelineDiscardRectangleStateCreateInfoEXT, pDiscardRectangles",
+        ),
+    ),
+    "VkPipelineCoverageModulationStateCreateInfoNV": (
+        ReplacedArray(
+            "pCoverageModulationTable",
+            "coverageModulationTableCount",
+            (("COVERAGE_MODULATION_TABLE_NV",),),
+            "VkPipelineCoverageModulationStateCreateInfoNV-coverageModulationTableEnable-01405",
+            enable="coverageModulationTableEnable",
+        ),
+    ),
+}
+
+
+def complete_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+    """Arrays that no dynamic state replaces: `REPLACED_ARRAYS`."""
+    for row in REPLACED_ARRAYS[type(value).__name__]:
+        count = getattr(value, row.count)
+        if not count or getattr(value, row.array) is not None:
+            continue
+        if row.enable and not getattr(value, row.enable):
+            continue
+        if all(any(dynamic_state(each) in dynamic for each in group) for group in row.states):
+            continue
+        return Malformed(
+            f"{type(value).__name__}::{row.count} is {count}, but {row.array} is missing, "
+            "and no dynamic state replaces it"
+        )
+    return None
+
+
 COMPLETENESS: dict[str, Context] = {
     "VkGraphicsPipelineCreateInfo": complete_graphics,
     "VkRayTracingPipelineCreateInfoKHR": complete_ray_tracing,
+    "VkDescriptorSetLayoutCreateInfo": complete_set_layout,
+    "VkPipelineLayoutCreateInfo": complete_pipeline_layout,
+    "VkRenderPassCreateInfo": complete_render_pass,
+    "VkRenderPassCreateInfo2": complete_render_pass,
     "VkSpecializationInfo": complete_specialization,
     "VkSampleLocationsInfoEXT": complete_sample_locations,
+    **dict.fromkeys(REPLACED_ARRAYS, complete_arrays),
 }

@@ -420,7 +420,8 @@ class RequirementChecker:
         plan = self._plans.get(type(value)) or self._plan(value)
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
-            dynamic = frozenset(value.pDynamicState.pDynamicStates or ())
+            # A negative number is no state, and -1 stands for "no state" in `Missing`.
+            dynamic = frozenset(each for each in value.pDynamicState.pDynamicStates or () if each >= 0)
         found = plan.missing + self._scalars(plan, value)
         missing = _relevant(found, dynamic) if found else None
         if missing is None and plan.arrays:

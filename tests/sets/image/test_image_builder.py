@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
+from orchestrator.registry import registry
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
@@ -57,7 +59,8 @@ class Records(MemoryRecords):
         self.put(RecordTag.COMPUTE_PIPELINE, key, value)
 
     def library(self, key: int, *links: int, **members: Any) -> None:
-        chain = [{"sType": 1000290000, "libraries": [hexed(each) for each in links]}] if links else []
+        chain: list[Any] = [{"sType": 1000320002, "flags": 1}]  # the part that holds vertex input
+        chain += [{"sType": 1000290000, "libraries": [hexed(each) for each in links]}] if links else []
         value = {"flags": 0x800, "renderPass": hexed(0), "stages": [], "pNext": chain} | members
         self.put(RecordTag.GRAPHICS_PIPELINE, key, value)
 
@@ -375,3 +378,71 @@ def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one
     assert built.image.keys.tolist() == [2]
     assert [built.image.modules[each].key for each in built.image.modules_of(0)] == [MODULE]
     assert_consistent(built.image)
+
+
+def test_one_malformed_record_leaves_the_others_alone() -> None:
+    """A binding without descriptorCount in a layout with flags, a negative dynamic state, an absurd binding."""
+    records = Records()
+    inline = {"binding": 0, "descriptorType": 1000138000, "stageFlags": 32}
+    flags = {"sType": 1000161000, "bindingFlags": [1]}
+    for key, binding in ((0x40, inline), (0x41, {"binding": 1 << 31, "descriptorCount": 1})):
+        records.put(
+            RecordTag.DESCRIPTOR_SET_LAYOUT, key, {"flags": 2, "bindings": [binding], "pNext": [flags]}
+        )
+        records.put(RecordTag.PIPELINE_LAYOUT, key + 2, {"setLayouts": [hexed(key)]})
+        records.compute(key, layout=key + 2)
+    records.library(0x50, dynamicState={"dynamicState": [-1]})
+    records.compute(0x51)
+    built = records.built()
+    found = reasons(built)
+    assert sorted(built.image.keys.tolist()) == [0x40, 0x51]
+    assert "2147483648" in found[0x41][1]
+    assert found[0x50] == (True, f"VkDynamicState -1, unknown to registry {registry().version}")
+
+
+def test_a_negative_number_where_c_has_none_is_named() -> None:
+    records = Records()
+    records.library(1, inputAssemblyState={"topology": -7})
+    records.library(2, rasterizationState={"cullMode": 0, "frontFace": -7})
+    found = reasons(records.built())
+    assert "-7" in found[1][1]
+    assert "-7" in found[2][1]
+
+
+def test_what_nobody_thought_of_fails_its_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Records()
+    records.compute(1, flags=0x10)
+    records.compute(2)
+    normalize = builder._normalize
+
+    def fails(value: Any) -> bool:
+        if value.flags:
+            raise TypeError("unsupported operand")
+        return normalize(value)
+
+    monkeypatch.setattr(builder, "_normalize", fails)
+    built = records.built()
+    assert built.image.keys.tolist() == [2]
+    assert reasons(built) == {
+        1: (False, "a defect of this program, please report it: TypeError: unsupported operand")
+    }
+
+
+def test_a_library_must_be_one_and_what_links_must_be_whole() -> None:
+    records = Records()
+    records.library(1)
+    records.compute(2)
+    records.library(3, 1, flags=0)
+    records.library(4, 1, flags=0xC00)
+    records.put(
+        RecordTag.GRAPHICS_PIPELINE, 5, {"flags": 0x800, "stages": [], "pNext": [{"sType": 1000320002}]}
+    )
+    records.library(6, 5, flags=0)
+    records.library(7)
+    records.library(8, 7, flags=0x800, pNext=[{"sType": 1000290000, "libraries": [hexed(0)]}])
+    found = reasons(records.built())
+    assert "pre-rasterization" in found[3][1]
+    assert "retains nothing" in found[4][1]
+    assert "pre-rasterization" in found[6][1]
+    assert "null handle" in found[8][1]
+    assert not any(unsupported for unsupported, _ in found.values())

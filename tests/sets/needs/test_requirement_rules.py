@@ -126,7 +126,9 @@ def test_limit_bounds_its_member(rule: Limit) -> None:
         given: Any = value
         if member.pointer:
             given = [_element(member) for _ in range(value)]
-        document = structure(rule.struct, **{member.name: given})
+        # Where the member counts arrays, they are there, and empty: only a null one is missing.
+        counted = [each for each in registry().struct(rule.struct).members if each.length == member.name]
+        document = structure(rule.struct, **{member.name: given}, **{each.name: [] for each in counted})
         return RequirementChecker(Everything(properties=properties)).structure(document)
 
     text = f"property {rule.property[0]}::{rule.property[1]}"

@@ -184,8 +184,11 @@ def test_attachments_that_differ() -> None:
 
 
 def test_more_than_one_viewport() -> None:
-    one = make("VkPipelineViewportStateCreateInfo", viewportCount=1, scissorCount=1)
-    two = make("VkPipelineViewportStateCreateInfo", viewportCount=2, scissorCount=2)
+    def several(count: int) -> Any:
+        arrays = {"pViewports": [make("VkViewport")] * count, "pScissors": [make("VkRect2D")] * count}
+        return make("VkPipelineViewportStateCreateInfo", viewportCount=count, scissorCount=count, **arrays)
+
+    one, two = several(1), several(2)
     device = without("multiViewport")
     assert missing(one, device) is None
     assert missing(two, device) == f"feature {BASE}::multiViewport"

@@ -1,0 +1,81 @@
+"""Documents that lie about their counts, arrays and handles.
+
+Every structure of the registry that records can hold, each way of lying about it (lies.py): the document fails
+with the member named, and nothing that is given to a driver makes it read outside of an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import Device
+from orchestrator.devices.opening import open_device
+from orchestrator.devices.sources import NoSource
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image.builder import Problem, build_image
+from orchestrator.sets.image.documents import TABLES
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
+from tests.sets.image.lies import Lie, LyingSet, arrays, places
+
+LYING_SET = LyingSet()
+# Null beside a count here means the identity, by the specification, though the registry does not say so.
+IDENTITY = {"pColorAttachmentLocations"}
+
+
+@pytest.fixture(scope="module")
+def problems() -> dict[PipelineJob, Problem]:
+    """What is wrong with the pipelines of the set, on a device that has everything."""
+    source = PipelineSet.from_records(LYING_SET)
+    return {each.job: each for each in build_image(source, source.pipelines, AnyDevice()).problems}
+
+
+def by_way(*, honest: bool) -> list[Lie]:
+    return [each for each in LYING_SET.lies if (each.way == "honest") == honest]
+
+
+def test_every_counted_array_of_every_structure_is_lied_about() -> None:
+    counted = {
+        (str(place), member.name) for place in places() for member, count in arrays(place.struct) if count
+    }
+    lied = {(str(each.place), each.member) for each in LYING_SET.lies}
+    assert counted <= lied
+    assert len(counted) >= 60
+    assert {place.table for place in places()} == {table for tables in TABLES.values() for table, _ in tables}
+
+
+@pytest.mark.parametrize("lie", by_way(honest=True), ids=str)
+def test_honest_documents_are_taken(lie: Lie, problems: dict[PipelineJob, Problem]) -> None:
+    assert lie.job not in problems
+
+
+@pytest.mark.parametrize("lie", [each for each in by_way(honest=False) if each.must_fail], ids=str)
+def test_a_lie_fails_by_name(lie: Lie, problems: dict[PipelineJob, Problem]) -> None:
+    if lie.member in IDENTITY and lie.way in ("a count without its array", "a count with null"):
+        assert lie.job not in problems
+        return
+    problem = problems[lie.job]
+    assert not problem.unsupported, problem.reason
+    assert any(name in problem.reason for name in lie.names), problem.reason
+
+
+@pytest.fixture(scope="module")
+def radv() -> Iterator[Device]:
+    device = open_device("radv:navi21")
+    yield device
+    device.close()
+
+
+@pytest.mark.driver("radv:navi21")
+@pytest.mark.parametrize("lie", LYING_SET.lies, ids=str)
+def test_the_driver_survives_what_it_is_given(lie: Lie, radv: Device) -> None:
+    built = build_image(PipelineSet.from_records(LYING_SET), [lie.job], radv.supported)
+    assert [each.job for each in built.problems] == [] or lie.way != "honest" or built.problems[0].unsupported
+    if not built.problems:
+        prepared = radv.prepare(built.image)
+        batch = radv.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NoSource())
+        assert len(batch.results) == len(built.image)
+        prepared.close()
