@@ -46,8 +46,10 @@ from orchestrator.sets.needs.context import (
     incomplete_pipeline,
 )
 from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
+from orchestrator.sets.needs.shaders import stage_entry_point
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 
 _CREATE_INFOS = {
@@ -59,6 +61,7 @@ _FEEDBACK = "VkPipelineCreationFeedback"
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
+_MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 _PNEXT = 8
 
 
@@ -437,6 +440,11 @@ class _ImageBuilder:
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
+        # Binding numbers of each set layout, and (set, binding) of each pipeline layout.
+        self._set_bindings: dict[int, tuple[int, ...]] = {}
+        self._bindings: dict[int, frozenset[tuple[int, int]]] = {}
+        self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
+        self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
         self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
         self._depth = 0
@@ -474,6 +482,10 @@ class _ImageBuilder:
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             self._object("VkRenderPass", value.renderPass)
             self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
+        if value.layout:
+            for stage in stages:
+                if (stage.module, value.layout) not in self._served:
+                    self._check_descriptors(stage, value.layout)
         libraries = {key: self._library(job.kind, key) for key in _library_keys(value)}
         linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries] if libraries else ()
         self._require(incomplete_pipeline(value, linked), value)
@@ -572,6 +584,42 @@ class _ImageBuilder:
         )
         return index, spirv
 
+    def _check_descriptors(self, stage: Any, layout: int) -> None:
+        """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
+
+        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use may be
+        lacking.
+        """
+        self._object("VkPipelineLayout", layout)
+        _, spirv = self._module(stage.module)
+        there = self._bindings[layout]
+        if there.issuperset(spirv.descriptors().values()):
+            self._served.add((stage.module, layout))
+            return
+        if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
+            return
+        where = (stage.module, stage.stage, stage.pName, layout)
+        if where not in self._lacking:
+            self._lacking[where] = self._lacking_descriptor(stage, spirv, there)
+        self._require(self._lacking[where])
+
+    def _lacking_descriptor(
+        self, stage: Any, spirv: SpirvModule, there: frozenset[tuple[int, int]]
+    ) -> Malformed | None:
+        lacking = {each: place for each, place in spirv.descriptors().items() if place not in there}
+        entry = stage_entry_point(stage, spirv)
+        if entry is None:
+            return None
+        try:
+            used = statically_used(self._code.load(stage.module), entry.id, lacking)
+        except SpirvError as error:
+            return Malformed(f"module {stage.module:016x}: {error}")
+        for number, binding in sorted(lacking[each] for each in used):
+            return Malformed(
+                f"layout has no set {number} binding {binding}, which shader {stage.module:016x} uses"
+            )
+        return None
+
     def _object(self, handle_type: str, key: int) -> int:
         known = self._objects.get((handle_type, key))
         if known is None:
@@ -594,8 +642,15 @@ class _ImageBuilder:
             self._render_passes[key] = value
         elif handle_type == "VkDescriptorSetLayout":
             self._descriptors[key] = count_descriptors(value)
+            self._set_bindings[key] = tuple(each.binding for each in value.pBindings or ())
         elif handle_type == "VkPipelineLayout":
             self._count_sets(value)
+            self._bindings[key] = frozenset(
+                (number, binding)
+                for number, each in enumerate(value.pSetLayouts or ())
+                if each
+                for binding in self._set_bindings[each]
+            )
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
         return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
 

@@ -818,37 +818,62 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
 # What a structure must hold itself, whatever the device.
 
 _LIBRARY = 0x800
-_SHADER_PARTS = 0x2 | 0x4  # VkGraphicsPipelineLibraryFlagBitsEXT: pre-rasterization and fragment shaders
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
-_IN_PARTS = ("VkGraphicsPipelineLibraryCreateInfoEXT", "VkPipelineLibraryCreateInfoKHR")
 _FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
 _UNUSED_SHADER = 0xFFFF_FFFF
 _GROUP_SHADERS = ("generalShader", "closestHitShader", "anyHitShader", "intersectionShader")
 
 
+_VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _FRAGMENT_SHADER_PART, _OUTPUT_PART = 0x1, 0x2, 0x4, 0x8
+_ALL_PARTS = 0xF
+_LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
+
+
 def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """State that a complete pipeline has.
+    """State that goes with the parts that a pipeline holds itself.
 
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
-    states that may replace it; one of each is looked for here.
+    states that may replace it; one of each is looked for here. VUID-VkGraphicsPipelineCreateInfo-pStages-00729
+    to -00731 for tessellation.
     """
-    if create_flags(value) & _LIBRARY or any(chained(value, each) is not None for each in _IN_PARTS):
-        return None
-    if not any(each.stage & _FIRST_STAGES for each in value.pStages or ()):
-        return None
+    parts, stages = own_parts(value), 0
+    for each in value.pStages or ():
+        stages |= each.stage
+    if parts == _ALL_PARTS and not stages & _FIRST_STAGES:
+        return None  # `incomplete_pipeline` has a word on it
+    if stages & _TESSELLATION and stages & _TESSELLATION != _TESSELLATION:
+        return Malformed("pStages: one tessellation stage without the other")
     raster = value.pRasterizationState
-    if raster is None:
-        return None if dynamic_state("POLYGON_MODE_EXT") in dynamic else Malformed("no rasterizationState")
-    discards = raster.rasterizerDiscardEnable and dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
-    if value.pMultisampleState is None and not discards:
+    if parts & _PRE_RASTERIZATION_PART:
+        if stages & _TESSELLATION and value.pTessellationState is None:
+            replaced = dynamic_state("PATCH_CONTROL_POINTS_EXT") in dynamic
+            return (
+                None if replaced else Malformed("no tessellationState, although it has tessellation stages")
+            )
+        if raster is None:
+            replaced = dynamic_state("POLYGON_MODE_EXT") in dynamic
+            return None if replaced else Malformed("no rasterizationState")
+    discards = (
+        raster is not None
+        and raster.rasterizerDiscardEnable
+        and dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
+    )
+    if parts & _OUTPUT_PART and value.pMultisampleState is None and not discards:
         replaced = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
         return None if replaced else Malformed("no multisampleState, although it rasterizes")
     return None
 
 
-_VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _OUTPUT_PART, _ALL_PARTS = 0x1, 0x2, 0x8, 0xF
-_LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
+def own_parts(value: Any) -> int:
+    """VkGraphicsPipelineLibraryFlagBitsEXT that a graphics pipeline holds itself, beside its libraries."""
+    if not getattr(value, "pNext", None):
+        return _ALL_PARTS
+    info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
+    if info is not None:
+        return int(info.flags)
+    links = chained(value, "VkPipelineLibraryCreateInfoKHR")
+    return 0 if links is not None and links.pLibraries else _ALL_PARTS
 
 
 @frozen
@@ -860,19 +885,20 @@ class GraphicsParts:
         mesh: Whether it has a mesh shader, which reads no vertex input.
         discards: Whether it rasterizes nothing.
         retains: Whether it can be linked with link-time optimization.
+        stages: How many stages it has, which groups of ray tracing count through.
     """
 
     parts: int
     mesh: bool
     discards: bool
     retains: bool
+    stages: int
 
     @classmethod
     def of(cls, value: Any, linked: Sequence[GraphicsParts]) -> GraphicsParts:
         """Those of a decoded pipeline."""
-        info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
         raster = getattr(value, "pRasterizationState", None)
-        parts = _ALL_PARTS if info is None and not linked else getattr(info, "flags", 0)
+        parts = own_parts(value)
         for each in linked:
             parts |= each.parts
         return cls(
@@ -882,6 +908,7 @@ class GraphicsParts:
             discards=(raster is not None and bool(raster.rasterizerDiscardEnable))
             or any(each.discards for each in linked),
             retains=bool(create_flags(value) & _RETAIN_LINK_TIME_OPTIMIZATION_INFO),
+            stages=len(getattr(value, "pStages", None) or ()) + sum(each.stages for each in linked),
         )
 
 
@@ -892,14 +919,13 @@ def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | No
     Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
     """
     graphics = type(value).__name__ == _GRAPHICS
-    info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT") if graphics and value.pNext else None
-    own = info.flags if info is not None else 0 if graphics and linked else _ALL_PARTS
-    if not value.layout and own & _SHADER_PARTS and not linked:
+    own = own_parts(value) if graphics else _ALL_PARTS
+    if not value.layout and own & (_PRE_RASTERIZATION_PART | _FRAGMENT_SHADER_PART) and not linked:
         heap = enum_numbers()["VK_PIPELINE_CREATE_2_DESCRIPTOR_HEAP_BIT_EXT"]
         if not create_flags(value) & heap:
             return Malformed("layout is a null handle")
     if not graphics:
-        return None
+        return _group_shaders(value, GraphicsParts.of(value, linked).stages) if linked else None
     if own & _PRE_RASTERIZATION_PART:
         for each in value.pStages or ():
             if each.stage & _FIRST_STAGES:
@@ -919,6 +945,7 @@ def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | No
     for part, name, needed in (
         (_PRE_RASTERIZATION_PART, "pre-rasterization shaders", True),
         (_VERTEX_INPUT_PART, "vertex input", not whole.mesh),
+        (_FRAGMENT_SHADER_PART, "fragment shaders", not whole.discards),
         (_OUTPUT_PART, "fragment output", not whole.discards),
     ):
         if needed and not whole.parts & part:
@@ -933,14 +960,15 @@ def create_flags(value: Any) -> int:
 
 
 def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476.
-
-    Where libraries are linked, their stages may be meant, so nothing is said about those.
-    """
-    count = len(value.pStages or ())
+    """Stages that groups name, where no library is linked whose stages may be meant."""
     if value.pLibraryInfo is not None and value.pLibraryInfo.pLibraries:
         return None
-    for each in value.pGroups or ():
+    return _group_shaders(value, len(value.pStages or ()))
+
+
+def _group_shaders(value: Any, count: int) -> Malformed | None:
+    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476."""
+    for each in getattr(value, "pGroups", None) or ():
         for name in _GROUP_SHADERS:
             index = getattr(each, name)
             if index != _UNUSED_SHADER and index >= count:
@@ -949,9 +977,14 @@ def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicS
 
 
 def complete_specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Entries within their data: VUID-VkSpecializationInfo-offset-00773 and -pMapEntries-00774."""
+    """Entries within their data, of sizes that constants have.
+
+    VUID-VkSpecializationInfo-offset-00773, -pMapEntries-00774, VUID-VkSpecializationMapEntry-constantID-00776.
+    """
     size = len(value.pData or b"")
     for each in value.pMapEntries or ():
+        if each.size not in (1, 2, 4, 8):
+            return Malformed(f"specialization constant {each.constantID} has {each.size} bytes")
         if each.offset + each.size > size:
             end = each.offset + each.size
             return Malformed(

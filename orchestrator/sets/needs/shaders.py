@@ -203,13 +203,10 @@ class ShaderRequirements:
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
         """What a stage lacks: its entry point, or the room that the entry point asks for."""
-        models = _MODELS.get(value.stage, ())
-        name = value.pName or ""
-        for model in models:
-            entry = spirv.entry_point(model, name)
-            if entry is not None:
-                return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
-        return Malformed(f"entry point {name!r} for stage {value.stage:#x} in its module")
+        entry = stage_entry_point(value, spirv)
+        if entry is not None:
+            return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
+        return Malformed(f"entry point {value.pName or ''!r} for stage {value.stage:#x} in its module")
 
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"
@@ -265,6 +262,8 @@ class ShaderRequirements:
                 if want > have:
                     return f"property {struct}::{size_member}.{axis} {have} < {want}"
         invocations = size[0] * size[1] * size[2]
+        if not invocations:
+            return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
         return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
             value, entry, size[0], invocations
         )
@@ -290,6 +289,15 @@ class ShaderRequirements:
         if isinstance(subgroup, int) and subgroup and width % subgroup:
             return f"property {struct}::{member} {subgroup}, of which {width} invocations in x fill none or not all"
         return None
+
+
+def stage_entry_point(value: Any, spirv: SpirvModule) -> EntryPoint | None:
+    """The entry point that a shader stage names, or None."""
+    for model in _MODELS.get(value.stage, ()):
+        entry = spirv.entry_point(model, value.pName or "")
+        if entry is not None:
+            return entry
+    return None
 
 
 def _specialization(info: Any) -> dict[int, int]:

@@ -40,6 +40,7 @@ OP_EXECUTION_MODE_ID, OP_TYPE_UNTYPED_POINTER, OP_UNTYPED_VARIABLE = 331, 4417, 
 OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD = 5614, 5615, 6035
 
 DECORATION_SPEC_ID, DECORATION_BUFFER_BLOCK, DECORATION_BUILT_IN = 1, 3, 11
+DECORATION_BINDING, DECORATION_DESCRIPTOR_SET = 33, 34
 BUILT_IN_WORKGROUP_SIZE = 25
 MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID = 17, 38
 
@@ -82,7 +83,7 @@ _ATOMIC_CAPABILITIES = frozenset({12, 4473, 5016, 5404, 5612, 5613, 5616, 6033, 
 # Where the pointer of each atomic operation is, in words from its first; the value of a store is the last
 # operand. OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231, of kernels only).
 _STORED_VALUE = 4
-_ATOMIC_POINTERS = {
+ATOMIC_POINTERS = {
     **dict.fromkeys((227, 229, 230, *range(232, 243)), 3),
     **dict.fromkeys((OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD), 3),
     OP_ATOMIC_STORE: 1,
@@ -192,6 +193,8 @@ class SpirvModule(msgspec.Struct, frozen=True):
         composites: Constituent ids of composite constants, by id; specialization constant composites
             included.
         workgroup_size: Id of the constant that is decorated BuiltIn WorkgroupSize, or 0.
+        descriptor_sets: DescriptorSet decorations, by id. What is declared; `static_use` tells what is used.
+        bindings: Binding decorations, by id.
         atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those
             whose types cannot be told are left out.
     """
@@ -206,7 +209,18 @@ class SpirvModule(msgspec.Struct, frozen=True):
     spec_ids: Mapping[int, int] = msgspec.field(default_factory=dict)
     composites: Mapping[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     workgroup_size: int = 0
+    descriptor_sets: Mapping[int, int] = field(factory=dict)
+    bindings: Mapping[int, int] = field(factory=dict)
     atomics: tuple[Atomic, ...] = ()
+
+    def descriptors(self) -> dict[int, tuple[int, int]]:
+        """(DescriptorSet, Binding) of each variable that is decorated with both, by id."""
+        bindings = self.bindings
+        return {
+            each: (number, bindings[each])
+            for each, number in self.descriptor_sets.items()
+            if each in bindings
+        }
 
     def entry_point(self, execution_model: int, name: str) -> EntryPoint | None:
         """The entry point of that execution model and name, or None."""
@@ -321,6 +335,8 @@ def walk_spirv(code: bytes) -> SpirvModule:
         spec_ids=walk.spec_ids,
         composites=walk.composites,
         workgroup_size=walk.workgroup_size,
+        descriptor_sets=walk.descriptor_sets,
+        bindings=walk.bindings,
         atomics=walk.atomics() if atomic else (),
     )
 
@@ -340,6 +356,8 @@ class _Walk:
         self.spec_ids: dict[int, int] = {}
         self.composites: dict[int, tuple[int, ...]] = {}
         self.workgroup_size = 0
+        self.descriptor_sets: dict[int, int] = {}
+        self.bindings: dict[int, int] = {}
         self.shared_memory = False
         self.types: dict[int, _Number | _Pointer] = {}
         self.results: dict[int, int] = {}  # type of each result whose type is in `types`
@@ -353,6 +371,7 @@ class _Walk:
         `instructions`.
         """
         words, count, concerning = self.words, len(self.words), _CONCERNING
+        descriptor_sets, bindings = self.descriptor_sets, self.bindings
         at = HEADER_WORDS
         while at < count:
             word = words[at]
@@ -363,7 +382,15 @@ class _Walk:
                     return at
                 if at + step > count or step < _LEAST_WORDS[opcode]:
                     _raise_length(words, at, count)
-                if opcode not in concerning or words[at + 2] in concerning[opcode]:
+                if opcode == OP_DECORATE and step == 4:  # nearly all of what is read
+                    decoration = words[at + 2]
+                    if decoration == DECORATION_DESCRIPTOR_SET:
+                        descriptor_sets[words[at + 1]] = words[at + 3]
+                    elif decoration == DECORATION_BINDING:
+                        bindings[words[at + 1]] = words[at + 3]
+                    elif decoration in concerning[OP_DECORATE]:
+                        self._read(opcode, at, at + step)
+                elif opcode not in concerning or words[at + 2] in concerning[opcode]:
                     self._read(opcode, at, at + step)
             elif not step:
                 _raise_length(words, at, count)
@@ -391,7 +418,7 @@ class _Walk:
             # Instructions that have a result type begin with it, whatever they are; no other id is a type's.
             if end > at + 2 and words[at + 1] in types:
                 results[self._id(at + 2)] = words[at + 1]
-            pointer = _ATOMIC_POINTERS.get(opcode)
+            pointer = ATOMIC_POINTERS.get(opcode)
             if pointer is not None and end > at + _STORED_VALUE:
                 value = words[at + 1] if pointer > 1 else results.get(words[at + _STORED_VALUE], 0)
                 self.operations[opcode, results.get(words[at + pointer], 0), value] = None

@@ -412,6 +412,8 @@ def honest(struct: Struct) -> dict[str, Any]:
     """The least that decodes and packs: zeros, and one alternative of each union."""
     if struct.name in FLAT_STRUCTS:
         return {}
+    if struct.name == "VkSpecializationMapEntry":
+        return {"size": 4}
     if struct.name == "VkSampleLocationsInfoEXT":
         return {"sampleLocationsPerPixel": LENGTH, "sampleLocationGridSize": {"width": 1, "height": 1}}
     value: dict[str, Any] = {}

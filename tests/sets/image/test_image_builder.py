@@ -446,3 +446,85 @@ def test_a_library_must_be_one_and_what_links_must_be_whole() -> None:
     assert "pre-rasterization" in found[6][1]
     assert "null handle" in found[8][1]
     assert not any(unsupported for unsupported, _ in found.values())
+
+
+def reading_module(number: int, binding: int, *, used: bool) -> bytes:
+    """A compute shader that declares a uniform block, and reads it or does not."""
+    return assemble(
+        instruction(17, 1),
+        instruction(14, 0, 1),
+        instruction(15, 5, 3, *text("main")),
+        instruction(16, 3, 17, 1, 1, 1),
+        instruction(71, 7, 34, number),
+        instruction(71, 7, 33, binding),
+        instruction(71, 8, 2),
+        instruction(72, 8, 0, 35, 0),
+        instruction(19, 1),
+        instruction(33, 2, 1),
+        instruction(22, 5, 32),
+        instruction(30, 8, 5),
+        instruction(32, 9, 2, 8),
+        instruction(59, 9, 7, 2),
+        instruction(54, 1, 10, 0, 2),  # a function that main calls
+        instruction(248, 11),
+        *([instruction(61, 8, 12, 7)] if used else []),
+        instruction(253),
+        instruction(56),
+        instruction(54, 1, 3, 0, 2),
+        instruction(248, 4),
+        instruction(57, 1, 13, 10),
+        instruction(253),
+        instruction(56),
+    )
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize(("sets", "there"), [(1, True), (0, False), (2, False)])
+def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> None:
+    """What a module declares and does not use, the layout need not have."""
+    code = reading_module(0, 3, used=used)
+    records, module = Records(), module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    binding = {"binding": 3 if there else 2, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32}
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)] * sets})
+    records.compute(1, module=module, layout=0x32)
+    records.compute(2, module=module, layout=0x32)
+    built = records.built()
+    if there or not used:
+        assert built.problems == ()
+    else:
+        reason = f"layout has no set 0 binding 3, which shader {module:016x} uses"
+        assert reasons(built) == {1: (False, reason), 2: (False, reason)}
+
+
+def test_a_workgroup_of_nothing_fails() -> None:
+    code = compute_module(local_size=0)
+    records, module = Records(), module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    records.compute(1, module=module)
+    assert reasons(records.built()) == {1: (False, "a workgroup of 0x1x1 invocations")}
+
+
+def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
+    records = Records()
+    unused = dict.fromkeys(("closestHitShader", "anyHitShader", "intersectionShader"), 0xFFFFFFFF)
+
+    def rays(key: int, index: int, flags: int, **members: Any) -> None:
+        group = {"type": 0, "generalShader": index, **unused}
+        stages = [{"stage": 0x100, "module": hexed(module), "name": "main"}]
+        value = {"layout": hexed(LAYOUT), "flags": flags, "stages": stages, "groups": [group]}
+        records.put(RecordTag.RAY_TRACING_PIPELINE, key, value | members)
+
+    code = assemble(
+        instruction(17, 4479), instruction(14, 0, 1), instruction(15, 5313, 3, *text("main")),
+        instruction(19, 1), instruction(33, 2, 1), instruction(54, 1, 3, 0, 2), instruction(248, 4),
+        instruction(253), instruction(56),
+    )  # fmt: skip
+    module = module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    rays(1, 0, 0x800)
+    rays(2, 1, 0, libraryInfo={"libraries": [hexed(1)]})
+    rays(3, 2, 0, libraryInfo={"libraries": [hexed(1)]})
+    found = reasons(records.built())
+    assert found == {3: (False, "generalShader 2 of a pipeline that has 2 stages")}

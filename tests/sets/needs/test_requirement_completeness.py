@@ -45,10 +45,38 @@ def test_state_that_is_left_out_rightly() -> None:
     assert missing(graphics(discard=1)) is None
     assert missing(graphics(RASTERIZATION_SAMPLES)) is None
     assert missing(graphics(POLYGON_MODE, RASTERIZATION_SAMPLES, pRasterizationState=None)) is None
-    part = chain("VkGraphicsPipelineLibraryCreateInfoEXT", flags=2)
+    part = chain("VkGraphicsPipelineLibraryCreateInfoEXT", flags=1)
     assert missing(graphics(pNext=[part], pRasterizationState=None)) is None
     links = chain("VkPipelineLibraryCreateInfoKHR", pLibraries=[1])
     assert missing(graphics(pNext=[links], pRasterizationState=None)) is None
+
+
+@pytest.mark.parametrize(("part", "lacks"), [(2, "rasterizationState"), (8, "multisampleState")])
+def test_a_part_has_the_state_that_goes_with_it(part: int, lacks: str) -> None:
+    info = chain("VkGraphicsPipelineLibraryCreateInfoEXT", flags=part)
+    found = missing(graphics(pNext=[info], pRasterizationState=None))
+    assert isinstance(found, Malformed)
+    assert lacks in found
+
+
+def test_tessellation_is_whole() -> None:
+    stages = [make("VkPipelineShaderStageCreateInfo", stage=each) for each in (1, 2, 4)]
+    samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
+    state = make("VkPipelineTessellationStateCreateInfo", patchControlPoints=3)
+    whole = {"pMultisampleState": samples, "pTessellationState": state}
+    assert missing(graphics(pStages=stages, **whole)) is None
+    assert (
+        missing(graphics(pStages=stages[:2], **whole)) == "pStages: one tessellation stage without the other"
+    )
+    without_state = missing(graphics(pStages=stages, pMultisampleState=samples))
+    assert without_state == "no tessellationState, although it has tessellation stages"
+
+
+@pytest.mark.parametrize("size", [0, 3, 16])
+def test_specialization_constants_have_a_size_that_constants_have(size: int) -> None:
+    entry = make("VkSpecializationMapEntry", constantID=7, size=size)
+    value = make("VkSpecializationInfo", pMapEntries=[entry], pData=bytes(16))
+    assert missing(value) == f"specialization constant 7 has {size} bytes"
 
 
 def test_discarding_that_is_dynamic_may_not_happen() -> None:
@@ -73,7 +101,7 @@ def test_groups_name_stages_that_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "size", "complete"), [(0, 4, True), (4, 4, True), (8, 0, True), (5, 4, False)]
+    ("offset", "size", "complete"), [(0, 4, True), (4, 4, True), (7, 1, True), (5, 4, False)]
 )
 def test_specialization_entries_lie_in_their_data(offset: int, size: int, complete: bool) -> None:
     entry = make("VkSpecializationMapEntry", constantID=3, offset=offset, size=size)
