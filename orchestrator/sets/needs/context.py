@@ -822,7 +822,13 @@ _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
 _FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
 _UNUSED_SHADER = 0xFFFF_FFFF
-_GROUP_SHADERS = ("generalShader", "closestHitShader", "anyHitShader", "intersectionShader")
+# Members of a group, and the stages that they may name: ray generation, miss and callable, then hit shaders.
+_GROUP_SHADERS = {
+    "generalShader": 0x100 | 0x800 | 0x2000,
+    "closestHitShader": 0x400,
+    "anyHitShader": 0x200,
+    "intersectionShader": 0x1000,
+}
 
 
 _VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _FRAGMENT_SHADER_PART, _OUTPUT_PART = 0x1, 0x2, 0x4, 0x8
@@ -967,12 +973,20 @@ def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicS
 
 
 def _group_shaders(value: Any, count: int) -> Malformed | None:
-    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476."""
+    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476.
+
+    Of `count` stages those behind the pipeline's own are libraries', of which the kind is not known here.
+    """
+    stages = [each.stage for each in getattr(value, "pStages", None) or ()]
     for each in getattr(value, "pGroups", None) or ():
-        for name in _GROUP_SHADERS:
+        for name, kinds in _GROUP_SHADERS.items():
             index = getattr(each, name)
-            if index != _UNUSED_SHADER and index >= count:
+            if index == _UNUSED_SHADER:
+                continue
+            if index >= count:
                 return Malformed(f"{name} {index} of a pipeline that has {count} stages")
+            if count == len(stages) and not stages[index] & kinds:
+                return Malformed(f"{name} {index} names a stage of another kind, {stages[index]:#x}")
     return None
 
 

@@ -97,6 +97,9 @@ def test_groups_name_stages_that_are_there() -> None:
 
     assert missing(rays(0)) is None
     assert missing(rays(1)) == "generalShader 1 of a pipeline that has 1 stages"
+    closest = rays(NONE)
+    closest.pGroups[0].closestHitShader = 0
+    assert missing(closest) == "closestHitShader 0 names a stage of another kind, 0x100"
     assert missing(rays(1, pLibraryInfo=make("VkPipelineLibraryCreateInfoKHR", pLibraries=[7]))) is None
 
 
