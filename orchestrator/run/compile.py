@@ -36,7 +36,7 @@ from orchestrator.devices.device import (
     PipelineExecutables,
     PreparedPipelines,
 )
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
@@ -529,7 +529,7 @@ class CompileJob:
             set=SetRecord(
                 path=source.name,
                 content_hash=Hash(source.content_hash()),
-                pipelines={kind: sum(job.kind is kind for job in chosen) for kind in PipelineKind},
+                pipelines=chosen.counts(),
                 unique=len(chosen),
                 subset=None if subset.is_whole else SubsetRecord.of_set(subset, len(source)),
                 applications=tuple(each.name or "" for each in source.applications),

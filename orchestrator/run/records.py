@@ -45,7 +45,7 @@ from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.prepare import Subset
-from orchestrator.sets.records import Damage, PipelineJob, RecordTag
+from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.save_policy import SaveReason
 
@@ -375,10 +375,8 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         cls, jobs: Sequence[PipelineJob], status: Sequence[OutcomeStatus] = (), reasons: Sequence[str] = ()
     ) -> Self:
         """A table of some pipelines, not run or with the outcomes given."""
-        table = cls.untried(
-            np.fromiter((job.key for job in jobs), np.uint64, len(jobs)),
-            np.fromiter((_KIND_CODE[job.kind] for job in jobs), np.uint8, len(jobs)),
-        )
+        columns = PipelineJobs.of(jobs)
+        table = cls.untried(columns.keys, columns.kinds)
         if status:
             table.status[:] = [_CODE[each] for each in status]
         table.reasons.update((row, plain_text(reason)) for row, reason in enumerate(reasons))

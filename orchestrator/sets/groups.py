@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 from typing import Annotated, TypeVar
 
 import msgspec
+import numpy as np
 from attrs import field, frozen
 
 from orchestrator.devices.request import (
@@ -45,6 +46,7 @@ from orchestrator.sets.records import (
     KIND_OF_TAG,
     Damage,
     PipelineJob,
+    PipelineJobs,
     RecordSource,
     RecordTag,
 )
@@ -198,6 +200,10 @@ class Link(msgspec.Struct, frozen=True):
     key: int
 
 
+def _columns(jobs: Iterable[PipelineJob]) -> PipelineJobs:
+    return PipelineJobs.of(jobs)
+
+
 @frozen
 class FeatureGroup:
     """Pipelines to compile on one device.
@@ -212,7 +218,7 @@ class FeatureGroup:
 
     request: DeviceRequest
     applications: tuple[int, ...]
-    pipelines: tuple[PipelineJob, ...] = field(repr=False)
+    pipelines: PipelineJobs = field(repr=False, converter=_columns)
     added: tuple[str, ...] = ()
 
 
@@ -291,23 +297,22 @@ def feature_groups(source: RecordSource, report: _Report = None) -> tuple[Featur
     Returns:
         At least one group.
     """
-    pipelines = tuple(PipelineJob(key, kind) for tag, kind in KIND_OF_TAG.items() for key in source.keys(tag))
+    pipelines = PipelineJobs.of_records(source)
     applications = read_applications(source, report)
     if not applications:
         return (FeatureGroup(DeviceRequest(others=OtherFeatures.NONE), (), pipelines),)
     groups: dict[DeviceRequest, list[int]] = {}
     for application in applications:
         groups.setdefault(application.request, []).append(application.key)
-    chosen: list[list[PipelineJob]] = [[] for _ in groups]
-    if len(groups) == 1:
-        chosen[0] += pipelines
-    else:
+    chosen = [pipelines] * len(groups)
+    if len(groups) > 1:
         used = _pipelines_used(source, list(groups.values()), report)
-        for pipeline in pipelines:
-            for index in sorted(used.get(pipeline, ())) or (0,):
-                chosen[index].append(pipeline)
+        in_group = np.zeros((len(groups), len(pipelines)), np.bool_)
+        for row, pipeline in enumerate(pipelines):
+            in_group[sorted(used.get(pipeline, (0,))), row] = True
+        chosen = [pipelines.where(each) for each in in_group]
     result = [
-        FeatureGroup(request, tuple(members), tuple(each))
+        FeatureGroup(request, tuple(members), each)
         for (request, members), each in zip(groups.items(), chosen, strict=True)
     ]
     return tuple(each for each in result if each.pipelines) or (result[0],)

@@ -30,7 +30,7 @@ from orchestrator.sets.records import (
     Closing,
     Damage,
     DamageLog,
-    PipelineJob,
+    PipelineJobs,
     RecordSource,
     RecordTag,
 )
@@ -102,11 +102,9 @@ class PipelineSet(Closing):
         return self._source.name
 
     @cached_property
-    def pipelines(self) -> tuple[PipelineJob, ...]:
+    def pipelines(self) -> PipelineJobs:
         """All pipelines, each once: graphics, compute, ray tracing, each in the order of the set."""
-        return tuple(
-            PipelineJob(key, kind) for tag, kind in KIND_OF_TAG.items() for key in self._source.keys(tag)
-        )
+        return PipelineJobs.of_records(self._source)
 
     def __len__(self) -> int:
         """Number of pipelines."""

@@ -19,6 +19,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Final, Self
 
+import numpy as np
+import numpy.typing as npt
 from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import Device, DeviceCapabilities
@@ -36,7 +38,7 @@ from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJob
+from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""
@@ -45,7 +47,6 @@ _FEATURE: Final = re.compile(r"(VkPhysicalDevice\w*Features\w*)::(\w+)")
 _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
 # What a pipeline lacks is told one thing at a time; more than these nobody has seen.
 _MOST_ADDED: Final = 16
-_64_BITS: Final = (1 << 64) - 1
 
 
 @frozen
@@ -91,11 +92,17 @@ class Subset:
 
     def __contains__(self, job: PipelineJob) -> bool:
         """Whether a pipeline is in it."""
-        return (self.keys is None or job.key in self.keys) and _mixed(job.key) % self.shards == self.shard - 1
+        return len(self.of((job,))) > 0
 
-    def of(self, jobs: Iterable[PipelineJob]) -> tuple[PipelineJob, ...]:
+    def of(self, jobs: Iterable[PipelineJob]) -> PipelineJobs:
         """Those of some pipelines that are in it, in the same order."""
-        return tuple(jobs) if self.is_whole else tuple(job for job in jobs if job in self)
+        columns = PipelineJobs.of(jobs)
+        if self.is_whole:
+            return columns
+        chosen = _mixed(columns.keys) % np.uint64(self.shards) == np.uint64(self.shard - 1)
+        if self.keys is not None:
+            chosen &= np.isin(columns.keys, np.array(sorted(self.keys), np.uint64))
+        return columns.where(chosen)
 
     def groups_of(self, source: PipelineSet) -> tuple[FeatureGroup, ...]:
         """The groups of a set that hold a pipeline of it; the first group where none does.
@@ -103,7 +110,7 @@ class Subset:
         Raises:
             ValueError: A key names no pipeline of the set.
         """
-        if self.keys and (unknown := self.keys.difference(job.key for job in source.pipelines)):
+        if self.keys and (unknown := self.keys.difference(source.pipelines.keys.tolist())):
             raise ValueError(f"{source.name}: no pipeline has the key {min(unknown):016x} of the subset")
         return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
 
@@ -228,17 +235,19 @@ def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> 
     for each in split:
         for index, other in enumerate(waiting):
             if evolve(other, pipelines=each.pipelines) == each and other.added:
-                waiting[index] = evolve(other, pipelines=(*other.pipelines, *each.pipelines))
+                waiting[index] = evolve(
+                    other, pipelines=PipelineJobs.joined([other.pipelines, each.pipelines])
+                )
                 break
         else:
             waiting.append(each)
 
 
-def _mixed(key: int) -> int:
-    """A key with its bits mixed (the finalizer of SplitMix64): the low bits of recorders' hashes are poor."""
-    key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
-    key = (key ^ key >> 27) * 0x94D049BB133111EB & _64_BITS
-    return key ^ key >> 31
+def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Keys with their bits mixed (the finalizer of SplitMix64): the low bits of recorders' hashes are poor."""
+    keys = (keys ^ keys >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ keys >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return keys ^ keys >> np.uint64(31)
 
 
 def _settle(source: PipelineSet, group: FeatureGroup, device: Device) -> OpenedGroup:
@@ -265,7 +274,8 @@ def _decode(
     split, lacking = _split(source, group, device, built)
     moved = {job for each in split for job in each.pipelines}
     kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
-    group = evolve(group, pipelines=tuple(job for job in group.pipelines if job not in moved))
+    if moved:
+        group = evolve(group, pipelines=[job for job in group.pipelines if job not in moved])
     return OpenedGroup(group, device, evolve(built, problems=kept), split)
 
 
@@ -332,7 +342,7 @@ def _split(
         FeatureGroup(
             group.request.plus(needs.features, needs.extensions),
             group.applications,
-            tuple(sorted(jobs, key=order.__getitem__)),
+            PipelineJobs.of(sorted(jobs, key=order.__getitem__)),
             (
                 *sorted(needs.extensions),
                 *(f"{struct}::{member}" for struct, member in sorted(needs.features)),

@@ -10,11 +10,13 @@ from __future__ import annotations
 import enum
 import threading
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from orchestrator.devices.image import PipelineKind
 
@@ -157,3 +159,94 @@ class PipelineJob(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.kind.value} {self.key:016x}"
+
+
+_KINDS: Final = tuple(PipelineKind)
+_KIND_CODE: Final = {kind: code for code, kind in enumerate(_KINDS)}
+
+
+class PipelineJobs(Sequence[PipelineJob]):
+    """Pipelines in columns; a `PipelineJob` is made when one is asked for. Immutable, and equal to a tuple.
+
+    Attributes:
+        keys: Hash of each, shape (n,), uint64.
+        kinds: Kind of each, as a position in `PipelineKind`, shape (n,), uint8.
+    """
+
+    __slots__ = ("keys", "kinds")
+
+    def __init__(self, keys: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint8]) -> None:
+        self.keys: Final = keys
+        self.kinds: Final = kinds
+
+    @classmethod
+    def of(cls, jobs: Iterable[PipelineJob]) -> PipelineJobs:
+        """The columns of some pipelines; columns are taken as they are."""
+        if isinstance(jobs, PipelineJobs):
+            return jobs
+        rows = list(jobs)
+        return cls(
+            np.array([each.key for each in rows], np.uint64),
+            np.array([_KIND_CODE[each.kind] for each in rows], np.uint8),
+        )
+
+    @classmethod
+    def of_records(cls, source: RecordSource) -> PipelineJobs:
+        """All pipelines of a source, each once: graphics, compute, ray tracing, each in the source's order."""
+        keys = [source.keys(tag) for tag in KIND_OF_TAG]
+        return cls(
+            np.concatenate([np.array(each, np.uint64) for each in keys]),
+            np.repeat(np.arange(len(keys), dtype=np.uint8), [len(each) for each in keys]),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[PipelineJobs]) -> PipelineJobs:
+        """One after the other."""
+        return cls(
+            np.concatenate([np.zeros(0, np.uint64), *(each.keys for each in parts)]),
+            np.concatenate([np.zeros(0, np.uint8), *(each.kinds for each in parts)]),
+        )
+
+    def where(self, chosen: npt.NDArray[np.bool_]) -> PipelineJobs:
+        """Those that are chosen, in the same order."""
+        return self if chosen.all() else PipelineJobs(self.keys[chosen], self.kinds[chosen])
+
+    def counts(self) -> dict[PipelineKind, int]:
+        """Number of pipelines of each kind."""
+        numbers = np.bincount(self.kinds, minlength=len(_KINDS)).tolist()
+        return dict(zip(_KINDS, numbers, strict=True))
+
+    def __len__(self) -> int:
+        """Number of pipelines."""
+        return len(self.keys)
+
+    @overload
+    def __getitem__(self, index: int) -> PipelineJob: ...
+    @overload
+    def __getitem__(self, index: slice) -> PipelineJobs: ...
+    def __getitem__(self, index: int | slice) -> PipelineJob | PipelineJobs:
+        if isinstance(index, slice):
+            return PipelineJobs(self.keys[index], self.kinds[index])
+        return PipelineJob(int(self.keys[index]), _KINDS[self.kinds[index]])
+
+    def __iter__(self) -> Iterator[PipelineJob]:
+        """The pipelines, one after the other."""
+        for key, kind in zip(self.keys.tolist(), self.kinds.tolist(), strict=True):
+            yield PipelineJob(key, _KINDS[kind])
+
+    def __contains__(self, job: object) -> bool:
+        """Whether a pipeline is among them."""
+        if not isinstance(job, PipelineJob):
+            return False
+        return bool(((self.keys == job.key) & (self.kinds == _KIND_CODE[job.kind])).any())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PipelineJobs):
+            return np.array_equal(self.keys, other.keys) and np.array_equal(self.kinds, other.kinds)
+        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.keys.tobytes(), self.kinds.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} pipelines>"

@@ -1,0 +1,108 @@
+"""A large set of compute pipelines: shaders of other sets, each with many values of a specialization constant.
+
+The constant is one that no shader has, so all permutations of a shader compile to the same code, in the same time,
+under keys of their own. So a set of any size has the driver's work of a real one, and anyone can make it again.
+
+Run as a script it writes the set: python benchmarks/permuted.py OUT.foz --each 100 game.foz other.foz
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+
+from orchestrator.errors import RecordError
+from orchestrator.sets.archive.state_hashes import state_hash
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+
+_CONSTANT_ID = 0x7000
+_TAG = RecordTag.COMPUTE_PIPELINE
+_SHARED_TAGS = (
+    RecordTag.SAMPLER,
+    RecordTag.DESCRIPTOR_SET_LAYOUT,
+    RecordTag.PIPELINE_LAYOUT,
+    RecordTag.SHADER_MODULE,
+)
+
+
+def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> int:
+    """Write the set.
+
+    Args:
+        out: The archive.
+        sources: Archives whose compute shaders are taken, one pipeline a shader.
+        each: Permutations of each.
+        most: Shaders, at most.
+
+    Returns:
+        Number of pipelines.
+    """
+    shaders: set[str] = set()
+    count = 0
+    with ArchiveWriter(out, level=1) as writer:
+        for path in sources:
+            with PipelineSet.open(path) as source:
+                for tag in _SHARED_TAGS:
+                    for key in source.records.keys(tag):
+                        writer.add(tag, key, source.records.payload(tag, key))
+                for key in source.records.keys(_TAG):
+                    payload = source.records.payload(_TAG, key)
+                    try:
+                        decode_document(_TAG, key, payload)
+                    except RecordError:
+                        continue
+                    entry = msgspec.json.decode(payload.split(b"\0", 1)[0])["computePipelines"][f"{key:016x}"]
+                    module = entry["stage"]["module"]
+                    if module in shaders or len(shaders) == most:
+                        continue
+                    shaders.add(module)
+                    for permuted_key, permuted in permutations(entry, each):
+                        writer.add(_TAG, permuted_key, permuted)
+                        count += 1
+    return count
+
+
+def permutations(entry: dict[str, dict[str, object]], each: int) -> Iterator[tuple[int, bytes]]:
+    """Key and payload of permutations of a pipeline, given as its document's entry."""
+    for value in range(each):
+        info = {
+            "dataSize": 4,
+            "data": base64.b64encode(struct.pack("<I", value)).decode(),
+            "mapEntries": [{"offset": 0, "size": 4, "constantID": _CONSTANT_ID}],
+        }
+        permuted = {**entry, "stage": {**entry["stage"], "specializationInfo": info}}
+        key = state_hash(decode_document(_TAG, 0, _document(0, permuted)), lambda _: ())
+        yield key, _document(key, permuted)
+
+
+def _document(key: int, entry: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"version": 6, "computePipelines": {f"{key:016x}": entry}})
+
+
+def main() -> None:
+    """Write the set."""
+    parser = argparse.ArgumentParser(description="Write a large set of permuted compute pipelines.")
+    parser.add_argument("out", type=Path, help="the archive to write")
+    parser.add_argument(
+        "sources", nargs="*", default=[str(sample_path())], help="archives with compute shaders"
+    )
+    parser.add_argument("--each", type=int, default=100, help="permutations of each shader")
+    parser.add_argument("--shaders", type=int, default=102, help="shaders, at most")
+    options = parser.parse_args()
+    print(write_permuted(options.out, options.sources, options.each, options.shaders), "pipelines")
+
+
+if __name__ == "__main__":
+    main()
