@@ -882,8 +882,7 @@ def own_parts(value: Any) -> int:
     return 0 if links is not None and links.pLibraries else _ALL_PARTS
 
 
-@frozen
-class GraphicsParts:
+class GraphicsParts(msgspec.Struct, frozen=True):
     """What a graphics pipeline holds, with the libraries that it links; other kinds have no parts.
 
     Attributes:
@@ -1061,8 +1060,7 @@ def _as_long(value: Any, chained_struct: str, array: str, own: str) -> str | Non
     return Malformed(f"{chained_struct}::{array} has {length} elements where {own} has {expected}")
 
 
-@frozen
-class ReplacedArray:
+class ReplacedArray(msgspec.Struct, frozen=True):
     """An array that may be null beside its count only where dynamic states replace it.
 
     Attributes:

@@ -209,8 +209,8 @@ class SpirvModule(msgspec.Struct, frozen=True):
     spec_ids: Mapping[int, int] = msgspec.field(default_factory=dict)
     composites: Mapping[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
     workgroup_size: int = 0
-    descriptor_sets: Mapping[int, int] = field(factory=dict)
-    bindings: Mapping[int, int] = field(factory=dict)
+    descriptor_sets: Mapping[int, int] = msgspec.field(default_factory=dict)
+    bindings: Mapping[int, int] = msgspec.field(default_factory=dict)
     atomics: tuple[Atomic, ...] = ()
 
     def descriptors(self) -> dict[int, tuple[int, int]]:
