@@ -353,7 +353,7 @@ class SimulatedDevice:
             return [
                 None
                 if index in ours.unusable or ours.image.libraries_of(index)
-                else self.driver.binary_key(ours.keys[index])
+                else self.driver.pipeline_key(ours.keys[index], ours.image.kind_of(index))
                 for index in ours.check(indices, what)
             ]
 

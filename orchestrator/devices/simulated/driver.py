@@ -33,6 +33,7 @@ from orchestrator.devices.device import (
     DeviceIdentity,
     PipelineCache,
 )
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait
 from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions, build_of
@@ -110,6 +111,12 @@ class SimulatedDriver:
         return hashlib.blake2b(
             shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary", key=self._key_salt
         ).digest()
+
+    def pipeline_key(self, key: int, kind: PipelineKind) -> bytes:
+        """What vkGetPipelineKeyKHR gives, 32 bytes."""
+        if kind in self._bugs.one_pipeline_key:
+            return hashlib.blake2b(kind.value.encode(), digest_size=32, person=b"one for all").digest()
+        return self.binary_key(key)
 
     def create_cache(
         self, initial_data_size: int, initial_data: bytes | None, *, synchronized: bool

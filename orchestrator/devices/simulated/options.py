@@ -17,6 +17,7 @@ from statistics import NormalDist
 from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, VirtualClock
 from orchestrator.registry.tables import NEWEST_VERSION, AnyDevice
@@ -38,6 +39,10 @@ def _operations(operations: Collection[CacheOperation]) -> frozenset[CacheOperat
     return frozenset(operations)
 
 
+def _kinds(kinds: Collection[PipelineKind]) -> frozenset[PipelineKind]:
+    return frozenset(kinds)
+
+
 @frozen
 class DriverBugs:
     """Bugs to simulate; all off by default. Keys are those of pipelines in their set.
@@ -55,6 +60,8 @@ class DriverBugs:
         hang: Compiling these never returns, until the device is closed or lets go.
         out_of_memory: Compiling these gives VK_ERROR_OUT_OF_HOST_MEMORY.
         out_of_memory_operations: These commands on caches give VK_ERROR_OUT_OF_HOST_MEMORY.
+        one_pipeline_key: vkGetPipelineKeyKHR gives all pipelines of these kinds one and the same key, as
+            NVIDIA 580.159 does for ray tracing. What is found in a cache does not depend on it.
         results: VkResult of compiling the pipeline of a key.
     """
 
@@ -70,6 +77,7 @@ class DriverBugs:
     hang: frozenset[int] = field(default=frozenset(), converter=_keys)
     out_of_memory: frozenset[int] = field(default=frozenset(), converter=_keys)
     out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
+    one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
     results: Mapping[int, int] = field(factory=dict)
 
 

@@ -22,6 +22,7 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     CreationBatch,
 )
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,
@@ -216,3 +217,18 @@ def test_closing_ends_a_hang() -> None:
 
 def test_waiting_for_a_hang_that_does_not_come_gives_up() -> None:
     assert not device_with().wait_until_hung(timeout_s=0)
+
+
+def test_one_pipeline_key_for_all_pipelines_of_a_kind() -> None:
+    image = simulated_image(
+        KEYS, kinds=[PipelineKind.GRAPHICS, PipelineKind.RAY_TRACING, PipelineKind.RAY_TRACING]
+    )
+    honest, lying = device_with(), device_with(DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
+    told = honest.pipeline_keys(honest.prepare(image), ALL)
+    assert len(set(told)) == 3
+    lied = lying.pipeline_keys(lying.prepare(image), ALL)
+    assert lied[0] == told[0]
+    assert lied[1] == lied[2] not in told
+    # Its caches are not fooled.
+    cache = lying.create_pipeline_cache()
+    assert not np.any(lying.create_pipelines(lying.prepare(image), ALL, cache).feedback_flags & 2)
