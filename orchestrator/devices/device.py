@@ -268,7 +268,9 @@ class Device(PipelineCaches, Protocol):
     def supported(self) -> DeviceCapabilities:
         """What could be enabled of it, by another `DeviceRequest` for the same application."""
 
-    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> PreparedPipelines:
+    def prepare(
+        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+    ) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
         Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V
@@ -277,6 +279,9 @@ class Device(PipelineCaches, Protocol):
         Args:
             image: The image.
             before: Called before each object, and each module that is made now, goes to the driver.
+            modules_on_demand: Make each shader module when the first call needs it, and not now: where most
+                pipelines are created from binaries, most are never read. One that cannot be made is then
+                raised by that call.
 
         Raises:
             DeviceError: The device was closed.

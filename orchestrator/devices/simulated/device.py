@@ -21,10 +21,19 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
+from orchestrator.devices.binaries import (
+    BinaryProperties,
+    BinarySource,
+    CapturedPipeline,
+    HeldBinaries,
+    PipelineBinary,
+    create_with_binaries,
+)
 from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_UNKNOWN,
     INCOMPLETE,
+    NO_SOURCE,
     SUCCESS,
     BeforeObject,
     CreationBatch,
@@ -190,6 +199,7 @@ class SimulatedDevice:
         self._mutex = threading.Lock()
         self._caches: dict[int, CacheUse] = {}
         self._pipelines: set[int] = set()
+        self._binaries: dict[int, PipelineBinary] = {}
         self._prepared: set[SimulatedPipelines] = set()
 
     # Caches.
@@ -267,9 +277,11 @@ class SimulatedDevice:
 
     # Pipelines.
 
-    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> SimulatedPipelines:
+    def prepare(
+        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+    ) -> SimulatedPipelines:
         """See `Device.prepare`; there is nothing to create."""
-        del before
+        del before, modules_on_demand
         with self._calls.inside("prepare"):
             causes = self._options.unusable
             keys = enumerate(image.keys.tolist())
@@ -298,10 +310,18 @@ class SimulatedDevice:
             DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice,
                 or the device cannot fail instead of compiling.
         """
+        if isinstance(source, BinarySource):
+            return create_with_binaries(
+                self,
+                prepared,
+                indices,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
         what = "create_pipelines"
         if fail_on_compile_required and not self.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
-        feedback = self.features.creation_feedback
         batch = CreationBatch.of_zeros(len(indices))
         waits = np.zeros(len(indices), np.int64)
         cache = source if isinstance(source, PipelineCache) else None
@@ -321,13 +341,25 @@ class SimulatedDevice:
                     waits[position] = made.lock_wait_ns
                     wait.ns += made.lock_wait_ns
                     wait.asleep_ns += made.lock_asleep_ns
-                batch.results[position] = made.result
-                if feedback:
-                    batch.feedback_flags[position] = made.feedback_flags
-                    batch.durations_ns[position] = made.duration_ns
-                if made.result == SUCCESS:
-                    batch.handles[position] = self._settle(ours, index, keep=keep)
+                self._put(batch, position, made, ours, index, keep=keep)
         return batch
+
+    def _put(
+        self,
+        batch: CreationBatch,
+        position: int,
+        made: Creation,
+        ours: SimulatedPipelines,
+        index: int,
+        *,
+        keep: bool,
+    ) -> None:
+        batch.results[position] = made.result
+        if self.features.creation_feedback:
+            batch.feedback_flags[position] = made.feedback_flags
+            batch.durations_ns[position] = made.duration_ns
+        if made.result == SUCCESS:
+            batch.handles[position] = self._settle(ours, index, keep=keep)
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`.
@@ -347,8 +379,7 @@ class SimulatedDevice:
         """See `Device.pipeline_keys`: 32 bytes that follow from the key in the set; None where unusable."""
         what = "pipeline_keys"
         with self._calls.inside(what):
-            if not self.features.pipeline_binaries:
-                raise DeviceError(f"{what}: the device has no pipeline binaries")
+            self._require_binaries(what)
             ours = self._ours(prepared, what)
             return [
                 None
@@ -356,6 +387,100 @@ class SimulatedDevice:
                 else self.driver.pipeline_key(ours.keys[index], ours.image.kind_of(index))
                 for index in ours.check(indices, what)
             ]
+
+    @property
+    def binary_properties(self) -> BinaryProperties:
+        """See `PipelineBinaries.binary_properties`."""
+        return self._options.binary_properties if self.features.pipeline_binaries else BinaryProperties()
+
+    def global_pipeline_key(self) -> bytes:
+        """See `PipelineBinaries.global_pipeline_key`."""
+        with self._calls.inside("global_pipeline_key"):
+            self._require_binaries("global_pipeline_key")
+            return self.driver.global_key()
+
+    def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
+        """See `PipelineBinaries.create_binaries`."""
+        with self._calls.inside("create_binaries"):
+            self._require_binaries("create_binaries")
+            made = {next(_next_handle): PipelineBinary(each.key, bytes(each.data)) for each in binaries}
+            with self._mutex:
+                self._binaries.update(made)
+            return np.array(list(made), np.uint64)
+
+    def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
+        """See `PipelineBinaries.destroy_binaries`.
+
+        Raises:
+            DeviceError: One of them is not a live binary of this device.
+        """
+        with self._calls.inside("destroy_binaries"), self._mutex:
+            for handle in handles[handles != 0].tolist():
+                if self._binaries.pop(handle, None) is None:
+                    raise DeviceError("destroy_binaries: not a live binary of this device, or given twice")
+
+    def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
+        """See `PipelineBinaries.binary_data`."""
+        with self._calls.inside("binary_data"), self._mutex:
+            return tuple(self._binaries[handle] for handle in handles.tolist())
+
+    def create_from_binaries(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        held: HeldBinaries,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `PipelineBinaries.create_from_binaries`."""
+        what = "create_from_binaries"
+        batch = CreationBatch.of_zeros(len(indices))
+        ends = np.cumsum(held.counts)
+        with self._calls.recorded(what, "") as _, ExitStack() as stack:
+            self._require_binaries(what)
+            ours = self._ours(prepared, what)
+            for place, index in enumerate(stack.enter_context(ours.using(indices, what))):
+                given = self.binary_data(held.handles[ends[place] - held.counts[place] : ends[place]])
+                made = self.driver.create_from_binaries(ours.keys[index], _modules(ours, index), given)
+                self._put(batch, place, made, ours, index, keep=keep)
+        return batch
+
+    def create_captured(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        """See `PipelineBinaries.create_captured`."""
+        self._require_binaries("create_captured")
+        batch = self.create_pipelines(prepared, indices, NO_SOURCE, keep=keep)
+        good = np.flatnonzero(batch.results == SUCCESS)
+        keys = self.pipeline_keys(prepared, indices[good])
+        ours = self._ours(prepared, "create_captured")
+        return batch, [
+            CapturedPipeline(
+                int(indices[place]),
+                key,
+                self.driver.binaries_of(ours.keys[indices[place]], _modules(ours, int(indices[place]))),
+                int(batch.durations_ns[place]),
+            )
+            for place, key in zip(good.tolist(), keys, strict=True)
+        ]
+
+    def probe_internal_cache(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+    ) -> list[npt.NDArray[np.uint64] | None]:
+        """See `PipelineBinaries.probe_internal_cache`; identifiers name what modules would."""
+        what = "probe_internal_cache"
+        self._require_binaries(what)
+        if not self.binary_properties.internal_cache:
+            raise DeviceError(f"{what}: the device has no internal cache")
+        if identifiers and not self.features.shader_module_identifiers:
+            raise DeviceError(f"{what}: the device has no module identifiers")
+        ours = self._ours(prepared, what)
+        return [
+            self.create_binaries(self.driver.binaries_of(ours.keys[index], _modules(ours, index)))
+            if ours.keys[index] in self._options.internal_cache
+            else None
+            for index in ours.check(indices, what)
+        ]
 
     def close(self) -> None:
         """See `Device.close`. Calls that hang are let go with VK_ERROR_DEVICE_LOST first."""
@@ -367,6 +492,7 @@ class SimulatedDevice:
                 use.cache.destroyed = True
             self._caches.clear()
             self._pipelines.clear()
+            self._binaries.clear()
             self._prepared.clear()
 
     # The truth, beside the Protocol.
@@ -380,6 +506,16 @@ class SimulatedDevice:
     def live_pipelines(self) -> int:
         """Pipelines that exist: those kept for callers, and libraries of prepared images."""
         return len(self._pipelines)
+
+    @property
+    def live_binaries(self) -> int:
+        """Binaries that were made and not destroyed."""
+        return len(self._binaries)
+
+    @property
+    def wrong_binaries(self) -> int:
+        """Pipelines that were created from binaries of another one: what an application must never do."""
+        return self.driver.wrong_binaries
 
     @property
     def live_prepared(self) -> int:
@@ -423,6 +559,10 @@ class SimulatedDevice:
 
     # Parts of the above.
 
+    def _require_binaries(self, what: str) -> None:
+        if not self.features.pipeline_binaries:
+            raise DeviceError(f"{what}: the device has no pipeline binaries")
+
     @contextmanager
     def _using(self, cache: PipelineCache, what: str, *, alone: bool = False) -> Iterator[SimulatedCache]:
         with cache.exclusive(what):
@@ -458,6 +598,12 @@ class SimulatedDevice:
         with self._mutex:
             self._prepared.discard(prepared)
             self._pipelines.difference_update(libraries)
+
+
+def _modules(prepared: SimulatedPipelines, index: int) -> list[int]:
+    """Keys of the modules of a pipeline."""
+    image = prepared.image
+    return [image.modules[each].key for each in image.modules_of(index)]
 
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:

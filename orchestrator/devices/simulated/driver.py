@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field, frozen
 
+from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import (
     ERROR_INITIALIZATION_FAILED,
     ERROR_OUT_OF_HOST_MEMORY,
@@ -98,6 +99,7 @@ class SimulatedDriver:
         self._growths_left = options.bugs.data_grows_between_calls
         self._compiled: Counter[int] = Counter()
         self.foreign_hits = 0
+        self.wrong_binaries = 0
 
     @property
     def compile_counts(self) -> dict[int, int]:
@@ -117,6 +119,29 @@ class SimulatedDriver:
         if kind in self._bugs.one_pipeline_key:
             return hashlib.blake2b(kind.value.encode(), digest_size=32, person=b"one for all").digest()
         return self.binary_key(key)
+
+    def global_key(self) -> bytes:
+        """What vkGetPipelineKeyKHR gives without a create info, 32 bytes."""
+        told = self._build.to_bytes(8, "little") + self._identity.pipeline_cache_uuid
+        return hashlib.blake2b(told, digest_size=32, person=b"global key", key=self._key_salt).digest()
+
+    def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:
+        """The binaries of a pipeline: one a module, which pipelines share; one of its own where it has none."""
+        entries = [self._entry(each) for each in (modules or (key,))]
+        return tuple(PipelineBinary(each.key, each.payload) for each in entries)
+
+    def create_from_binaries(
+        self, key: int, modules: Sequence[int], given: Sequence[PipelineBinary]
+    ) -> Creation:
+        """Create one pipeline from binaries; whose they are no driver looks at, but `wrong_binaries` counts."""
+        work = self._clock.begin_work()
+        self._clock.spend(self._cost.hit_ns)
+        if key in self._bugs.binaries_refused:
+            return Creation(ERROR_OUT_OF_HOST_MEMORY, 0, 0, 0)
+        if tuple(given) != self.binaries_of(key, modules):
+            with self._mutex:
+                self.wrong_binaries += 1
+        return Creation(SUCCESS, FEEDBACK_VALID, work.duration_ns(0), 0)
 
     def create_cache(
         self, initial_data_size: int, initial_data: bytes | None, *, synchronized: bool

@@ -16,6 +16,7 @@ from statistics import NormalDist
 
 from attrs import evolve, field, frozen, validators
 
+from orchestrator.devices.binaries import BinaryProperties
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
@@ -62,6 +63,7 @@ class DriverBugs:
         out_of_memory_operations: These commands on caches give VK_ERROR_OUT_OF_HOST_MEMORY.
         one_pipeline_key: vkGetPipelineKeyKHR gives all pipelines of these kinds one and the same key, as
             NVIDIA 580.159 does for ray tracing. What is found in a cache does not depend on it.
+        binaries_refused: Creating these from their binaries gives VK_ERROR_OUT_OF_HOST_MEMORY.
         results: VkResult of compiling the pipeline of a key.
     """
 
@@ -78,6 +80,7 @@ class DriverBugs:
     out_of_memory: frozenset[int] = field(default=frozenset(), converter=_keys)
     out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
     one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
+    binaries_refused: frozenset[int] = field(default=frozenset(), converter=_keys)
     results: Mapping[int, int] = field(factory=dict)
 
 
@@ -243,6 +246,8 @@ class SimulatedOptions:
         cost: What pipelines cost.
         clock: How that is spent: `CpuClock` burns processor time, `VirtualClock` lets none pass.
         bugs: What it gets wrong.
+        binary_properties: What it says of its pipeline binaries.
+        internal_cache: Keys of the pipelines that the driver's own cache holds, where it has one.
         same_binary: Pipeline keys whose binary is that of another, by key: duplicates that only the driver
             sees.
         unusable: Pipelines that cannot be handed to the driver, by key, with the cause.
@@ -261,6 +266,8 @@ class SimulatedOptions:
     cost: CostModel = field(factory=CostModel)
     clock: Clock = field(factory=VirtualClock)
     bugs: DriverBugs = field(factory=DriverBugs)
+    binary_properties: BinaryProperties = field(factory=BinaryProperties)
+    internal_cache: frozenset[int] = field(default=frozenset(), converter=_keys)
     same_binary: Mapping[int, int] = field(factory=dict)
     unusable: Mapping[int, str] = field(factory=dict)
     on_compile: Callable[[int], None] | None = None

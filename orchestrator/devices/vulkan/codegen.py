@@ -71,7 +71,13 @@ COMMANDS = (
     "vkCreateComputePipelines",
     "vkCreateRayTracingPipelinesKHR",
     "vkDestroyPipeline",
+    # binaries
     "vkGetPipelineKeyKHR",
+    "vkCreatePipelineBinariesKHR",
+    "vkDestroyPipelineBinaryKHR",
+    "vkGetPipelineBinaryDataKHR",
+    "vkReleaseCapturedPipelineDataKHR",
+    "vkGetShaderModuleIdentifierEXT",
     # what a driver tells about a pipeline
     "vkGetPipelineExecutablePropertiesKHR",
     "vkGetPipelineExecutableStatisticsKHR",

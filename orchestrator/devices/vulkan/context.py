@@ -118,6 +118,8 @@ class DeviceContext:
         allocator: VkAllocationCallbacks or null.
         host_memory: The counters behind the allocator, or None where memory is not counted.
         owned: Whether `close` destroys device and instance; False where they are somebody else's.
+        internal_cache_off: Whether the driver's own cache was turned off when the device was opened
+            (VkDevicePipelineBinaryInternalCacheControlKHR).
     """
 
     instance: VulkanInstance
@@ -129,6 +131,7 @@ class DeviceContext:
     capabilities: Capabilities
     features: DeviceFeatures
     owned: bool = True
+    internal_cache_off: bool = False
 
     @classmethod
     def open(
@@ -167,6 +170,7 @@ class DeviceContext:
                 physical.identity,
                 capabilities,
                 _offered(capabilities, _driver_caches(physical.identity, cache_control), layers),
+                internal_cache_off=cache_control,
             )
         except BaseException:
             instance.close()

@@ -101,6 +101,27 @@ class PipelineCreation:
         finally:
             source.end_use()
 
+    def submit(
+        self,
+        kind: PipelineKind,
+        infos: npt.NDArray[np.uint8],
+        handles: npt.NDArray[np.uint64],
+        source: PipelineSource,
+    ) -> tuple[npt.NDArray[np.int32], int]:
+        """`call`, and ask again, one by one, for what was not created; each one's VkResult, and the call's."""
+        result = self.call(kind, infos, handles, source)
+        count = len(handles)
+        if result == SUCCESS and count <= len(_SUCCESSES):
+            return _SUCCESSES[:count], result
+        results = np.zeros(count, np.int32)
+        if result != SUCCESS:
+            missing = np.flatnonzero(handles == 0)
+            results[missing] = result
+            if count > 1:
+                for each in missing.tolist():
+                    results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], source)
+        return results, result
+
     def _wave(
         self,
         bound: VulkanPreparedPipelines,
@@ -135,22 +156,12 @@ class PipelineCreation:
         fail_on_compile_required: bool,
         span: slice | None = None,
     ) -> CreationBatch:
-        """Create pipelines of one kind in one call; ask again, one by one, for what was not created."""
+        """Create pipelines of one kind in one call."""
         infos = bound.create_infos(
             kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
         )
         handles = self._scratch(len(indices)) if span is not None else np.zeros(len(indices), np.uint64)
-        result = self.call(kind, infos, handles, source)
-        if result == SUCCESS and len(indices) <= len(_SUCCESSES):
-            results = _SUCCESSES[: len(indices)]
-        else:
-            results = np.zeros(len(indices), np.int32)
-        if result != SUCCESS:
-            missing = np.flatnonzero(handles == 0)
-            results[missing] = result
-            if len(indices) > 1:
-                for each in missing.tolist():
-                    results[each] = self.call(kind, infos[each : each + 1], handles[each : each + 1], source)
+        results, result = self.submit(kind, infos, handles, source)
         flags, durations, all_hits = bound.take_feedback(indices, span)
         if span is not None and not (all_hits and result == SUCCESS):
             handles = handles.copy()

@@ -15,9 +15,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.devices.binaries import (
+    BinaryProperties,
+    BinarySource,
+    CapturedPipeline,
+    HeldBinaries,
+    PipelineBinary,
+    create_with_binaries,
+)
 from orchestrator.devices.device import (
     INCOMPLETE,
-    SUCCESS,
     BeforeObject,
     CreationBatch,
     PipelineCache,
@@ -29,12 +36,13 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
+from orchestrator.devices.vulkan.binaries import Binaries
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines, pointer_to
+from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
 from orchestrator.errors import DeviceError
 
 #: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one
@@ -77,6 +85,7 @@ class VulkanDevice:
         self._closed = False
         self._caches: set[PipelineCache] = set()
         self._creation = PipelineCreation(context)
+        self._binaries = Binaries(context, self._creation)
 
     @property
     def supported(self) -> Capabilities:
@@ -164,10 +173,14 @@ class VulkanDevice:
         with self._lock:
             self._caches.discard(cache)
 
-    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> VulkanPreparedPipelines:
+    def prepare(
+        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+    ) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
         self._require_open()
-        prepared = VulkanPreparedPipelines(self.context, image, self._module_limit, self._forget, before)
+        prepared = VulkanPreparedPipelines(
+            self.context, image, self._module_limit, self._forget, before, modules_on_demand
+        )
         with self._lock:
             self._prepared.add(prepared)
         return prepared
@@ -187,6 +200,15 @@ class VulkanDevice:
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
         self._require_open()
+        if isinstance(source, BinarySource):
+            return create_with_binaries(
+                self,
+                prepared,
+                indices,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
         bound = _own(prepared)
         alone = (
             not keep
@@ -248,9 +270,7 @@ class VulkanDevice:
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         self._require_open()
-        if not self.features.pipeline_binaries:
-            why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
-            raise DeviceError(f"no pipeline keys: {why}")
+        self._require_binaries("no pipeline keys")
         bound = _own(prepared)
         keys: list[bytes | None] = []
         for index in indices.tolist():
@@ -260,11 +280,102 @@ class VulkanDevice:
                 keys.append(None)
                 continue
             with bound.one_info(index) as infos:
-                info = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
-                key = new_struct("VkPipelineBinaryKeyKHR")
-                result = self.context.commands.vkGetPipelineKeyKHR(self.context.handle, info, key)
-            keys.append(bytes(key.key[0 : key.keySize]) if result == SUCCESS else None)
+                keys.append(self._binaries.pipeline_key(infos))
         return keys
+
+    @property
+    def binary_properties(self) -> BinaryProperties:
+        """See `PipelineBinaries.binary_properties`."""
+        return BinaryProperties.of(self.capabilities)
+
+    def global_pipeline_key(self) -> bytes:
+        """See `PipelineBinaries.global_pipeline_key`."""
+        self._require_binaries("no global pipeline key")
+        return self._binaries.global_key()
+
+    def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
+        """See `PipelineBinaries.create_binaries`."""
+        self._require_binaries("no binaries")
+        return self._binaries.of_data(binaries)
+
+    def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
+        """See `PipelineBinaries.destroy_binaries`."""
+        self._require_open()
+        self._binaries.destroy(handles)
+
+    def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
+        """See `PipelineBinaries.binary_data`."""
+        self._require_binaries("no binaries")
+        return tuple(map(self._binaries.read, handles.tolist()))
+
+    def create_from_binaries(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        held: HeldBinaries,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `PipelineBinaries.create_from_binaries`."""
+        self._require_binaries("no binaries")
+        bound = _own(prepared)
+        return self._settled(bound, indices, self._binaries.create_from(bound, indices, held), keep=keep)
+
+    def create_captured(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        """See `PipelineBinaries.create_captured`."""
+        self._require_binaries("no binaries")
+        bound = _own(prepared)
+        acquired = bound.acquire_modules(indices)
+        try:
+            batch, captured = self._binaries.create_captured(bound, indices)
+        finally:
+            bound.release_modules(acquired)
+        return self._settled(bound, indices, batch, keep=keep), captured
+
+    def probe_internal_cache(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+    ) -> list[npt.NDArray[np.uint64] | None]:
+        """See `PipelineBinaries.probe_internal_cache`."""
+        self._require_binaries("no binaries")
+        bound = _own(prepared)
+        if not self.binary_properties.internal_cache:
+            raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
+        if self.context.internal_cache_off:
+            raise DeviceError("the driver's internal cache was turned off when the device was opened")
+        if identifiers and not self.features.shader_module_identifiers:
+            raise DeviceError(f"{self.identity.device_name} has no VK_EXT_shader_module_identifier")
+        found = []
+        for index in indices.tolist():
+            if identifiers:
+                info = bound.identified_stages(index, bound.identifiers_of(index))
+            else:
+                info = bound.one_info(index)
+            with info as infos:
+                found.append(self._binaries.of_internal_cache(infos))
+        return found
+
+    def _settled(
+        self,
+        bound: VulkanPreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        batch: CreationBatch,
+        *,
+        keep: bool,
+    ) -> CreationBatch:
+        """Give the pipelines of a batch to the prepared image, the caller, or nobody."""
+        bound.keep_libraries(indices, batch.handles)
+        if not keep:
+            bound.discard(batch.handles)
+            batch.handles = np.zeros(len(indices), np.uint64)
+        return batch
+
+    def _require_binaries(self, lack: str) -> None:
+        self._require_open()
+        if not self.features.pipeline_binaries:
+            why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
+            raise DeviceError(f"{lack}: {why}")
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
@@ -291,6 +402,7 @@ class VulkanDevice:
             prepared.close()
         for cache in list(self._caches):
             self.destroy_pipeline_cache(cache)
+        self._binaries.destroy_all()
         self._closed = True
         self.context.close()
 

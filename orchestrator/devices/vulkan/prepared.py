@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -159,6 +159,7 @@ _FAIL_ON_COMPILE_REQUIRED: Final = 0x100
 _MOST_DISCARDED: Final = 16_384
 _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext, in all three create infos
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
+_CAPTURE_DATA: Final = 0x8000_0000  # VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 _FEEDBACK_BYTES: Final = 16
 _LOOKED_AT: Final = 448  # so many bytes come from memory that Python has at hand
@@ -183,6 +184,7 @@ class VulkanPreparedPipelines:
         module_limit: int,
         closed: Callable[[VulkanPreparedPipelines], None],
         before: BeforeObject = no_news,
+        modules_on_demand: bool = False,
     ) -> None:
         """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
         self._context = context
@@ -214,7 +216,7 @@ class VulkanPreparedPipelines:
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
-        self.unusable: Final = self._create_everything(before)
+        self.unusable: Final = self._create_everything(before, modules_on_demand)
 
     def close(self) -> None:
         """Destroy libraries, modules and objects. Idempotent."""
@@ -386,6 +388,86 @@ class VulkanPreparedPipelines:
         for each in acquired:
             self._modules.release(each)
 
+    def without_modules(self, indices: npt.NDArray[np.int32]) -> None:
+        """Take the modules out of pipelines that need none; where all were made for good, they stay."""
+        if self._modules.all_made:
+            return
+        image = self.image
+        for index in indices.tolist():
+            first, last = image.module_slot_start[index], image.module_slot_start[index + 1]
+            self._words[image.module_slots[first:last] >> 3] = 0
+
+    @contextmanager
+    def identified_stages(
+        self, index: int, identifiers: Mapping[int, bytes]
+    ) -> Iterator[npt.NDArray[np.uint8]]:
+        """The create info of one pipeline whose stages carry identifiers of modules, and no modules.
+
+        Args:
+            index: The pipeline.
+            identifiers: The identifier of each of its modules, by index.
+        """
+        image = self.image
+        slots = range(image.module_slot_start[index], image.module_slot_start[index + 1])
+        words = [int(image.module_slots[slot]) >> 3 for slot in slots]
+        kept = []
+        saved = [(int(self._words[word]), int(self._words[word - 2])) for word in words]
+        try:
+            for slot, word, (_, following) in zip(slots, words, saved, strict=True):
+                code = ffi.new("uint8_t[]", identifiers[int(image.module_slot_module[slot])])
+                chained = new_struct(
+                    "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
+                    pNext=ffi.cast("void *", following),
+                    identifierSize=len(code),
+                    pIdentifier=code,
+                )
+                kept += [code, chained]
+                # module is the fourth 8-byte word of a stage's create info, pNext the second.
+                self._words[word] = 0
+                self._words[word - 2] = int(ffi.cast("uintptr_t", chained))
+            own = np.array([index], np.int32)
+            yield self.create_infos(image.kind_of(index), own, fail_on_compile_required=False)
+        finally:
+            for word, (module, following) in zip(words, saved, strict=True):
+                self._words[word], self._words[word - 2] = module, following
+
+    def identifiers_of(self, index: int) -> dict[int, bytes]:
+        """vkGetShaderModuleIdentifierEXT of the modules of a pipeline, by their index in the image.
+
+        Raises:
+            OrchestratorError: A module could not be read or made.
+        """
+        found = {}
+        context = self._context
+        for module in dict.fromkeys(self.image.modules_of(index)):
+            handle = self._modules.acquire(module)
+            try:
+                answer = new_struct("VkShaderModuleIdentifierEXT")
+                context.commands.vkGetShaderModuleIdentifierEXT(context.handle, handle, answer)
+                found[module] = bytes(answer.identifier[0 : answer.identifierSize])
+            finally:
+                self._modules.release(module)
+        return found
+
+    @contextmanager
+    def capturing(self, infos: npt.NDArray[np.uint8], indices: npt.NDArray[np.int32]) -> Iterator[None]:
+        """Set VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR in a copy of create infos, for one call."""
+        slots = self.image.flags2_slots[indices]
+        own = slots >= 0
+        self._words[slots[own] >> 3] |= np.uint64(_CAPTURE_DATA)
+        words = infos.view(np.uint64)
+        flags = infos.view(np.uint32)[:, _FLAGS_WORD].astype(np.uint64) | np.uint64(_CAPTURE_DATA)
+        # VkPipelineCreateFlags2CreateInfo: sType, pNext, flags.
+        chained = np.zeros((len(infos), 3), np.uint64)
+        chained[:, 0] = new_struct("VkPipelineCreateFlags2CreateInfo").sType
+        chained[:, 1], chained[:, 2] = words[:, 1], flags
+        at = np.uint64(chained.ctypes.data) + np.arange(len(infos), dtype=np.uint64) * np.uint64(24)
+        words[:, 1] = np.where(own, words[:, 1], at)
+        try:
+            yield
+        finally:
+            self._words[slots[own] >> 3] &= ~np.uint64(_CAPTURE_DATA)
+
     def _infos_of(self, kind: PipelineKind) -> npt.NDArray[np.uint8]:
         image = self.image
         count, stride = image.counts[kind], image.strides[kind]
@@ -399,7 +481,7 @@ class VulkanPreparedPipelines:
         bound = following.astype(np.uint64) + np.uint64(self.address)
         self._words[self.image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
 
-    def _create_everything(self, before: BeforeObject) -> dict[int, str]:
+    def _create_everything(self, before: BeforeObject, modules_on_demand: bool) -> dict[int, str]:
         image = self.image
         problems: dict[int, str] = {}
         slot_start = np.searchsorted(image.object_slot_object, np.arange(len(image.objects) + 1))
@@ -417,7 +499,7 @@ class VulkanPreparedPipelines:
             slots = image.object_slots[slot_start[number] : slot_start[number + 1]] >> 3
             self._words[slots] = self._handles[number]
         unusable = self._unusable_by(problems, image.object_start, image.object_index)
-        broken_modules = self._modules.make_all(before)
+        broken_modules = {} if modules_on_demand else self._modules.make_all(before)
         if self._modules.all_made:
             handles = self._modules.handles()
             table = np.array([handles.get(each, 0) for each in range(len(image.modules))], np.uint64)

@@ -1,0 +1,97 @@
+"""Pipeline binaries, on every device.
+
+What every device promises about VK_KHR_pipeline_binary, and what the one way from a source to a batch does.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.binaries import BinaryProperties, HeldBinaries, PipelineBinaries
+from orchestrator.devices.device import NO_SOURCE
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DeviceError
+from tests.contract.subject import PIPELINES, Subject
+
+
+def binaries_of(subject: Subject) -> PipelineBinaries:
+    assert isinstance(subject.device, PipelineBinaries)
+    subject.need(subject.device.features.pipeline_binaries, "it has no pipeline binaries")
+    return subject.device
+
+
+def test_a_device_without_binaries_says_so(subject: Subject) -> None:
+    assert isinstance(subject.device, PipelineBinaries)
+    if subject.device.features.pipeline_binaries:
+        assert subject.device.global_pipeline_key()
+        return
+    assert subject.device.binary_properties == BinaryProperties()
+    for call in (
+        subject.device.global_pipeline_key,
+        lambda: subject.device.create_binaries([]),
+        lambda: subject.device.create_captured(subject.prepared, subject.all),
+    ):
+        with pytest.raises(DeviceError):
+            call()
+
+
+def test_the_global_key_is_stable(subject: Subject) -> None:
+    device = binaries_of(subject)
+    assert 0 < len(device.global_pipeline_key()) <= 32
+    assert device.global_pipeline_key() == device.global_pipeline_key()
+
+
+def test_captured_pipelines_are_made_again_without_modules(subject: Subject) -> None:
+    device = binaries_of(subject)
+    batch, captured = device.create_captured(subject.prepared, subject.all, keep=True)
+    assert not batch.results.any()
+    assert np.all(batch.handles != 0)
+    device.destroy_pipelines(batch.handles)
+    assert [each.index for each in captured] == list(range(PIPELINES))
+    assert [each.pipeline_key for each in captured] == device.pipeline_keys(subject.prepared, subject.all)
+    assert all(each.binaries and 0 < len(binary.key) <= 32 for each in captured for binary in each.binaries)
+    # What is captured does not depend on when.
+    again = device.create_captured(subject.prepared, subject.all)[1]
+    assert [each.binaries for each in again] == [each.binaries for each in captured]
+
+    handles = [device.create_binaries(each.binaries) for each in captured]
+    held = HeldBinaries(np.array([len(each) for each in handles], np.uint32), np.concatenate(handles))
+    assert device.binary_data(handles[0]) == captured[0].binaries
+    # No module is ever made here: there is no SPIR-V at all.
+    bare = device.prepare(without_code(subject), modules_on_demand=True)
+    made = device.create_from_binaries(bare, subject.all, held, keep=True)
+    device.destroy_binaries(held.handles)
+    assert not made.results.any()
+    assert len(set(made.handles.tolist())) == PIPELINES
+    device.destroy_pipelines(made.handles)
+    bare.close()
+
+
+def without_code(subject: Subject) -> CreateInfoImage:
+    """The image, whose modules cannot be read."""
+
+    def load() -> bytes:
+        raise AssertionError("SPIR-V was read")
+
+    return evolve(subject.image, modules=tuple(evolve(each, load=load) for each in subject.image.modules))
+
+
+def test_modules_on_demand(subject: Subject) -> None:
+    bare = subject.device.prepare(subject.image, modules_on_demand=True)
+    assert not subject.device.create_pipelines(bare, subject.all, NO_SOURCE).results.any()
+    bare.close()
+
+
+def test_a_cache_of_its_own_is_asked_only_where_there_is_one(subject: Subject) -> None:
+    device = binaries_of(subject)
+    # Tests run with the drivers' own caches off.
+    with pytest.raises(DeviceError, match="internal cache"):
+        device.probe_internal_cache(subject.prepared, subject.all)
+
+
+def test_no_binaries_of_no_data(subject: Subject) -> None:
+    device = binaries_of(subject)
+    assert len(device.create_binaries([])) == 0
+    device.destroy_binaries(np.zeros(3, np.uint64))
