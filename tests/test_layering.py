@@ -43,6 +43,7 @@ LIBRARIES = {
     # A sample's process starts a run.
     "trio": ("orchestrator.run", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
+    "lmdb": ("orchestrator.stores.binary_store",),
     "rich": ("orchestrator.cli",),
     "plotly": ("orchestrator.bench.html_report",),
     "cyclopts": ("orchestrator.cli",),

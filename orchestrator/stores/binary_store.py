@@ -1,0 +1,1146 @@
+"""`BinaryStore`: the binaries of pipelines of all devices, in one LMDB file beside the cache files.
+
+    generations   hash of device and global key        -> what they are, and a number
+    pipelines     number, state key                    -> driver's key, cost, keys and hashes of its binaries
+    keys          number, driver's key, state key      -> nothing: which states have a driver's key in common
+    use           number, state key                    -> when it was used, and what it is worth
+    payloads      hash of a binary                     -> its bytes, once however many pipelines use them
+    references    hash of a binary                     -> how many pipelines use it
+
+A pipeline is found by the driver's key and a state key of its caller's. Drivers are known to give one key to
+different pipelines (NVIDIA 580.159, ray tracing) and one key to different binaries (RADV 25.0.7, ray tracing),
+so neither kind of key is trusted alone: states that share a driver's key and differ in binaries are told as
+collisions, and a binary is named by the hash of its bytes.
+
+Guarantees:
+- What is handed out was proven by its hash right before. What is damaged is a miss.
+- What `put` returned from is on disk, whatever happens to this process or to others that use the store.
+- The file is never larger than 1.1 times its bound. Beyond the bound those go first that are worth least, by
+  GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each byte, aged by what went before.
+- A file that is truncated, damaged or of somebody else's making is moved into the quarantine, never opened
+  (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is read.
+Assumptions: one object a file and process, not used after a fork. Thread-safe. The directory is the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import lmdb
+import msgspec
+from attrs import define, field, frozen
+
+from orchestrator.devices.binaries import MOST_KEY_BYTES, PipelineBinary
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    close_quietly,
+    content_hash128,
+    distrust,
+    distrust_directory,
+    ensure_directory,
+    likely_cause,
+    read_capped,
+    write_atomically,
+)
+from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.lmdb_file import LmdbFileError, check_lmdb_file, mark_file, read_mark
+from orchestrator.stores.profile_file import ProfileIdentity
+
+STORE_NAME: Final = "pipeline-binaries.lmdb"
+"""Name of the store in a directory of cache files; LMDB's lock file and the stamp lie beside it."""
+
+STAMP_NAME: Final = "pipeline-binaries.stamp"
+
+DEFAULT_BOUND: Final = 512 << 20
+"""Bytes that a store may have unless its user says otherwise."""
+
+LEAST_BOUND: Final = 4 << 20
+
+_USERS_SUFFIX: Final = ".users"  # a file that everybody who has the store open holds a shared lock on
+_FORMAT: Final = 1
+_TABLES: Final = ("generations", "pipelines", "keys", "use", "payloads", "references", "about")
+_OPEN_WAIT_S: Final = 30.0
+_STAMP_CAP: Final = 4096
+_MAP_OVER: Final = 1.1
+_HIGH_WATER: Final = 0.95
+_LOW_WATER: Final = 0.85
+_A_COMMIT: Final = 0.04  # share of the bound that one commit may write anew
+_MORE_ROOM: Final = (0.1, 0.2, 0.4)  # shares of the bound to free where there is room and it does not fit
+_PAGES_A_PIPELINE: Final = 6  # written anew for one of a batch, beside its payload
+_ENTRY_BYTES: Final = 512  # what a pipeline takes beside its payloads, for what it is worth
+_UNKNOWN_COST_NS: Final = 2_000_000
+_GRAIN_S: Final = 60
+_FEW_NAMESAKES: Final = 8
+_USE: Final = struct.Struct("<dQ")
+_REFERENCE: Final = struct.Struct("<IQ")
+_HASH_BYTES: Final = 16
+_MOST_STATE_BYTES: Final = 64
+
+_T = TypeVar("_T")
+
+
+class StoreError(OrchestratorError):
+    """The store of binaries cannot be used, or not for this.
+
+    Attributes:
+        path: The store.
+        reason: What is wrong, and the likely cause.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class StoreFullError(StoreError):
+    """Nothing more fits, though room was made: the disk is full, or readers hold what was removed."""
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """A device and a global key: keys and binaries are good within it alone.
+
+    Attributes:
+        identity: The device and its driver.
+        device_name: For people, as are `driver_name` and `driver_info`.
+        global_key: vkGetPipelineKeyKHR without a create info.
+        compressed: The driver says that its binaries are compressed already.
+    """
+
+    identity: ProfileIdentity
+    device_name: str
+    driver_name: str
+    driver_info: str
+    global_key: bytes
+    compressed: bool = False
+
+    @classmethod
+    def of(cls, identity: DeviceIdentity, global_key: bytes, *, compressed: bool = False) -> Self:
+        """The generation of an open device."""
+        return cls(
+            identity=ProfileIdentity.of(identity),
+            device_name=identity.device_name,
+            driver_name=identity.driver_name,
+            driver_info=identity.driver_info,
+            global_key=global_key,
+            compressed=compressed,
+        )
+
+    @property
+    def digest(self) -> bytes:
+        """What it is found by, 16 bytes."""
+        return content_hash128(msgspec.msgpack.encode((self.identity, self.global_key)))
+
+
+class _KnownGeneration(msgspec.Struct, frozen=True):
+    number: int
+    about: Generation
+    used_s: int
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True):
+    driver_key: bytes
+    cost_ns: int
+    binaries: list[tuple[bytes, bytes, int]]  # key, hash of the bytes, size
+
+
+_decode_entry = msgspec.msgpack.Decoder(_Entry)
+_decode_generation = msgspec.msgpack.Decoder(_KnownGeneration)
+
+
+FOUND, MISSING, KEY_DIFFERS, DAMAGED = "found", "missing", "key_differs", "damaged"
+"""Outcomes of a look-up: there; not there; there under another key of the driver; not as it was stored."""
+
+
+@frozen
+class StoredPipeline:
+    """A pipeline as the store has it, or is to have it.
+
+    Attributes:
+        state_key: The caller's own key of its state, 1 to 64 bytes.
+        driver_key: The driver's key, at most 32 bytes; empty where it gave none.
+        binaries: Its binaries in the driver's order; of a look-up they are memory of the store, valid as long
+            as the reading.
+        cost_ns: What compiling it took; 0 where that is not known.
+    """
+
+    state_key: bytes
+    driver_key: bytes
+    binaries: tuple[PipelineBinary, ...] = field(repr=False)
+    cost_ns: int = 0
+
+
+@frozen
+class PutReport:
+    """What storing pipelines did; reports add up.
+
+    Attributes:
+        pipelines: Pipelines that are stored now.
+        known: Those of them that were stored before, with the same binaries.
+        collisions: Those whose driver's key is that of another state with other binaries.
+        shared_keys: Those whose driver's key is that of another state with the same binaries.
+        too_large: Pipelines that were not stored: one alone would take too much of the bound.
+        captured_bytes: Size of all binaries that were given.
+        stored_bytes: Size of those that were not there yet.
+        evicted: Pipelines that had to go.
+    """
+
+    pipelines: int = 0
+    known: int = 0
+    collisions: int = 0
+    shared_keys: int = 0
+    too_large: int = 0
+    captured_bytes: int = 0
+    stored_bytes: int = 0
+    evicted: int = 0
+
+    def __add__(self, other: PutReport) -> PutReport:
+        """Both together."""
+        names = self.__attrs_attrs__
+        return PutReport(*(getattr(self, each.name) + getattr(other, each.name) for each in names))
+
+
+class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store holds of one generation.
+
+    Attributes:
+        about: Which.
+        pipelines: Pipelines.
+        binaries: Binaries of those, each as often as it is used.
+        bytes: Size of those.
+        shared_driver_keys: Driver's keys that several states have.
+        used_s: When it was last written or touched, seconds since the epoch.
+    """
+
+    about: Generation
+    pipelines: int
+    binaries: int
+    bytes: int
+    shared_driver_keys: int
+    used_s: int
+
+
+class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store holds.
+
+    Attributes:
+        path: The file.
+        generations: Of each device and global key.
+        payloads: Different binaries.
+        payload_bytes: Size of those: what is stored.
+        used_bytes: Pages that hold something.
+        file_bytes: Size of the file.
+        bound_bytes: What it may hold.
+    """
+
+    path: str
+    generations: tuple[GenerationStat, ...]
+    payloads: int
+    payload_bytes: int
+    used_bytes: int
+    file_bytes: int
+    bound_bytes: int
+
+
+@frozen
+class StoreVerification:
+    """What checking a whole store found.
+
+    Attributes:
+        pipelines: Pipelines that were looked at.
+        payloads: Binaries whose hash was checked.
+        bytes: Size of those.
+        problems: What is wrong, in words.
+    """
+
+    pipelines: int
+    payloads: int
+    bytes: int
+    problems: tuple[str, ...]
+
+
+_open_here: dict[tuple[int, Path], BinaryStore] = {}
+_opening = threading.Lock()
+
+
+def _drop_inherited() -> None:
+    """Let go of what a fork left here; it stays open in the process that opened it."""
+    for process, path in [key for key in _open_here if key[0] != os.getpid()]:
+        _open_here.pop((process, path))._let_go()
+
+
+@define(eq=False)
+class BinaryStore:
+    """A store that is open. Made by `BinaryStore.open`; close it as often as it was opened.
+
+    Attributes:
+        path: The file.
+        bound_bytes: What it may hold.
+        read_only: Whether nothing can be written, and why; "" where it can.
+        set_aside: What was moved into the quarantine when it was opened, and why; "" where nothing was.
+    """
+
+    path: Path
+    bound_bytes: int
+    read_only: str
+    set_aside: str
+    _environment: Any = field(repr=False)
+    _tables: dict[str, Any] = field(repr=False)
+    _users: int | None = field(repr=False)
+    _operations: FileOperations = field(repr=False)
+    _process: int = field(factory=os.getpid, repr=False)
+    _opened: int = 1
+    _lock: threading.Lock = field(factory=threading.Lock, repr=False)
+
+    # --- open and close
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        *,
+        bound_bytes: int = DEFAULT_BOUND,
+        create: bool = True,
+        operations: FileOperations = REAL_FILE_OPERATIONS,
+    ) -> BinaryStore:
+        """Open the store of a directory; a second time in a process gives the same one.
+
+        Args:
+            directory: The directory of cache files; created where it is missing.
+            bound_bytes: What the store may hold, at least 4 MiB.
+            create: Make one where there is none.
+            operations: The calls to use.
+
+        Raises:
+            StoreError: There is none and none is to be made; others may write it; another process did not
+                finish opening it in time; the disk does not take it.
+            ValueError: The bound is too small.
+        """
+        if bound_bytes < LEAST_BOUND:
+            raise ValueError(f"a store of {bound_bytes} bytes: {LEAST_BOUND} is the least")
+        path = operations.resolve(directory) / STORE_NAME
+        with _opening:
+            _drop_inherited()
+            known = _open_here.get((os.getpid(), path))
+            if known is not None:
+                known._opened += 1
+                return known
+            try:
+                made = _Opening(path, bound_bytes, create, operations).open()
+            except (SaveError, QuarantineError, ReadError) as error:
+                raise StoreError(path, str(error)) from error
+            except OSError as error:
+                raise StoreError(path, likely_cause(error)) from error
+            except lmdb.Error as error:
+                raise StoreError(path, f"LMDB cannot open it: {error}") from error
+            _open_here[os.getpid(), path] = made
+            return made
+
+    def close(self) -> None:
+        """Close it once; the last one closes the file. Nothing of it is in use any more."""
+        with _opening:
+            self._opened -= 1
+            if self._opened == 0 and _open_here.pop((self._process, self.path), None) is not None:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        self._environment.close()
+        if self._users is not None:
+            close_quietly(self._users, self._operations)
+
+    def __enter__(self) -> Self:
+        """Use it for a block, and close it then."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    # --- reading
+
+    def generation(self, generation: Generation) -> int | None:
+        """The number of a generation; None where nothing of it is stored."""
+        with self._reading() as transaction:
+            known = self._known(transaction, generation.digest)
+            return None if known is None else known.number
+
+    @contextmanager
+    def reading(self, generation: Generation) -> Iterator[StoreReader]:
+        """Look pipelines up. What is found is memory of the store, which the end of the block takes away.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._reading() as transaction:
+            known = self._known(transaction, generation.digest)
+            yield StoreReader(self, transaction, None if known is None else known.number)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Any]:
+        self._require_usable()
+        try:
+            with self._environment.begin(buffers=True) as transaction:
+                yield transaction
+        except lmdb.Error as error:
+            raise StoreError(self.path, f"it cannot be read: {error}") from error
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._process:
+            raise StoreError(self.path, "it was opened before a fork: open it again in this process")
+        if not self._opened:
+            raise StoreError(self.path, "it was closed before")
+
+    def _known(self, transaction: Any, digest: bytes) -> _KnownGeneration | None:
+        found = self._get(transaction, "generations", digest)
+        if found is None:
+            return None
+        try:
+            return _decode_generation.decode(_proven(found))
+        except (ValueError, msgspec.MsgspecError):
+            return None
+
+    def _get(self, transaction: Any, table: str, key: bytes) -> Any:
+        database = self._tables.get(table)
+        return None if database is None else transaction.get(key, db=database)
+
+    # --- writing
+
+    def put(self, generation: Generation, pipelines: Sequence[StoredPipeline]) -> PutReport:
+        """Store pipelines, in as few commits as the bound allows; on disk when this returns.
+
+        A pipeline of the same state is replaced. Room is made where it is needed.
+
+        Raises:
+            StoreFullError: There is no room, and none can be made. What was committed stays.
+            StoreError: It cannot be written.
+            ValueError: A key is too long, or there are no binaries.
+        """
+        for each in pipelines:
+            _check(each)
+        page = self._page_size
+        report = PutReport()
+        batch: list[tuple[StoredPipeline, list[bytes]]] = []
+        size = 0
+        most = self._bytes_a_commit
+        for each in pipelines:
+            taken = _PAGES_A_PIPELINE * page + sum(
+                -(-(len(binary.data) + 16) // page) * page for binary in each.binaries
+            )
+            if taken > self.bound_bytes // 4:
+                report += PutReport(too_large=1, captured_bytes=_size(each))
+                continue
+            if batch and size + taken > most:
+                report += self._put(generation, batch, size)
+                batch, size = [], 0
+            batch.append((each, [content_hash128(binary.data) for binary in each.binaries]))
+            size += taken
+        return report + self._put(generation, batch, size) if batch else report
+
+    def _put(
+        self, generation: Generation, batch: Sequence[tuple[StoredPipeline, list[bytes]]], size: int
+    ) -> PutReport:
+        evicted = self.make_room(size)
+
+        def write(transaction: Any) -> PutReport:
+            number = self._number(transaction, generation)
+            age = self._age(transaction)
+            now = int(time.time())
+            report = PutReport()
+            for pipeline, hashes in batch:
+                report += self._put_one(transaction, number, pipeline, hashes, age, now)
+            return report
+
+        for share in _MORE_ROOM:
+            try:
+                return self._write(write) + PutReport(evicted=evicted)
+            except StoreFullError:
+                # Large binaries need pages that follow one another, and readers hold pages that are free.
+                evicted += self.make_room(size + int(share * self.bound_bytes))
+        return self._write(write) + PutReport(evicted=evicted)
+
+    def _put_one(
+        self,
+        transaction: Any,
+        number: int,
+        pipeline: StoredPipeline,
+        hashes: list[bytes],
+        age: float,
+        now: int,
+    ) -> PutReport:
+        tables, key = self._tables, struct.pack(">I", number) + pipeline.state_key
+        entry = _Entry(
+            pipeline.driver_key,
+            pipeline.cost_ns,
+            [
+                (binary.key, digest, len(binary.data))
+                for binary, digest in zip(pipeline.binaries, hashes, strict=True)
+            ],
+        )
+        size = _size(pipeline)
+        cost = pipeline.cost_ns
+        known = self._entry(transaction, key)
+        same = known is not None and known.driver_key == entry.driver_key and known.binaries == entry.binaries
+        stored = 0
+        collisions = shared = 0
+        if same and known is not None:
+            cost = cost or known.cost_ns
+        if not same or cost != pipeline.cost_ns:
+            encoded = msgspec.msgpack.encode(_Entry(entry.driver_key, cost, entry.binaries))
+            transaction.put(key, content_hash128(encoded) + encoded, db=tables["pipelines"])
+        if not same:
+            for (_, digest, _), binary in zip(entry.binaries, pipeline.binaries, strict=True):
+                stored += self._refer(transaction, digest, binary.data)
+            if known is not None:
+                self._forget_binaries(transaction, known)
+                transaction.delete(_index_key(number, known.driver_key, key[4:]), db=tables["keys"])
+            transaction.put(_index_key(number, entry.driver_key, key[4:]), b"", db=tables["keys"])
+            if pipeline.driver_key:
+                collisions, shared = self._namesakes(transaction, number, key, entry)
+        transaction.put(key, _USE.pack(age + _worth(cost, size), now), db=tables["use"])
+        return PutReport(1, int(same), collisions, shared, 0, size, stored)
+
+    def _namesakes(self, transaction: Any, number: int, key: bytes, entry: _Entry) -> tuple[int, int]:
+        """Whether another state has the same driver's key: with other binaries; with the same ones."""
+        prefix = _index_key(number, entry.driver_key, b"")
+        looked = 0
+        with transaction.cursor(db=self._tables["keys"]) as cursor:
+            there = cursor.set_range(prefix)
+            while there and looked < _FEW_NAMESAKES:
+                found = bytes(cursor.key())
+                if not found.startswith(prefix):
+                    break
+                state = found[len(prefix) :]
+                if state != key[4:]:
+                    looked += 1
+                    other = self._entry(transaction, key[:4] + state)
+                    if other is not None and other.binaries != entry.binaries:
+                        return 1, 0
+                there = cursor.next()
+        return 0, int(looked > 0)
+
+    def _refer(self, transaction: Any, digest: bytes, data: bytes | memoryview) -> int:
+        """Use a payload once more; the bytes that it takes anew."""
+        tables = self._tables
+        found = transaction.get(digest, db=tables["references"])
+        count, size = _REFERENCE.unpack(found) if found is not None else (0, len(data))
+        transaction.put(digest, _REFERENCE.pack(count + 1, len(data)), db=tables["references"])
+        there = transaction.get(digest, db=tables["payloads"])
+        if count and there is not None and size == len(data) and content_hash128(there) == digest:
+            return 0
+        transaction.put(digest, data, db=tables["payloads"])
+        return len(data)
+
+    def _forget_binaries(self, transaction: Any, entry: _Entry) -> int:
+        """Use the payloads of an entry once less; the bytes that are free then."""
+        tables, freed = self._tables, 0
+        for _, digest, size in entry.binaries:
+            found = transaction.get(digest, db=tables["references"])
+            count = _REFERENCE.unpack(found)[0] if found is not None else 0
+            if count > 1:
+                transaction.put(digest, _REFERENCE.pack(count - 1, size), db=tables["references"])
+                continue
+            transaction.delete(digest, db=tables["references"])
+            transaction.delete(digest, db=tables["payloads"])
+            freed += size
+        return freed
+
+    def touch(self, generation: Generation, state_keys: Sequence[bytes], grain_s: int = _GRAIN_S) -> int:
+        """Note that pipelines were used, all in one commit; how many had to be noted.
+
+        What was used less than `grain_s` seconds before is not noted again.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        now = int(time.time())
+        with self._reading() as transaction:
+            known = self._known(transaction, generation.digest)
+            if known is None:
+                return 0
+            prefix = struct.pack(">I", known.number)
+            stale = []
+            for state in state_keys:
+                found = transaction.get(prefix + state, db=self._tables["use"])
+                if found is not None and len(found) == _USE.size and now - _USE.unpack(found)[1] >= grain_s:
+                    stale.append(prefix + state)
+        if not stale:
+            return 0
+        # Notes are small, but each may be on a page of its own, which is written anew.
+        at_once = max(1, self._bytes_a_commit // (2 * self._page_size))
+        for start in range(0, len(stale), at_once):
+            self._write(partial(self._touch, keys=stale[start : start + at_once], now=now))
+        self._write(partial(self._number, generation=generation))
+        return len(stale)
+
+    def _touch(self, transaction: Any, keys: Sequence[bytes], now: int) -> None:
+        age = self._age(transaction)
+        for key in keys:
+            entry = self._entry(transaction, key)
+            if entry is not None:
+                worth = _worth(entry.cost_ns, sum(size for _, _, size in entry.binaries))
+                transaction.put(key, _USE.pack(age + worth, now), db=self._tables["use"])
+
+    def remove(self, generation: Generation, state_keys: Sequence[bytes]) -> int:
+        """Forget pipelines, such as those that the driver would not take; how many were there.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        number = self.generation(generation)
+        if number is None or not state_keys:
+            return 0
+        prefix = struct.pack(">I", number)
+        return self._remove([prefix + state for state in state_keys])
+
+    def _remove(self, keys: Sequence[bytes]) -> int:
+        removed = 0
+        at_once = self._victims_a_commit
+        for start in range(0, len(keys), at_once):
+            removed += self._write(partial(self._drop_all, keys=keys[start : start + at_once]))
+        return removed
+
+    def _drop_all(self, transaction: Any, keys: Sequence[bytes]) -> int:
+        return sum(self._drop(transaction, key) >= 0 for key in keys)
+
+    def _drop(self, transaction: Any, key: bytes) -> int:
+        """Remove one pipeline; the bytes that are free then, -1 where it was not there."""
+        tables = self._tables
+        entry = self._entry(transaction, key)
+        transaction.delete(key, db=tables["use"])
+        if entry is None:
+            # A damaged entry names nothing: what it used is found by `verify`.
+            return 0 if transaction.delete(key, db=tables["pipelines"]) else -1
+        transaction.delete(key, db=tables["pipelines"])
+        number = struct.unpack(">I", key[:4])[0]
+        transaction.delete(_index_key(number, entry.driver_key, key[4:]), db=tables["keys"])
+        return self._forget_binaries(transaction, entry)
+
+    def make_room(self, incoming: int) -> int:
+        """Let go of what is worth least until so many bytes fit into the bound; how many pipelines went.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        with self._reading() as transaction:
+            used = self._used_bytes(transaction)
+            if used + incoming <= self.bound_bytes * _HIGH_WATER:
+                return 0
+            ranked = sorted(
+                (_USE.unpack(value)[0], bytes(key))
+                for key, value in transaction.cursor(db=self._tables["use"])
+                if len(value) == _USE.size
+            )
+        target = max(0, int(self.bound_bytes * _LOW_WATER) - incoming)
+        evicted = 0
+        at_once = self._victims_a_commit
+        for start in range(0, len(ranked), at_once):
+            evicted += self._write(partial(self._evict, ranked=ranked[start : start + at_once]))
+            with self._reading() as transaction:
+                if self._used_bytes(transaction) <= target:
+                    break
+        # What a commit frees can be written again by the second one after it.
+        self._write(partial(self._grow_old, worth=0.0))
+        return evicted
+
+    def _evict(self, transaction: Any, ranked: Sequence[tuple[float, bytes]]) -> int:
+        gone = 0
+        for worth, key in ranked:
+            now = transaction.get(key, db=self._tables["use"])
+            if now is None or _USE.unpack(now)[0] != worth:
+                continue  # gone, or used since
+            gone += self._drop(transaction, key) >= 0
+            self._grow_old(transaction, worth)
+        return gone
+
+    def prune(
+        self, unwanted: Callable[[Generation, int], bool] = lambda _about, _used_s: False
+    ) -> tuple[Generation, ...]:
+        """Remove generations, those for which `unwanted(generation, when it was used)` is true; which.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        with self._reading() as transaction:
+            found = [(digest, known) for digest, known in self._generations(transaction)]
+        gone = [(digest, known) for digest, known in found if unwanted(known.about, known.used_s)]
+        for digest, known in gone:
+            prefix = struct.pack(">I", known.number)
+            with self._reading() as transaction:
+                keys = [bytes(key) for key, _ in _from(transaction, self._tables["pipelines"], prefix)]
+            self._remove(keys)
+            self._write(partial(self._drop_generation, digest=digest))
+        return tuple(known.about for _, known in gone)
+
+    def _drop_generation(self, transaction: Any, digest: bytes) -> None:
+        transaction.delete(digest, db=self._tables["generations"])
+
+    def _write(self, work: Callable[[Any], _T]) -> _T:
+        """One commit; one at a time among threads, and by LMDB among processes."""
+        self._require_usable()
+        if self.read_only:
+            raise StoreError(self.path, f"it can only be read: {self.read_only}")
+        with self._lock:
+            try:
+                with self._environment.begin(write=True) as transaction:
+                    return work(transaction)
+            except lmdb.MapFullError as error:
+                raise StoreFullError(
+                    self.path, f"its {self.bound_bytes} bytes are full: prune it, or allow it more"
+                ) from error
+            except lmdb.Error as error:
+                cause = str(error)
+                full = "No space" in cause or "quota" in cause
+                kind = StoreFullError if full else StoreError
+                raise kind(self.path, f"it cannot be written: {cause}") from error
+
+    def _number(self, transaction: Any, generation: Generation) -> int:
+        """The number of a generation, which is noted as used."""
+        digest = generation.digest
+        known = self._known(transaction, digest)
+        number = known.number if known is not None else self._next_number(transaction)
+        now = int(time.time())
+        if known is None or now - known.used_s >= _GRAIN_S:
+            encoded = msgspec.msgpack.encode(_KnownGeneration(number, generation, now))
+            transaction.put(digest, content_hash128(encoded) + encoded, db=self._tables["generations"])
+        return number
+
+    def _next_number(self, transaction: Any) -> int:
+        found = transaction.get(b"next", db=self._tables["about"])
+        number = int.from_bytes(found, "little") if found is not None else 1
+        transaction.put(b"next", (number + 1).to_bytes(4, "little"), db=self._tables["about"])
+        return number
+
+    def _age(self, transaction: Any) -> float:
+        found = transaction.get(b"age", db=self._tables["about"])
+        age: float = struct.unpack("<d", found)[0] if found is not None and len(found) == 8 else 0.0
+        return age if 0 <= age < float("inf") else 0.0
+
+    def _grow_old(self, transaction: Any, worth: float) -> None:
+        if worth == worth and worth < float("inf"):
+            age = max(self._age(transaction), worth)
+            transaction.put(b"age", struct.pack("<d", age), db=self._tables["about"])
+
+    def _entry(self, transaction: Any, key: bytes) -> _Entry | None:
+        found = self._get(transaction, "pipelines", key)
+        if found is None:
+            return None
+        try:
+            return _decode_entry.decode(_proven(found))
+        except (ValueError, msgspec.MsgspecError):
+            return None
+
+    # --- figures
+
+    @property
+    def _page_size(self) -> int:
+        return int(self._environment.stat()["psize"])
+
+    @property
+    def _bytes_a_commit(self) -> int:
+        return max(8 * self._page_size, int(self.bound_bytes * _A_COMMIT))
+
+    @property
+    def _victims_a_commit(self) -> int:
+        return max(1, self._bytes_a_commit // (_PAGES_A_PIPELINE * self._page_size))
+
+    def _used_bytes(self, transaction: Any) -> int:
+        pages = 2
+        for table in self._tables.values():
+            told = transaction.stat(db=table)
+            pages += told["branch_pages"] + told["leaf_pages"] + told["overflow_pages"]
+        return (pages + 1) * self._page_size
+
+    def _generations(self, transaction: Any) -> Iterator[tuple[bytes, _KnownGeneration]]:
+        for key, _ in transaction.cursor(db=self._tables["generations"]):
+            known = self._known(transaction, bytes(key))
+            if known is not None:
+                yield bytes(key), known
+
+    def stat(self) -> StoreStat:
+        """What it holds.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._reading() as transaction:
+            if not self._tables:
+                return self._stat((), 0, 0, 0)
+            generations = []
+            for _, known in self._generations(transaction):
+                prefix = struct.pack(">I", known.number)
+                pipelines = binaries = size = 0
+                for key, _ in _from(transaction, self._tables["pipelines"], prefix):
+                    entry = self._entry(transaction, bytes(key))
+                    if entry is not None:
+                        pipelines += 1
+                        binaries += len(entry.binaries)
+                        size += sum(each for _, _, each in entry.binaries)
+                shared: dict[bytes, int] = {}
+                for key, _ in _from(transaction, self._tables["keys"], prefix):
+                    driver_key = bytes(key)[5 : 5 + key[4]]
+                    shared[driver_key] = shared.get(driver_key, 0) + 1
+                generations.append(
+                    GenerationStat(
+                        about=known.about,
+                        pipelines=pipelines,
+                        binaries=binaries,
+                        bytes=size,
+                        shared_driver_keys=sum(
+                            count > 1 for driver_key, count in shared.items() if driver_key
+                        ),
+                        used_s=known.used_s,
+                    )
+                )
+            sizes = [
+                _REFERENCE.unpack(value)[1]
+                for _, value in transaction.cursor(db=self._tables["references"])
+                if len(value) == _REFERENCE.size
+            ]
+            return self._stat(tuple(generations), len(sizes), sum(sizes), self._used_bytes(transaction))
+
+    def _stat(
+        self, generations: tuple[GenerationStat, ...], payloads: int, payload_bytes: int, used: int
+    ) -> StoreStat:
+        return StoreStat(
+            path=os.fsencode(self.path).decode("utf-8", "backslashreplace"),
+            generations=generations,
+            payloads=payloads,
+            payload_bytes=payload_bytes,
+            used_bytes=used,
+            file_bytes=self.path.stat().st_size,
+            bound_bytes=self.bound_bytes,
+        )
+
+    def verify(self) -> StoreVerification:
+        """Check everything: structure, hashes, references. Other processes may go on.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        problems: list[str] = []
+        try:
+            check_lmdb_file(self.path)
+        except (LmdbFileError, OSError) as error:
+            return StoreVerification(0, 0, 0, (str(error),))
+        with self._reading() as transaction:
+            if not self._tables:
+                return StoreVerification(0, 0, 0, ())
+            return self._verify(transaction, problems)
+
+    def _verify(self, transaction: Any, problems: list[str]) -> StoreVerification:
+        tables = self._tables
+        used: dict[bytes, int] = {}
+        sizes: dict[bytes, int] = {}
+        indexed = set()
+        pipelines = 0
+        for raw_key, _ in transaction.cursor(db=tables["pipelines"]):
+            key = bytes(raw_key)
+            pipelines += 1
+            entry = self._entry(transaction, key)
+            if entry is None:
+                problems.append(f"pipeline {key.hex()}: its entry is damaged")
+                continue
+            indexed.add(_index_key(struct.unpack(">I", key[:4])[0], entry.driver_key, key[4:]))
+            if transaction.get(key, db=tables["use"]) is None:
+                problems.append(f"pipeline {key.hex()}: nothing says when it was used")
+            for _, digest, size in entry.binaries:
+                used[digest] = used.get(digest, 0) + 1
+                sizes[digest] = size
+        kept = {bytes(key) for key, _ in transaction.cursor(db=tables["keys"])}
+        if kept != indexed:
+            problems.append(
+                f"{len(kept ^ indexed)} pipelines are not found by the driver's key, or wrongly so"
+            )
+        total = payloads = 0
+        for raw_key, data in transaction.cursor(db=tables["payloads"]):
+            digest = bytes(raw_key)
+            payloads += 1
+            total += len(data)
+            if content_hash128(data) != digest or len(data) != sizes.get(digest, len(data)):
+                problems.append(f"binary {digest.hex()}: its {len(data)} bytes are not what was stored")
+            if digest not in used:
+                problems.append(f"binary {digest.hex()}: no pipeline uses it")
+        for digest, count in used.items():
+            found = transaction.get(digest, db=tables["references"])
+            told = _REFERENCE.unpack(found)[0] if found is not None else 0
+            if told != count:
+                problems.append(f"binary {digest.hex()}: {count} pipelines use it, {told} are noted")
+            if transaction.get(digest, db=tables["payloads"]) is None:
+                problems.append(f"binary {digest.hex()}: it is not there")
+        references = transaction.stat(db=tables["references"])["entries"]
+        if references != len(used):
+            problems.append(f"{references} binaries are noted, {len(used)} are used")
+        return StoreVerification(pipelines, payloads, total, tuple(problems))
+
+    def pipelines(self, generation: Generation) -> Iterator[StoredPipeline]:
+        """All good pipelines of a generation, each with memory that the next one takes away.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self.reading(generation) as reader:
+            yield from reader.all()
+
+
+class StoreReader:
+    """A look at one generation, at one moment. Used by one thread."""
+
+    def __init__(self, store: BinaryStore, transaction: Any, number: int | None) -> None:
+        """Read in a transaction that is somebody else's."""
+        self._store = store
+        self._transaction = transaction
+        self._prefix = None if number is None else struct.pack(">I", number)
+        self._proven: dict[bytes, Any] = {}
+
+    def find(self, state_key: bytes, driver_key: bytes | None = None) -> tuple[str, StoredPipeline | None]:
+        """Look a pipeline up: FOUND and the pipeline, or why there is none.
+
+        Args:
+            state_key: The caller's key of its state.
+            driver_key: The driver's key; None where it is not known: keys hold as long as the generation.
+        """
+        if self._prefix is None:
+            return MISSING, None
+        key = self._prefix + state_key
+        raw = self._store._get(self._transaction, "pipelines", key)
+        if raw is None:
+            return MISSING, None
+        entry = self._store._entry(self._transaction, key)
+        if entry is None:
+            return DAMAGED, None
+        if driver_key is not None and driver_key != entry.driver_key:
+            return KEY_DIFFERS, None
+        binaries = []
+        for binary_key, digest, size in entry.binaries:
+            data = self._payload(digest, size)
+            if data is None:
+                return DAMAGED, None
+            binaries.append(PipelineBinary(binary_key, data))
+        return FOUND, StoredPipeline(state_key, entry.driver_key, tuple(binaries), entry.cost_ns)
+
+    def all(self) -> Iterator[StoredPipeline]:
+        """All pipelines that are good, by state key."""
+        if self._prefix is None:
+            return
+        for key, _ in _from(self._transaction, self._store._tables["pipelines"], self._prefix):
+            _, found = self.find(bytes(key)[4:])
+            if found is not None:
+                yield found
+
+    def _payload(self, digest: bytes, size: int) -> Any:
+        """A payload that is proven; None where it is not what was stored."""
+        if (known := self._proven.get(digest)) is not None:
+            return known
+        data = self._store._get(self._transaction, "payloads", digest)
+        if data is None or len(data) != size:
+            return None
+        if self._store.read_only:
+            data = bytes(data)  # without LMDB's lock nobody knows of this reader
+        if content_hash128(data) != digest:
+            return None
+        self._proven[digest] = data
+        return data
+
+
+@frozen
+class _Opening:
+    """Opens a store, or makes one, as the only one who does that in a directory."""
+
+    path: Path
+    bound_bytes: int
+    create: bool
+    operations: FileOperations
+
+    @property
+    def stamp(self) -> Path:
+        return self.path.with_name(STAMP_NAME)
+
+    def open(self) -> BinaryStore:
+        if self.create:
+            ensure_directory(self.path.parent, self.operations)
+        elif not self.path.exists():
+            raise StoreError(self.path, "there is no store of binaries")
+        if (reason := distrust_directory(self.path.parent, self.operations)) is not None:
+            raise StoreError(self.path, reason)
+        if not os.access(self.path.parent, os.W_OK) or (
+            self.path.exists() and not os.access(self.path, os.W_OK)
+        ):
+            return self._open_read_only("its directory or its file may not be written")
+        with writer_lock(self.path, self.operations, wait_s=_OPEN_WAIT_S) as held:
+            if not held:
+                raise StoreError(self.path, "another process did not finish opening it in time")
+            users = self.operations.open_lock(self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}"))
+            try:
+                set_aside = ""
+                # Who has it to himself looks at all of it; LMDB keeps it whole for whoever comes then.
+                if self.operations.try_lock(users):
+                    set_aside = self._make_good()
+                    self.operations.unlock(users)
+                # Nobody else wants it alone: opening is one's own.
+                self.operations.try_lock(users, shared=True)
+                return self._opened("", set_aside, users)
+            except BaseException:
+                close_quietly(users, self.operations)
+                raise
+
+    def _make_good(self) -> str:
+        """Set aside what must not be opened, and make a store where there is none; what was set aside."""
+        set_aside = ""
+        if self.path.exists() or self.path.is_symlink():
+            reason = self._refuse()
+            if reason:
+                set_aside = f"{reason}; moved to {self._set_aside()}"
+        if not self.path.exists():
+            if not self.create and not set_aside:
+                raise StoreError(self.path, "there is no store of binaries")
+            self._make()
+        return set_aside
+
+    def _refuse(self) -> str:
+        """Why the file that is there must not be opened; "" where it may."""
+        status = self.operations.stat(self.path)
+        if not status.is_regular or self.path.is_symlink():
+            return "it is no regular file"
+        if (reason := distrust(self.path, status, self.operations)) is not None:
+            raise StoreError(self.path, reason)
+        nonce = read_mark(self.path)
+        if nonce is None:
+            return "another program made it"
+        try:
+            stamp = read_capped(self.stamp, _STAMP_CAP, self.operations, trusted=True)
+        except MissingFileError:
+            stamp = b""
+        if stamp != _stamp(nonce):
+            return "it was not made here: exchange stores by `orchestrator binaries export` and `import`"
+        try:
+            check_lmdb_file(self.path)
+        except LmdbFileError as error:
+            return error.reason
+        return ""
+
+    def _set_aside(self) -> Path:
+        lock = self.path.with_name(self.path.name + "-lock")
+        moved = quarantine_file(self.path, self.operations)
+        if lock.exists():
+            self.operations.unlink(lock)
+        return moved
+
+    def _make(self) -> None:
+        lock = self.path.with_name(self.path.name + "-lock")
+        if lock.exists():
+            self.operations.unlink(lock)
+        nonce = secrets.token_bytes(16)
+        # Before the file: a store is never without its stamp.
+        write_atomically(self.stamp, [_stamp(nonce)], self.operations)
+        self._environment(read_only=False).close()
+        mark_file(self.path, nonce)
+        self.operations.sync_directory(self.path.parent)
+
+    def _environment(self, *, read_only: bool) -> Any:
+        page = 65536
+        return lmdb.open(
+            str(self.path),
+            subdir=False,
+            map_size=int(self.bound_bytes * _MAP_OVER) // page * page,
+            max_dbs=len(_TABLES),
+            max_readers=512,
+            mode=0o600,
+            readonly=read_only,
+            lock=not read_only,
+            create=not read_only,
+            writemap=False,
+            readahead=True,
+        )
+
+    def _open_read_only(self, why: str) -> BinaryStore:
+        if not self.path.exists():
+            raise StoreError(self.path, f"there is no store of binaries, and none can be made: {why}")
+        if reason := self._refuse():
+            raise StoreError(self.path, reason)
+        return self._opened(why, "", None)
+
+    def _opened(self, read_only: str, set_aside: str, users: int | None) -> BinaryStore:
+        environment = self._environment(read_only=bool(read_only))
+        try:
+            tables = {}
+            if read_only:
+                for name in _TABLES:
+                    try:
+                        tables[name] = environment.open_db(name.encode(), create=False)
+                    except lmdb.NotFoundError:
+                        tables = {}  # it was made, and nothing was stored
+                        break
+            else:
+                environment.reader_check()
+                with environment.begin(write=True) as transaction:
+                    for name in _TABLES:
+                        tables[name] = environment.open_db(name.encode(), txn=transaction)
+                    transaction.put(b"format", bytes([_FORMAT]), db=tables["about"], overwrite=False)
+        except BaseException:
+            environment.close()
+            raise
+        return BinaryStore(
+            self.path, self.bound_bytes, read_only, set_aside, environment, tables, users, self.operations
+        )
+
+
+def _stamp(nonce: bytes) -> bytes:
+    return b"pipeline binaries " + nonce.hex().encode() + b"\n"
+
+
+def _check(pipeline: StoredPipeline) -> None:
+    if not 1 <= len(pipeline.state_key) <= _MOST_STATE_BYTES:
+        raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(pipeline.state_key)}")
+    keys = (pipeline.driver_key, *(each.key for each in pipeline.binaries))
+    if max(map(len, keys)) > MOST_KEY_BYTES or not pipeline.binaries:
+        raise ValueError(f"a pipeline has binaries, and keys of at most {MOST_KEY_BYTES} bytes")
+
+
+def _size(pipeline: StoredPipeline) -> int:
+    return sum(len(each.data) for each in pipeline.binaries)
+
+
+def _worth(cost_ns: int, size: int) -> float:
+    """What keeping a pipeline saves for each byte that it takes, ns."""
+    return (cost_ns or _UNKNOWN_COST_NS) / (size + _ENTRY_BYTES)
+
+
+def _index_key(number: int, driver_key: bytes, state_key: bytes) -> bytes:
+    return struct.pack(">IB", number, len(driver_key)) + driver_key + state_key
+
+
+def _proven(value: Any) -> bytes:
+    """What stands behind its hash.
+
+    Raises:
+        ValueError: It is not what was written.
+    """
+    content = bytes(value[_HASH_BYTES:])
+    if content_hash128(content) != bytes(value[:_HASH_BYTES]):
+        raise ValueError("it is not what was written")
+    return content
+
+
+def _from(transaction: Any, table: Any, prefix: bytes) -> Iterator[tuple[Any, Any]]:
+    """Entries of a table whose keys begin so."""
+    with transaction.cursor(db=table) as cursor:
+        there = cursor.set_range(prefix)
+        while there and bytes(cursor.key()).startswith(prefix):
+            yield cursor.item()
+            there = cursor.next()

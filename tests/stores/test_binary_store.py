@@ -1,0 +1,548 @@
+"""The store of binaries: what it promises, against a model, a bound, other processes, and a file that lies."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.binary_store import (
+    DAMAGED,
+    FOUND,
+    KEY_DIFFERS,
+    LEAST_BOUND,
+    MISSING,
+    STAMP_NAME,
+    STORE_NAME,
+    BinaryStore,
+    Generation,
+    PutReport,
+    StoredPipeline,
+    StoreError,
+)
+from orchestrator.stores.lmdb_file import LmdbFileChangedError, check_lmdb_file
+from tests.drivers import REPOSITORY
+
+GENERATION = Generation.of(simulated_identity(), b"global key")
+OTHER = Generation.of(simulated_identity(), b"another global key")
+
+KILLS = int(os.environ.get("ORCHESTRATOR_STORE_KILLS", "6"))
+FLIPS = int(os.environ.get("ORCHESTRATOR_STORE_FLIPS", "90"))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BinaryStore]:
+    with BinaryStore.open(tmp_path / "cache") as opened:
+        yield opened
+
+
+def pipeline(
+    state: int, *contents: bytes, driver_key: bytes | None = None, cost_ns: int = 1_000_000
+) -> StoredPipeline:
+    key = b"key %d" % state if driver_key is None else driver_key
+    binaries = tuple(PipelineBinary(b"binary " + each[:20], each) for each in contents)
+    return StoredPipeline(b"state %d" % state, key, binaries, cost_ns)
+
+
+def found(store: BinaryStore, state: int, driver_key: bytes | None = None) -> tuple[str, list[bytes]]:
+    with store.reading(GENERATION) as reader:
+        outcome, pipeline = reader.find(b"state %d" % state, driver_key)
+        return outcome, [bytes(each.data) for each in pipeline.binaries] if pipeline else []
+
+
+def test_number_and_order_of_binaries_stay(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"b" * 5000, b"a" * 10, b"b" * 5000)])
+    assert found(store, 1) == (FOUND, [b"b" * 5000, b"a" * 10, b"b" * 5000])
+    assert found(store, 1, b"key 1")[0] == FOUND
+
+
+def test_a_pipeline_is_found_by_both_keys(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    assert found(store, 2, b"key 1") == (MISSING, [])
+    assert found(store, 1, b"another") == (KEY_DIFFERS, [])
+
+
+def test_one_key_for_different_pipelines_is_told_and_gives_nobody_a_wrong_one(store: BinaryStore) -> None:
+    one = store.put(GENERATION, [pipeline(1, b"one", driver_key=b"same")])
+    assert (one.collisions, one.shared_keys) == (0, 0)
+    assert store.put(GENERATION, [pipeline(2, b"two", driver_key=b"same")]).collisions == 1
+    assert store.put(GENERATION, [pipeline(3, b"one", driver_key=b"same")]).collisions == 1
+    assert found(store, 1, b"same") == (FOUND, [b"one"])
+    assert found(store, 2, b"same") == (FOUND, [b"two"])
+    assert found(store, 4, b"same") == (MISSING, [])
+    assert store.stat().generations[0].shared_driver_keys == 1
+
+
+def test_one_key_for_equal_pipelines_is_shared(store: BinaryStore) -> None:
+    both = [pipeline(1, b"one", driver_key=b"same"), pipeline(2, b"one", driver_key=b"same")]
+    report = store.put(GENERATION, both)
+    assert (report.collisions, report.shared_keys) == (0, 1)
+
+
+def test_equal_binaries_are_stored_once_whatever_their_keys(store: BinaryStore) -> None:
+    report = store.put(GENERATION, [pipeline(1, b"x" * 4000), pipeline(2, b"x" * 4000, b"y" * 100)])
+    assert report == PutReport(pipelines=2, captured_bytes=8100, stored_bytes=4100)
+    assert store.stat().payload_bytes == 4100
+    # One binary key that names two contents: each pipeline has its own.
+    liar = StoredPipeline(b"state 9", b"k", (PipelineBinary(b"binary " + b"x" * 20, b"other"),))
+    store.put(GENERATION, [liar])
+    assert found(store, 1)[1] == [b"x" * 4000]
+    assert found(store, 9)[1] == [b"other"]
+
+
+def test_the_same_again_writes_no_bytes(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    again = store.put(GENERATION, [pipeline(1, b"one")])
+    assert (again.known, again.stored_bytes) == (1, 0)
+    assert store.verify().problems == ()
+
+
+def test_another_generation_has_nothing(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    assert store.generation(OTHER) is None
+    with store.reading(OTHER) as reader:
+        assert reader.find(b"state 1") == (MISSING, None)
+    other_driver = evolve_identity()
+    with store.reading(other_driver) as reader:
+        assert reader.find(b"state 1") == (MISSING, None)
+
+
+def evolve_identity() -> Generation:
+    """The same global key from another version of the driver."""
+    return Generation.of(evolve(simulated_identity(), driver_version=2), b"global key")
+
+
+def test_generations_are_pruned_and_take_their_binaries_with_them(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"mine", b"shared" * 100)])
+    store.put(OTHER, [pipeline(1, b"theirs", b"shared" * 100)])
+    assert store.prune(lambda about, _: about == OTHER) == (OTHER,)
+    assert [each.about for each in store.stat().generations] == [GENERATION]
+    assert found(store, 1)[1] == [b"mine", b"shared" * 100]
+    assert store.stat().payload_bytes == 604
+    assert store.verify().problems == ()
+
+
+def test_what_is_read_is_the_stores_own_memory(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"x" * 10_000)])
+    with store.reading(GENERATION) as reader:
+        _, one = reader.find(b"state 1")
+        _, two = reader.find(b"state 1")
+        assert one is not None
+        assert two is not None
+        data = one.binaries[0].data
+        assert isinstance(data, memoryview)
+        assert data is two.binaries[0].data
+
+
+def test_access_times_are_written_in_one_commit_and_not_for_every_hit(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(number, b"%d" % number) for number in range(50)])
+    states = [b"state %d" % number for number in range(50)]
+    before = check_lmdb_file(store.path).transaction
+    assert store.touch(GENERATION, states) == 0  # just stored
+    assert check_lmdb_file(store.path).transaction == before
+    assert store.touch(GENERATION, states, grain_s=0) == 50
+    assert check_lmdb_file(store.path).transaction - before <= 2
+    assert store.touch(GENERATION, [b"unknown"], grain_s=0) == 0
+    assert store.touch(OTHER, states, grain_s=0) == 0
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.just("put"),
+                st.integers(0, 9),
+                st.lists(st.integers(0, 5), min_size=1, max_size=4),
+                st.integers(0, 2),
+            ),
+            st.tuples(st.just("remove"), st.integers(0, 9), st.just([0]), st.just(0)),
+            st.tuples(st.just("touch"), st.integers(0, 9), st.just([0]), st.just(0)),
+        ),
+        max_size=25,
+    )
+)
+def test_it_does_what_a_dictionary_does(
+    store: BinaryStore, steps: list[tuple[str, int, list[int], int]]
+) -> None:
+    contents = [b"%d" % number * size for number, size in enumerate((1, 10, 700, 3000, 9000, 40))]
+    model: dict[int, list[bytes]] = {}
+    store.remove(GENERATION, [b"state %d" % number for number in range(10)])
+    for what, state, numbers, driver_key in steps:
+        if what == "put":
+            model[state] = [contents[each] for each in numbers]
+            store.put(GENERATION, [pipeline(state, *model[state], driver_key=b"k%d" % driver_key)])
+        elif what == "remove":
+            assert store.remove(GENERATION, [b"state %d" % state]) == (model.pop(state, None) is not None)
+        else:
+            store.touch(GENERATION, [b"state %d" % state], grain_s=0)
+    for state in range(10):
+        assert found(store, state) == ((FOUND, model[state]) if state in model else (MISSING, []))
+    assert store.verify().problems == ()
+    assert store.stat().payload_bytes == sum(map(len, {each for row in model.values() for each in row}))
+
+
+# --- the bound
+
+
+def test_the_bound_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
+    bound = 8 << 20
+    noise = random.Random(7)
+    with BinaryStore.open(tmp_path, bound_bytes=bound) as store:
+        largest = 0
+        report = PutReport()
+        favourite = [pipeline(state, noise.randbytes(9000)) for state in range(20)]  # 180 KB
+        store.put(GENERATION, favourite)
+        for start in range(100, 2900, 100):  # ten times the bound
+            some = [
+                pipeline(state, noise.randbytes(noise.choice((300, 15_000, 80_000))))
+                for state in range(start, start + 100)
+            ]
+            report += store.put(GENERATION, some)
+            store.touch(GENERATION, [each.state_key for each in favourite], grain_s=0)
+            largest = max(largest, store.path.stat().st_size)
+        assert report.stored_bytes > 9 * bound
+        assert report.evicted > 1000
+        assert largest <= 1.1 * bound
+        assert store.stat().used_bytes <= bound
+        assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
+        assert found(store, 2899)[0] == FOUND
+        assert store.verify().problems == ()
+
+
+def test_what_is_dear_to_compile_stays_longer(tmp_path: Path) -> None:
+    noise = random.Random(8)
+    with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
+        dear = [pipeline(state, noise.randbytes(4000), cost_ns=10**9) for state in range(20)]
+        cheap = [pipeline(state, noise.randbytes(16_000), cost_ns=10**6) for state in range(100, 500)]
+        store.put(GENERATION, dear)  # before all others, and never used again
+        assert store.put(GENERATION, cheap).evicted > 100
+        assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
+
+
+def test_a_pipeline_that_would_take_most_of_the_bound_is_not_stored(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
+        report = store.put(GENERATION, [pipeline(1, bytes(LEAST_BOUND // 2 + 1)), pipeline(2, b"small")])
+        assert (report.pipelines, report.too_large) == (1, 1)
+        assert found(store, 2)[0] == FOUND
+    with pytest.raises(ValueError, match="least"):
+        BinaryStore.open(tmp_path, bound_bytes=1000)
+
+
+def test_bad_keys_are_refused(store: BinaryStore) -> None:
+    for bad in (
+        evolve(pipeline(1, b"x"), state_key=b""),
+        evolve(pipeline(1, b"x"), state_key=bytes(65)),
+        evolve(pipeline(1, b"x"), driver_key=bytes(33)),
+        evolve(pipeline(1, b"x"), binaries=()),
+    ):
+        with pytest.raises(ValueError, match="bytes"):
+            store.put(GENERATION, [bad])
+
+
+# --- files that are not what they should be
+
+
+def filled(directory: Path, count: int = 60) -> Path:
+    noise = random.Random(1)
+    with BinaryStore.open(directory) as store:
+        for start in range(0, count, 20):
+            store.put(
+                GENERATION,
+                [
+                    pipeline(state, noise.randbytes(noise.choice((40, 900, 3000, 9000))))
+                    for state in range(start, start + 20)
+                ],
+            )
+        store.remove(GENERATION, [b"state %d" % state for state in range(0, count, 7)])
+        return store.path
+
+
+def test_a_truncated_file_is_never_opened(tmp_path: Path) -> None:
+    path = filled(tmp_path / "good")
+    whole = path.read_bytes()
+    used = check_lmdb_file(path)
+    for size in sorted({0, 1, 100, 4096, 5000, 8192, len(whole) // 3, (used.pages // 2) * 4096}):
+        directory = tmp_path / f"cut {size}"
+        shutil.copytree(path.parent, directory)
+        os.truncate(directory / STORE_NAME, size)
+        with BinaryStore.open(directory) as store:
+            assert store.set_aside
+            assert "quarantine" in store.set_aside
+            assert found(store, 1) == (MISSING, [])
+            store.put(GENERATION, [pipeline(1, b"again")])
+            assert found(store, 1)[0] == FOUND
+        assert list((directory / "quarantine").iterdir())
+
+
+def test_a_file_of_another_making_is_never_opened(tmp_path: Path) -> None:
+    # LMDB's own, without our mark.
+    code = (
+        "import lmdb, sys\n"
+        "with lmdb.open(sys.argv[1], subdir=False) as it, it.begin(write=True) as t: t.put(b'a', b'b')\n"
+    )
+    foreign = tmp_path / "foreign"
+    foreign.mkdir(0o700)
+    subprocess.run([sys.executable, "-c", code, str(foreign / STORE_NAME)], check=True)
+    with BinaryStore.open(foreign) as store:
+        assert "another program" in store.set_aside
+    # Ours, from elsewhere: with its mark, without its stamp.
+    path = filled(tmp_path / "theirs")
+    mine = tmp_path / "mine"
+    filled(mine)
+    shutil.copyfile(path, mine / STORE_NAME)
+    with BinaryStore.open(mine) as store:
+        assert "export" in store.set_aside
+    link = tmp_path / "link"
+    link.mkdir(0o700)
+    (link / STORE_NAME).symlink_to(path)
+    with BinaryStore.open(link) as store:
+        assert store.set_aside
+    assert check_lmdb_file(path)
+
+
+def test_others_must_not_be_able_to_write_it(tmp_path: Path) -> None:
+    path = filled(tmp_path / "cache")
+    path.chmod(0o666)
+    with pytest.raises(StoreError, match="chmod go-w"):
+        BinaryStore.open(path.parent)
+    path.chmod(0o600)
+    path.parent.chmod(0o777)
+    with pytest.raises(StoreError, match="chmod go-w"):
+        BinaryStore.open(path.parent)
+
+
+def in_a_child(work: Callable[[], str]) -> tuple[int, str]:
+    """Do something in a process of its own, and say how it ended and what it answered."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            os.write(writing, work().encode())
+            os._exit(0)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the parent is told
+            os.write(writing, repr(error).encode())
+        os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        said = answer.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said
+
+
+def read_all(directory: Path, expected: dict[int, tuple[str, list[bytes]]]) -> str:
+    """Read and write a store; what was found is what was stored, or nothing."""
+    with BinaryStore.open(directory) as store:
+        for state, what in expected.items():
+            outcome, data = found(store, state)
+            assert (outcome, data) == what or outcome in (MISSING, DAMAGED), state
+        problems = store.verify().problems
+        store.put(GENERATION, [pipeline(1000, b"new")])
+        store.remove(GENERATION, [b"state %d" % state for state in range(30)])
+        return "set aside" if store.set_aside else "problems" if problems else "clean"
+
+
+def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+    # Each is tried in a process of its own, which must not die of it.
+    path = filled(tmp_path / "good")
+    whole = path.read_bytes()
+    expected = {state: found_in(path.parent, state) for state in range(60)}
+    noise = random.Random(os.environ.get("ORCHESTRATOR_STORE_SEED", "3"))
+    structure = [page for page in range(len(whole) // 4096) if whole[page * 4096 + 10] in (1, 2, 8)]
+    outcomes = []
+    for number in range(FLIPS):
+        page = noise.choice(structure) if number % 3 else noise.randrange(len(whole) // 4096)
+        at = page * 4096 + (noise.randrange(64) if number % 2 else noise.randrange(4096))
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << noise.randrange(8)
+        directory = tmp_path / "flipped"
+        shutil.rmtree(directory, ignore_errors=True)
+        shutil.copytree(path.parent, directory)
+        (directory / STORE_NAME).write_bytes(damaged)
+        ended, said = in_a_child(partial(read_all, directory, expected))
+        assert ended == 0, (at, said)
+        outcomes.append(said)
+    assert {"set aside", "problems"} <= set(outcomes)
+
+
+def found_in(directory: Path, state: int) -> tuple[str, list[bytes]]:
+    with BinaryStore.open(directory) as store:
+        return found(store, state)
+
+
+def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = filled(tmp_path)
+    monkeypatch.setattr(os, "access", lambda where, mode: not mode & os.W_OK)  # as for who is not root
+    with BinaryStore.open(tmp_path) as store:
+        assert store.read_only
+        assert found(store, 1)[0] == FOUND
+        with pytest.raises(StoreError, match="only be read"):
+            store.put(GENERATION, [pipeline(1, b"x")])
+        assert store.verify().problems == ()
+    with pytest.raises(StoreError, match="none can be made"):
+        BinaryStore.open(tmp_path / ".." / tmp_path.name / "nowhere")
+    assert path.exists()
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    # A limit on the size of files stands for the end of the disk.
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore, StoreError
+from tests.stores.test_binary_store import GENERATION, found, pipeline
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+with BinaryStore.open(Path(sys.argv[1])) as store:
+    store.put(GENERATION, [pipeline(1, b"x" * 9000)])
+    size = store.path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20_000, resource.RLIM_INFINITY))
+    try:
+        store.put(GENERATION, [pipeline(2, b"y" * 400_000)])
+    except StoreError as error:
+        print(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert found(store, 1)[1] == [b"x" * 9000]
+    store.put(GENERATION, [pipeline(3, b"z")])
+    assert found(store, 3)[0] == "found"
+    assert store.verify().problems == ()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "cannot be written" in done.stdout
+
+
+def test_the_same_store_once_a_process(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path) as one, BinaryStore.open(tmp_path) as two:
+        assert one is two
+    with pytest.raises(StoreError, match="closed"):
+        one.stat()
+    with pytest.raises(StoreError, match="no store"):
+        BinaryStore.open(tmp_path / "none", create=False)
+
+
+def test_a_store_is_opened_again_after_a_fork(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path) as store:
+        store.put(GENERATION, [pipeline(1, b"one")])
+
+        def use_it() -> str:
+            with pytest.raises(StoreError, match="fork"):
+                store.stat()
+            with BinaryStore.open(tmp_path) as own:
+                assert own is not store
+                return found(own, 1)[0]
+
+        assert in_a_child(use_it) == (0, FOUND)
+        store.put(GENERATION, [pipeline(2, b"two")])
+        assert found(store, 2)[0] == FOUND
+
+
+# --- processes that are killed
+
+_WRITER = """
+import random, sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore
+from tests.stores.test_binary_store import GENERATION, content, pipeline
+first = int(sys.argv[2])
+with BinaryStore.open(Path(sys.argv[1]), bound_bytes=64 << 20) as store:
+    for number in range(first, first + 100_000, 4):
+        store.put(GENERATION, [pipeline(state, content(state), b"common" * 200) for state in range(number, number + 4)])
+        if number % 3 == 0:
+            store.touch(GENERATION, [b"state %d" % number], grain_s=0)
+        print(number, flush=True)
+"""
+
+
+def content(state: int) -> bytes:
+    return random.Random(state).randbytes(200 + state * 37 % 6000)
+
+
+def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path) -> None:
+    """Two processes write; one of them is killed at a random moment and begins again; a third one looks."""
+    noise = random.Random(5)
+    acknowledged: list[int] = []
+    firsts = iter(range(0, 10**9, 10**5))
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path), str(next(firsts))],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    writers = [start(), start()]
+    try:
+        for number in range(KILLS):
+            victim = writers[number % 2]
+            assert victim.stdout is not None
+            acknowledged.append(int(victim.stdout.readline()))  # it is at work
+            time.sleep(noise.random() * 0.15)
+            victim.send_signal(signal.SIGKILL)
+            acknowledged += [
+                int(line) for line in victim.stdout.read().splitlines(keepends=True) if line.endswith("\n")
+            ]
+            victim.wait()
+            victim.stdout.close()
+            writers[number % 2] = start()
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+            if writer.stdout is not None:
+                acknowledged += [
+                    int(line)
+                    for line in writer.stdout.read().splitlines(keepends=True)
+                    if line.endswith("\n")
+                ]
+                writer.stdout.close()
+    with BinaryStore.open(tmp_path, bound_bytes=64 << 20) as store:
+        assert store.set_aside == ""
+        assert store.verify().problems == ()
+        for state in (first + within for first in acknowledged for within in range(4)):
+            assert found(store, state) == (FOUND, [content(state), b"common" * 200])
+    assert len(acknowledged) > KILLS
+
+
+def test_a_check_beside_a_writer_finds_nothing_wrong(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path, bound_bytes=64 << 20):
+        pass
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(tmp_path), "0"], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert writer.stdout is not None
+        for _ in range(40):
+            writer.stdout.readline()
+            with suppress(LmdbFileChangedError):
+                check_lmdb_file(tmp_path / STORE_NAME)
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+def test_the_stamp_is_there_before_the_store(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert (tmp_path / STAMP_NAME).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / STORE_NAME).stat().st_mode & 0o777 == 0o600
+    # A process that died between the two left a stamp alone.
+    (tmp_path / STORE_NAME).unlink()
+    with BinaryStore.open(tmp_path) as store:
+        assert store.set_aside == ""
