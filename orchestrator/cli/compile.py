@@ -55,7 +55,13 @@ if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind
     from orchestrator.process import StageClock
     from orchestrator.run.options import CompileOptions
-    from orchestrator.run.records import CompileReport, OutcomeStatus, PipelineOutcome, Savings
+    from orchestrator.run.records import (
+        BinariesRecord,
+        CompileReport,
+        OutcomeStatus,
+        PipelineOutcome,
+        Savings,
+    )
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
@@ -78,8 +84,9 @@ class CompileArguments:
         mode: `auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for
             all workers. `per-worker`: one externally synchronized cache each, merged at the end.
             `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged
-            cache, compile what it lacks in a cache for each worker, merge on the way. `none`: no cache,
-            nothing is kept.
+            cache, compile what it lacks in a cache for each worker, merge on the way. `binaries`: keep the
+            binaries of each pipeline in a store of ours (VK_KHR_pipeline_binary). `none`: no cache, nothing
+            is kept.
         merge: `barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is
             merged. `auto`: rolling in mode two-level, else at the end.
         driver_caches: Leave the driver's own disk and memory caches on; figures then say little about the
@@ -104,7 +111,9 @@ class CompileArguments:
 
     device: DeviceSelector = ""
     workers: Annotated[str, Parameter(alias="-j")] = "auto"
-    mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "none"] = "auto"
+    mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "binaries", "none"] = (
+        "auto"
+    )
     merge: Literal["auto", "barrier", "rolling"] = "auto"
     cache_dir: Annotated[
         CacheDirectory, Parameter(help="Where the cache file is kept, one file a device and driver.")
@@ -126,7 +135,7 @@ class CompileArguments:
         """
         from orchestrator.run.options import BARRIER, ROLLING, CompileOptions
 
-        if self.merge == "rolling" and self.mode in ("shared", "none"):
+        if self.merge == "rolling" and self.mode in ("shared", "binaries", "none"):
             raise UsageError(
                 f"--merge rolling: mode {self.mode} has no worker caches to merge",
                 "use --mode per-worker or two-level",
@@ -455,6 +464,9 @@ def _merge_rows(report: CompileReport) -> _Rows:
     if merge is None or report.mode is CacheMode.NONE:
         return
     before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
+    if report.binaries is not None:
+        yield from _binary_rows(report.binaries)
+        return
     if report.mode is CacheMode.SHARED:
         yield "cache", f"one for all workers: {before} before, {after} after; nothing to merge"
         return
@@ -482,10 +494,47 @@ def _merge_rows(report: CompileReport) -> _Rows:
         )
 
 
+def _binary_rows(binaries: BinariesRecord) -> _Rows:
+    yield (
+        "binaries",
+        f"{binaries.pulled_in + binaries.pulled_late:,} of {plural(binaries.looked_up, 'pipeline')} found in "
+        f"{_time(binaries.look_up_ns)}: {plural(binaries.pulled_binaries, 'binary', 'binaries')}, "
+        f"{byte_text(binaries.pulled_bytes)}",
+    )
+    if binaries.created:
+        yield "", f"{plural(binaries.created, 'pipeline')} created from binaries"
+    if binaries.from_internal_cache:
+        yield "", f"{plural(binaries.from_internal_cache, 'pipeline')} found in the driver's own cache"
+    if binaries.captured:
+        share = binaries.stored_bytes / binaries.captured_bytes if binaries.captured_bytes else 0.0
+        yield (
+            "",
+            f"{plural(binaries.captured, 'pipeline')} captured: {byte_text(binaries.captured_bytes)}, of which "
+            f"{byte_text(binaries.stored_bytes)} were new ({share:.0%})",
+        )
+    told = (
+        (binaries.collisions, "share the driver's key with another one that has other binaries"),
+        (binaries.refused, "were not made from their binaries by the driver, and were compiled"),
+        (binaries.damaged, "were damaged in the store, and were compiled"),
+        (binaries.too_large, "are too large for the store"),
+        (binaries.lost, "could not be stored"),
+    )
+    for count, what in told:
+        if count:
+            yield "", styled(f"{count:,} {what}", "warn")
+    if binaries.evicted:
+        yield "", f"{plural(binaries.evicted, 'pipeline')} left the store to make room"
+
+
 def _cache_rows(report: CompileReport) -> _Rows:
     from orchestrator.stores.cache_file import LoadStatus
 
     file = report.cache_file
+    if report.binaries is not None and file.path is not None:
+        yield "store", path_text(file.path)
+        if file.error:
+            yield "", styled(f"not used: {file.error}", "bad")
+        return
     if file.path is None:
         yield "cache file", "none is kept in this mode"
         return

@@ -7,11 +7,12 @@ from both to a batch of pipelines.
 
 Guarantees: a binary is destroyed as soon as nothing needs it. Number and order of a pipeline's binaries stay
 as the driver gave them (VkPipelineBinaryInfoKHR). A pipeline that the driver will not make from binaries is
-compiled. What links libraries is created as ever: it compiles little, and drivers have no key for it.
+compiled.
 """
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
@@ -155,6 +156,10 @@ class BinarySource(PipelineSource):
         """End what `hold` began; `refused` are those that the driver did not make from their binaries."""
 
     @abstractmethod
+    def settle(self) -> None:
+        """Wait until everything that was taken is kept for good. Blocking; no call uses it."""
+
+    @abstractmethod
     def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
         """Take what was compiled and captured."""
 
@@ -223,7 +228,7 @@ class PipelineBinaries(Device, Protocol):
     ) -> CreationBatch:
         """Create pipelines from their binaries, without any shader module.
 
-        None of them links libraries. What was created counts as found in the application's cache.
+        What they link exists. What was created counts as found in the application's cache.
         """
 
     def create_captured(
@@ -231,8 +236,8 @@ class PipelineBinaries(Device, Protocol):
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """Compile pipelines, and read their binaries and keys; what the driver captured is released.
 
-        None of them links libraries. A pipeline whose data the driver would not give is not among what was
-        captured.
+        What they link exists. A pipeline whose data the driver would not give is not among what was captured,
+        and one that has no code of its own.
         """
 
     def probe_internal_cache(
@@ -261,12 +266,6 @@ class PipelineBinaries(Device, Protocol):
         """
 
 
-def links_libraries(prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Whether each of some pipelines links libraries, shape (n,)."""
-    starts = prepared.image.library_slot_start
-    return starts[indices + 1] > starts[indices]
-
-
 def create_with_binaries(
     device: PipelineBinaries,
     prepared: PreparedPipelines,
@@ -281,22 +280,35 @@ def create_with_binaries(
     With `fail_on_compile_required` nothing is compiled.
     """
     batch = CreationBatch.of_zeros(len(indices))
-    linking = links_libraries(prepared, indices)
-    alone = np.flatnonzero(~linking)
-    missing = _create_found(device, prepared, indices, alone, source, batch, keep=keep)
-    if missing.size and source.captures and not fail_on_compile_required:
-        made, captured = device.create_captured(prepared, indices[missing], keep=keep)
+    for places in _levels(prepared, indices):
+        missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)
+        if not missing.size:
+            continue
+        chosen = indices[missing]
+        if source.captures and not fail_on_compile_required:
+            made, captured = device.create_captured(prepared, chosen, keep=keep)
+            source.take(prepared, captured)
+        else:
+            made = device.create_pipelines(
+                prepared, chosen, NO_SOURCE, keep=keep, fail_on_compile_required=fail_on_compile_required
+            )
         batch.put(missing, made)
-        source.take(prepared, captured)
-        missing = missing[:0]
-    # Last what links libraries, which exist by now.
-    rest = np.concatenate([missing, np.flatnonzero(linking)])
-    if rest.size:
-        made = device.create_pipelines(
-            prepared, indices[rest], NO_SOURCE, keep=keep, fail_on_compile_required=fail_on_compile_required
-        )
-        batch.put(rest, made)
     return batch
+
+
+def _levels(prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> list[npt.NDArray[np.intp]]:
+    """The places of pipelines, libraries before what links them."""
+    starts = prepared.image.library_slot_start
+    if not (starts[indices + 1] > starts[indices]).any():
+        return [np.arange(len(indices))]
+    level: dict[int, int] = {}
+    for index in sorted(indices.tolist()):  # a library has a smaller number than what links it
+        # One that is not of this batch was created before.
+        level[index] = (
+            max((level.get(each, -1) for each in prepared.image.libraries_of(index)), default=-1) + 1
+        )
+    levels = np.array([level[index] for index in indices.tolist()])
+    return [np.flatnonzero(levels == each) for each in range(int(levels.max()) + 1)]
 
 
 def _create_found(
@@ -321,8 +333,13 @@ def _create_found(
             return places
         chosen = places[found]
         present = HeldBinaries(held.counts[found], held.handles)
+        began = time.perf_counter_ns()
         made = device.create_from_binaries(prepared, indices[chosen], present, keep=keep)
+        share = (time.perf_counter_ns() - began) // len(chosen)
         good = made.results == SUCCESS
+        # RADV (25.0.7) gives no feedback here: then each takes its share of the call.
+        silent = good & (made.feedback_flags & np.uint32(FEEDBACK_VALID) == 0)
+        made.durations_ns[silent] = share
         refused = indices[chosen[~good]]
         made.feedback_flags[good] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
         batch.put(chosen, made)

@@ -360,6 +360,8 @@ class CacheMode(enum.StrEnum):
     PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
     TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it
         does not hold in an externally synchronized cache of their own, which migrates into the primary.
+    BINARIES: no cache of the driver's: the application holds the binaries of each pipeline and hands them
+        over again (VK_KHR_pipeline_binary).
     NONE: no cache.
     """
 
@@ -367,4 +369,5 @@ class CacheMode(enum.StrEnum):
     PER_WORKER = "per-worker"
     PER_WORKER_INTERNAL = "per-worker-internal"
     TWO_LEVEL = "two-level"
+    BINARIES = "binaries"
     NONE = "none"

@@ -31,6 +31,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field
 
+from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
@@ -44,9 +45,10 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.errors import DriverError
+from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.merge import Merged, merge_into, pruned_bytes, size_of
 from orchestrator.run.options import MergePolicy
-from orchestrator.run.records import Duplicates, MergeReport, RollingReport
+from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 
 _BYTES_A_PIPELINE: Final = 16 << 10
 _MOST_STANDBYS: Final = 4
@@ -485,11 +487,12 @@ class RunCaches:
 
     # --- before the workers
 
-    def open(self, primary_data: bytes) -> None:
+    def open(self, primary_data: bytes, prepared: PreparedPipelines) -> None:
         """Make the sources; a primary that is made here begins with `primary_data`. Blocking.
 
         Raises:
             DriverError: The driver refused an empty one.
+            DeviceError: The device has no pipeline binaries, in mode BINARIES.
         """
         started = time.perf_counter_ns()
         if self.mode is CacheMode.NONE:
@@ -498,7 +501,9 @@ class RunCaches:
         if self.primary is None:
             self.primary = self._own_primary = self._create_primary(primary_data)
         self._primary_bytes = size_of(self.primary, self.notes)
-        if self.mode is not CacheMode.SHARED:
+        if isinstance(self.primary, BinarySource):
+            self.primary.pull_in(prepared)
+        elif self.mode is not CacheMode.SHARED:
             self._open_worker_sources(self.primary)
         self.open_ns = time.perf_counter_ns() - started
 
@@ -509,6 +514,8 @@ class RunCaches:
 
     def _create_primary(self, data: bytes) -> PipelineSource:
         device = self.device
+        if self.mode is CacheMode.BINARIES:
+            return HeldPipelines.of(device)
         if self.looks_up and device.features.internally_synchronized_merge:
             try:
                 return device.create_pipeline_cache(data, internally_synchronized_merge=True, name="primary")
@@ -598,6 +605,8 @@ class RunCaches:
             self.rotation.merge()
             rotated_ns = time.perf_counter_ns() - started
             sources = self.rotation.current_sources()
+        if isinstance(self.primary, BinarySource):
+            self.primary.settle()
         merged = merge_into(self.primary, sources, seed_bytes=self._seed_bytes)
         # Whatever was merged on the way, the figures are those of all.
         merge_ns = merged.merge_ns + rotated_ns if sources else 0
@@ -605,7 +614,7 @@ class RunCaches:
 
     def read_back(self) -> None:
         """Read the data of a primary that was made here. Blocking."""
-        if self._own_primary is not None:
+        if self._own_primary is not None and self.mode is not CacheMode.BINARIES:
             started = time.perf_counter_ns()
             self.data = self._read(self._own_primary)
             self.read_back_ns = time.perf_counter_ns() - started
@@ -618,6 +627,13 @@ class RunCaches:
             source.destroy()
         if self._own_primary is not None:
             self._own_primary.destroy()
+
+    def binaries(self) -> BinariesRecord | None:
+        """What was done with binaries; None in other modes. Also tells its notes."""
+        if not isinstance(self.primary, HeldPipelines):
+            return None
+        self.notes += [each for each in self.primary.notes if each not in self.notes]
+        return self.primary.record()
 
     def merge_report(
         self,

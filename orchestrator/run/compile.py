@@ -28,12 +28,13 @@ import trio
 from attrs import define, evolve, field
 
 from orchestrator.devices import open_device
+from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import (
     CacheMode,
     Device,
     ExecutableInspector,
-    PipelineCache,
     PipelineExecutables,
+    PipelineSource,
     PreparedPipelines,
 )
 from orchestrator.devices.image import CreateInfoImage
@@ -81,7 +82,7 @@ from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, opened_group
-from orchestrator.stores.cache_file import LoadStatus, cache_path
+from orchestrator.stores.cache_file import LoadStatus
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
@@ -142,8 +143,12 @@ class CompileSchedule:
         """Ask the driver for pipeline keys, where that may save compiles. Blocking; `stop` ends it early."""
         if use is PipelineKeyUse.OFF:
             return
-        if self.mode is CacheMode.NONE or (self.workers == 1 and use is PipelineKeyUse.AUTO):
-            return  # no cache has what was compiled before, or all pipelines are looked up in one
+        if self.mode in (CacheMode.NONE, CacheMode.BINARIES) or (
+            self.workers == 1 and use is PipelineKeyUse.AUTO
+        ):
+            # No cache has what was compiled before, or all pipelines are looked up in one; and to binaries
+            # the driver's key alone is no proof.
+            return
         if not device.features.pipeline_binaries:
             if device.features.keys_withheld:
                 self.notes.append(
@@ -342,8 +347,11 @@ class CompileJob:
             self._tally.leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
+            on_demand = self.cache.mode_on(device) is CacheMode.BINARIES
             clock.enter("prepare")
-            prepared = await self._timed("prepare", lambda: device.prepare(built.image))
+            prepared = await self._timed(
+                "prepare", lambda: device.prepare(built.image, modules_on_demand=on_demand)
+            )
             clock.enter("cache_load")
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load", lambda: self.cache.open(device))
@@ -371,7 +379,7 @@ class CompileJob:
                 await trio.to_thread.run_sync(chunks.close)
 
     async def _run_pipelines(
-        self, device: Device, prepared: PreparedPipelines, primary: PipelineCache | None
+        self, device: Device, prepared: PreparedPipelines, primary: PipelineSource | None
     ) -> RunReport:
         options, cache, decision, clock = self.options, self.cache, self.cache.decision, self.clock
         clock.enter("keys")
@@ -475,7 +483,7 @@ class CompileJob:
     def _take_group(self, group: FeatureGroup, built: BuiltImage, device: Device) -> None:
         """Keep for the report what a group's device was opened as, and what of it matters to its keys."""
         directory = self.cache.directory
-        path = None if directory is None else cache_path(directory, device.identity)
+        path = None if directory is None else self.cache.path_of(directory, device)
         self._groups.append((group, GroupRecord.of(group, len(built.image), path)))
         profile = self.opener.profile(device)
         if profile is not None and len(built.image):
@@ -599,7 +607,21 @@ async def compile_set(
 
     directory = None if options.mode is CacheMode.NONE else cache_directory
     cache = CompileCache(options, directory, stop)
-    profiled = ProfiledOpener(opener or default_opener, directory)
+    chosen = opener or default_opener
+    if options.mode is CacheMode.BINARIES:
+        chosen = with_binaries(chosen)
+    profiled = ProfiledOpener(chosen, directory)
     job = CompileJob(source, options, cache, profiled, on_stage, on_progress, clock or StageClock("read"))
-    await job.run()
+    try:
+        await job.run()
+    finally:
+        cache.end()
     return job.report()
+
+
+def with_binaries(opener: DeviceOpener) -> DeviceOpener:
+    """An opener whose devices have pipeline binaries, where they can.
+
+    Other modes leave the feature to what is known of the driver's keys.
+    """
+    return lambda request: opener(request.plus(frozenset({PIPELINE_BINARIES})))

@@ -34,7 +34,8 @@ import numpy.typing as npt
 import trio
 from attrs import define, field
 
-from orchestrator.devices.device import CacheMode, Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.binaries import BinarySource
+from orchestrator.devices.device import CacheMode, Device, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.caches import MergedHook, RunCaches
 from orchestrator.run.exchange import Exchange
@@ -100,7 +101,7 @@ async def execute(
     limiter = trio.CapacityLimiter(run.worker_count)
     reported = False
     try:
-        await trio.to_thread.run_sync(run.caches.open, run.primary_data, limiter=limiter)
+        await trio.to_thread.run_sync(run.caches.open, run.primary_data, run.prepared, limiter=limiter)
         if on_started is not None:
             on_started()
         await _work(run, exchange, limiter, stop, on_progress)
@@ -227,7 +228,7 @@ class Run:
         device: Device,
         prepared: PreparedPipelines,
         options: RunOptions,
-        primary: PipelineCache | bytes | None,
+        primary: PipelineSource | bytes | None,
         on_merged: MergedHook | None,
     ) -> Run:
         """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
@@ -240,6 +241,10 @@ class Run:
         cache = None if isinstance(primary, bytes) else primary
         if mode is CacheMode.NONE and (cache is not None or data):
             raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
+        if cache is not None and (mode is CacheMode.BINARIES) != isinstance(cache, BinarySource):
+            raise ValueError(f"mode {mode} cannot use {cache.name!r} as its primary: it is of another kind")
+        if mode is CacheMode.BINARIES and data:
+            raise ValueError("mode binaries begins with no data of a pipeline cache")
         used_by_all = mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL)
         if used_by_all and cache is not None and cache.externally_synchronized:
             raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
@@ -336,6 +341,7 @@ class Run:
             duplicate_job_keys=self.duplicate_job_keys,
             duplicate_pipeline_keys=self.duplicate_pipeline_keys,
         )
+        binaries = caches.binaries()
         if exchange.device_lost:
             self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if not exchange.cancelled and exchange.out_of_time:
@@ -370,6 +376,7 @@ class Run:
             stopped=exchange.cancelled or exchange.out_of_time,
             notes=(*caches.notes, *self.notes),
             cache_data=caches.data,
+            binaries=binaries,
         )
 
 
@@ -378,7 +385,7 @@ async def run_pipelines(
     prepared: PreparedPipelines,
     options: RunOptions = RUN_DEFAULTS,
     *,
-    primary: PipelineCache | bytes | None = None,
+    primary: PipelineSource | bytes | None = None,
     scheduler: Scheduler | None = None,
     stop: trio.Event | None = None,
     on_merged: MergedHook | None = None,
@@ -390,9 +397,9 @@ async def run_pipelines(
         device: The device.
         prepared: What `device.prepare` returned; the caller keeps it open until the run is over.
         options: How.
-        primary: The primary cache. It stays the caller's, who must not use it during the run. Or initial
-            data, or None, for one that the run makes: its data is returned as `RunReport.cache_data`, and it
-            is destroyed.
+        primary: The primary cache, or in mode BINARIES the source of binaries (`HeldPipelines`). It stays the
+            caller's, who must not use it during the run. Or initial data, or None, for one that the run
+            makes: its data is returned as `RunReport.cache_data`, and it is destroyed.
         scheduler: A new one over the jobs of the image, for who knows more of them than the image says (see
             `scheduler_of`), or wants to ask it something; `options.schedule` is not looked at then. None for
             one with estimated costs. Where pipelines share the outcome of others that are the same work
@@ -408,8 +415,8 @@ async def run_pipelines(
         The report.
 
     Raises:
-        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE; mode SHARED
-            or TWO_LEVEL with an externally synchronized primary; pipelines are to be kept that would only
+        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE, or of a kind
+            that the mode does not use; mode SHARED or TWO_LEVEL with an externally synchronized primary; pipelines are to be kept that would only
             share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.

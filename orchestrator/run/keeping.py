@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ from attrs import define, evolve, field, frozen
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
+from orchestrator.run.binaries import HeldPipelines, binary_device
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
@@ -51,6 +53,9 @@ from orchestrator.stores.profile_file import Choice, ProfileLoad
 from orchestrator.stores.profile_file import load_profile as load_profile
 from orchestrator.stores.run_notes import Durations, add_durations, durations_path, read_durations
 from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
+
+if TYPE_CHECKING:
+    from orchestrator.stores.binary_store import BinaryStore
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -423,6 +428,7 @@ class CompileCache:
     warm: bool = field(default=False, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
+    _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
     _notes: list[str] = field(factory=list, init=False)
 
@@ -448,7 +454,7 @@ class CompileCache:
         rolls = self.decision.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
         return self._keeper.merged if rolls and self._keeper is not None else None
 
-    def open(self, device: Device) -> PipelineCache | None:
+    def open(self, device: Device) -> PipelineSource | None:
         """Decide what was left open and make the primary, from the cache file where one is kept.
 
         Returns:
@@ -494,14 +500,61 @@ class CompileCache:
         finally:
             primary.destroy()
 
-    def _load(self, device: Device) -> PipelineCache | None:
-        options = self.options
+    def mode_on(self, device: Device) -> CacheMode:
+        """The mode on a device, decided as far as it can be before its cache was loaded."""
         if self.directory is None:
             self._decide(device, warm=False)
+        else:
+            self._decide(device, warm=os.path.exists(self.path_of(self.directory, device)))  # noqa: PTH110
+        return self.decision.mode
+
+    def path_of(self, directory: Path, device: Device) -> Path:
+        """Where the pipelines of a device are kept in a directory, in the mode that was chosen."""
+        if self.options.mode is CacheMode.BINARIES:
+            from orchestrator.stores.binary_store import STORE_NAME
+
+            return directory / STORE_NAME
+        return cache_path(directory, device.identity)
+
+    def end(self) -> None:
+        """Close what all groups used."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _open_binaries(self, device: Device) -> HeldPipelines:
+        """The binaries of a device; they are looked up when its run begins."""
+        from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
+
+        if self.directory is None:
+            return HeldPipelines.of(device)
+        binary_device(device)
+        if self._store is None:
+            path = self.directory / STORE_NAME
+            self.file = CacheFileRecord(path=path)
+            try:
+                self._store = BinaryStore.open(self.directory, bound_bytes=self.options.binary_store_bytes)
+            except StoreError as error:
+                self.file = CacheFileRecord(path=path, error=str(error))
+                self._notes.append(f"binaries are neither looked up nor kept: {error}")
+                return HeldPipelines.of(device, captures=False)
+            if self._store.set_aside:
+                self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
+            if self._store.read_only:
+                self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
+        held = HeldPipelines.of(device, self._store, captures=False if self._store.read_only else None)
+        assert held.generation is not None  # noqa: S101 - it has a store
+        self.warm = self._store.generation(held.generation) is not None
+        return held
+
+    def _load(self, device: Device) -> PipelineSource | None:
+        options = self.options
+        if self.mode_on(device) is CacheMode.BINARIES:
+            return self._open_binaries(device)
+        if self.directory is None:
             without = self.decision.mode is CacheMode.NONE
             return None if without else device.create_pipeline_cache(name="primary")
         path = cache_path(self.directory, device.identity)
-        self._decide(device, warm=os.path.exists(path))  # noqa: PTH110 - False where it may not be looked at
         store = CacheFileStore(device, path, LoadPolicy(relax_driver_version=options.relax_driver_version))
         two_level = self.decision.mode is CacheMode.TWO_LEVEL
         cache, loaded = store.load(

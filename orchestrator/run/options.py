@@ -21,7 +21,7 @@ from orchestrator.schedule import ScheduleOptions
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.stores.save_policy import SavePolicy
 
-NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.NONE})
+NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""
 
 
@@ -213,6 +213,7 @@ class CompileOptions:
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
+        binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk.
         spirv_val: What is done about shader modules that may be invalid.
         trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a
             child opens the device.
@@ -233,6 +234,7 @@ class CompileOptions:
     merge: MergePolicy | None = None
     save_policy: SavePolicy = field(factory=SavePolicy)
     relax_driver_version: bool = False
+    binary_store_bytes: int = field(default=512 << 20, validator=validators.ge(4 << 20))
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits)
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)

@@ -865,6 +865,58 @@ class MergeReport(Record, frozen=True):
         )
 
 
+class BinariesRecord(Sums, frozen=True, omit_defaults=True):
+    """What was done with pipeline binaries, in mode `binaries`.
+
+    Attributes:
+        looked_up: Pipelines that were looked up before the first was created.
+        pulled_in: Those that were found, and whose binaries were made ahead of time.
+        pulled_late: Those that were found and did not fit the bound on memory, so that their binaries were
+            made when they were needed.
+        pulled_binaries: Different binaries of those.
+        pulled_bytes: Size of those.
+        from_internal_cache: Pipelines whose binaries the driver's own cache had.
+        created: Pipelines that were created from binaries.
+        refused: Pipelines that the driver did not create from their binaries; they were compiled.
+        damaged: Pipelines whose entry or binaries were not as they had been stored; they were compiled.
+        captured: Pipelines that were compiled and captured.
+        stored: Those that are stored.
+        lost: Those that could not be stored.
+        too_large: Those that would take too much of the store alone.
+        collisions: Stored pipelines whose driver's key is that of another state with other binaries. Each is
+            found by its state too, so nobody gets a wrong one.
+        shared_keys: Stored pipelines whose driver's key is that of another state with the same binaries.
+        captured_bytes: Size of all binaries that were captured.
+        stored_bytes: Size of those that the store did not have yet.
+        evicted: Pipelines that had to leave the store.
+        commits: Batches that were stored.
+        look_up_ns: Time to look all up and to make their binaries, before the first pipeline.
+        store_ns: Time in which the store was written, beside the workers.
+    """
+
+    looked_up: int = 0
+    pulled_in: int = 0
+    pulled_late: int = 0
+    pulled_binaries: int = 0
+    pulled_bytes: int = 0
+    from_internal_cache: int = 0
+    created: int = 0
+    refused: int = 0
+    damaged: int = 0
+    captured: int = 0
+    stored: int = 0
+    lost: int = 0
+    too_large: int = 0
+    collisions: int = 0
+    shared_keys: int = 0
+    captured_bytes: int = 0
+    stored_bytes: int = 0
+    evicted: int = 0
+    commits: int = 0
+    look_up_ns: Nanoseconds = 0
+    store_ns: Nanoseconds = 0
+
+
 def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
     """Figures of workers, worker by worker; `beyond` stands for a worker of the first that is not there."""
     longest = max(len(one), len(two))
@@ -872,7 +924,7 @@ def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0
     return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
 
 
-_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport)
+_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord)
 
 
 def _of_those_there(one: _Summed | None, two: _Summed | None) -> _Summed | None:
@@ -963,6 +1015,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
         notes: What a reader of the figures must know, such as a fallback; each once.
         cache_data: The primary's data where the run made the primary itself; None where it did not, or where
             the driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
+        binaries: What was done with binaries; null in other modes.
     """
 
     mode: CacheMode
@@ -975,6 +1028,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
     stopped: bool
     notes: tuple[str, ...]
     cache_data: bytes | None = None
+    binaries: BinariesRecord | None = None
 
     def __len__(self) -> int:
         """Number of pipelines."""
@@ -1032,6 +1086,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
             timing=reduce(operator.add, [each.timing for each in parts]),
             stopped=any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN]),
             notes=_each_once(*(each.notes for each in parts)),
+            binaries=reduce(_of_those_there, [each.binaries for each in parts]),
         )
 
 
@@ -1544,6 +1599,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         stages: What took time beside the runs, in the order in which it ended.
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
         clock: Where the time of the process went.
+        binaries: What was done with binaries, over all groups; null in other modes.
     """
 
     version: int = FORMAT
@@ -1568,6 +1624,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
     stages: tuple[Stage, ...] = ()
     inspected: tuple[InspectedPipeline, ...] = ()
     clock: Clock = Clock()
+    binaries: BinariesRecord | None = None
 
     @classmethod
     def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
@@ -1593,6 +1650,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             skipped=pipelines.of_status(OutcomeStatus.SKIPPED),
             failed=pipelines.of_status(OutcomeStatus.FAILED),
             merge=MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
+            binaries=reduce(_of_those_there, [each.binaries for each in runs], None),
             **fields,
         )
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import trio
 from attrs import evolve, field, frozen
 
-from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import Run, execute
@@ -514,7 +514,7 @@ async def open_session(
     prepared: PreparedPipelines,
     options: RunOptions = RUN_DEFAULTS,
     *,
-    primary: PipelineCache | bytes | None = None,
+    primary: PipelineSource | bytes | None = None,
     costs_ns: npt.NDArray[np.int64] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
     on_merged: MergedHook | None = None,

@@ -15,10 +15,12 @@ import pytest
 import trio
 
 from orchestrator.devices.device import CacheMode
+from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.drivers import Corpus, each_good_corpus, run_on_device
 
@@ -127,6 +129,55 @@ def test_all_topologies_end_with_the_same_keys(corpora: Path, tmp_path: Path) ->
                 NAVI21, f"{__name__}:counts_of", str(path), NAVI21, str(folder), again.value
             )
             assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("name", ["supertuxkart", "sascha_rt", "wgpu"])
+def test_binaries_make_a_set_again_without_compiling(corpora: Path, tmp_path: Path, name: str) -> None:
+    first = compiled(corpora / f"{name}.foz", NAVI21, tmp_path, CacheMode.BINARIES)
+    assert first.binaries is not None
+    created = first.counts()[OutcomeStatus.COMPILED]
+    assert created == first.binaries.stored > 0
+    assert first.counts()[OutcomeStatus.FAILED] == 0
+    assert first.binaries.stored_bytes < first.binaries.captured_bytes
+    second = compiled(corpora / f"{name}.foz", NAVI21, tmp_path, CacheMode.BINARIES)
+    assert second.binaries is not None
+    assert second.binaries.created == second.counts()[OutcomeStatus.CACHE_HIT] == created
+    assert second.counts()[OutcomeStatus.COMPILED] == second.binaries.captured == 0
+    with BinaryStore.open(tmp_path) as store:
+        assert store.verify().problems == ()
+        assert store.stat().payload_bytes == first.binaries.stored_bytes
+
+
+def binaries_of(path: str, selector: str, folder: str) -> dict[str, int]:
+    """For a process of its own: compile in mode BINARIES and give the figures."""
+    report = compiled(Path(path), selector, Path(folder), CacheMode.BINARIES)
+    assert report.binaries is not None
+    return {
+        "created": report.binaries.created,
+        "pulled_in": report.binaries.pulled_in,
+        "compiled": report.counts()[OutcomeStatus.COMPILED],
+    }
+
+
+@pytest.mark.driver(NAVI21)
+def test_another_family_is_offered_no_binaries(corpora: Path, tmp_path: Path) -> None:
+    path = corpora / "supertuxkart.foz"
+    compiled(path, NAVI21, tmp_path, CacheMode.BINARIES)
+    for expected in (
+        {"created": 0, "pulled_in": 0, "compiled": 28},
+        {"created": 28, "pulled_in": 28, "compiled": 0},
+    ):
+        assert run_on_device(NAVI31, f"{__name__}:binaries_of", str(path), NAVI31, str(tmp_path)) == expected
+    with BinaryStore.open(tmp_path) as store:
+        keys = {each.about.global_key for each in store.stat().generations}
+        assert len(keys) == 2
+
+
+@pytest.mark.driver("lavapipe")
+def test_a_driver_without_binaries_is_told(corpora: Path, tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="no VK_KHR_pipeline_binary; use another --mode"):
+        compiled(corpora / "vkcube.foz", "lavapipe", tmp_path, CacheMode.BINARIES)
 
 
 @pytest.mark.driver(NAVI21)

@@ -162,8 +162,9 @@ async def test_the_time_of_the_last_merges_is_in_the_report() -> None:
         on_merged=None,
         token=trio.lowlevel.current_trio_token(),
     )
-    caches.open(b"")
-    creator = caches.creator_of(0, prepared_set(device, 100), keep=False)
+    prepared = prepared_set(device, 100)
+    caches.open(b"", prepared)
+    creator = caches.creator_of(0, prepared, keep=False)
     creator.create(np.arange(100, dtype=np.int32))
     creator.between_batches()
     caches.merge()

@@ -441,7 +441,9 @@ class SimulatedDevice:
             ours = self._ours(prepared, what)
             for place, index in enumerate(stack.enter_context(ours.using(indices, what))):
                 given = self.binary_data(held.handles[ends[place] - held.counts[place] : ends[place]])
-                made = self.driver.create_from_binaries(ours.keys[index], _modules(ours, index), given)
+                made = _NOT_HANDED_OVER
+                if ours.is_usable(index):
+                    made = self.driver.create_from_binaries(ours.keys[index], _modules(ours, index), given)
                 self._put(batch, place, made, ours, index, keep=keep)
         return batch
 

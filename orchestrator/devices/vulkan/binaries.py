@@ -23,7 +23,7 @@ from orchestrator.devices.binaries import (
     HeldBinaries,
     PipelineBinary,
 )
-from orchestrator.devices.device import FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -172,8 +172,8 @@ class Binaries:
         counts = held.counts.astype(np.uint64)
         first = np.uint64(held.handles.ctypes.data) + np.uint64(8) * (np.cumsum(counts) - counts)
         bound.without_modules(indices)
-        batch = CreationBatch.of_zeros(len(indices))
-        for kind, places in _by_kind(bound, indices):
+        batch = _unlinked(bound, indices)
+        for kind, places in _by_kind(bound, indices, batch.results == SUCCESS):
             chosen = indices[places]
             infos = bound.create_infos(kind, chosen, fail_on_compile_required=False)
             words = infos.view(np.uint64)
@@ -191,8 +191,8 @@ class Binaries:
         self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """Compile pipelines whose modules exist, and read their binaries; the caller owns all handles."""
-        batch = CreationBatch.of_zeros(len(indices))
-        for kind, places in _by_kind(bound, indices):
+        batch = _unlinked(bound, indices)
+        for kind, places in _by_kind(bound, indices, batch.results == SUCCESS):
             chosen = indices[places]
             infos = bound.create_infos(kind, chosen, fail_on_compile_required=False)
             with bound.capturing(infos, chosen):
@@ -202,8 +202,10 @@ class Binaries:
             binaries = self._capture(int(batch.handles[place]))
             if binaries:
                 index = int(indices[place])
-                with bound.one_info(index) as infos:
-                    key = self.pipeline_key(infos)
+                key = None
+                if not bound.image.libraries_of(index):  # as `VulkanDevice.pipeline_keys`
+                    with bound.one_info(index) as infos:
+                        key = self.pipeline_key(infos)
                 timed = int(batch.feedback_flags[place]) & FEEDBACK_VALID
                 driver_ns = int(batch.durations_ns[place]) if timed else 0
                 captured.append(CapturedPipeline(index, key, binaries, driver_ns))
@@ -238,10 +240,19 @@ class Binaries:
             context.commands.vkReleaseCapturedPipelineDataKHR(context.handle, release, context.allocator)
 
 
+def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> CreationBatch:
+    """A batch in which what links a library that is not there has failed, and nothing else."""
+    batch = CreationBatch.of_zeros(len(indices))
+    if bound.has_libraries:
+        there = [bound.has_all_libraries(index) for index in indices.tolist()]
+        batch.results[~np.array(there, np.bool_)] = ERROR_UNKNOWN
+    return batch
+
+
 def _by_kind(
-    bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]
+    bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], wanted: npt.NDArray[np.bool_]
 ) -> list[tuple[PipelineKind, npt.NDArray[np.intp]]]:
-    """The places of pipelines of each kind; those of which there are none are left out."""
+    """The places of the wanted pipelines of each kind; kinds without any are left out."""
     kinds = bound.image.kinds[indices]
-    places = [(kind, np.flatnonzero(kinds == number)) for number, kind in enumerate(_KINDS)]
+    places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(_KINDS)]
     return [(kind, chosen) for kind, chosen in places if chosen.size]

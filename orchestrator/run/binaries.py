@@ -1,0 +1,572 @@
+"""`HeldPipelines`: the source of a run in mode BINARIES. It looks pipelines up in a store and stores new ones.
+
+    pull_in   store ──> binaries of all known pipelines, in one pass before the first is created
+    hold      ──────>   their handles, for one call
+    release   ──────>   a binary is destroyed when the last pipeline that needs it was created
+    take      captured ──> queue ──> one thread that writes batches into the store
+
+A pipeline is looked up by its state: kind and hash of its record. The driver's key was stored with it and
+holds as long as the global key (proposal of VK_KHR_pipeline_binary, 6.4), so a warm start asks the driver for
+no key, reads no SPIR-V and makes no module. What has a driver's key in common with another state is compiled
+all the same: such keys are known to lie. What links libraries is kept by its state alone: drivers give no key
+for it.
+
+Guarantees: after `settle` everything that was taken is on disk, or a note says why not. The store is never
+waited for by a worker, unless it is far behind. Creation reads nothing from disk but for what did not fit the
+bound on memory. A store that fails costs compiles, never a pipeline.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import define, field
+
+from orchestrator.devices.binaries import (
+    BinarySource,
+    CapturedPipeline,
+    HeldBinaries,
+    PipelineBinaries,
+    PipelineBinary,
+)
+from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DeviceError, DriverError, OrchestratorError
+from orchestrator.run.records import BinariesRecord
+
+if TYPE_CHECKING:
+    from orchestrator.stores.binary_store import BinaryStore, Generation, StoredPipeline
+
+DEFAULT_MEMORY: Final = 256 << 20
+"""Bytes of binaries that are pulled in ahead of time, at most."""
+
+_AT_ONCE: Final = 1024  # binaries that one driver call makes
+_A_BATCH: Final = 256  # pipelines that one commit stores, at most
+_A_BATCH_BYTES: Final = 16 << 20
+_MOST_WAITING_BYTES: Final = 64 << 20
+_WAIT_S: Final = 1.0
+_STATE: Final = struct.Struct("<BBQ")
+_FORMAT_OF_STATE: Final = 1
+
+
+def state_key(kind: int, key: int) -> bytes:
+    """The key of a pipeline's state: what its record says, and nothing of a device.
+
+    Args:
+        kind: Its kind, as a position in `PipelineKind`.
+        key: Hash of its record.
+    """
+    return _STATE.pack(_FORMAT_OF_STATE, kind, key)
+
+
+def binary_device(device: Device) -> PipelineBinaries:
+    """A device as one with binaries.
+
+    Raises:
+        DeviceError: It has none; the message names what to do.
+    """
+    if isinstance(device, PipelineBinaries) and device.features.pipeline_binaries:
+        return device
+    why = device.features.keys_withheld or "it has no VK_KHR_pipeline_binary"
+    raise DeviceError(
+        f"{device.identity.device_name} cannot be used in mode binaries: {why}; use another --mode"
+    )
+
+
+@define(eq=False)
+class _Pulled:
+    """The binaries of one image's pipelines. Guarded by its owner's lock."""
+
+    starts: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.uint32]
+    slots: npt.NDArray[np.int32]  # of each pipeline's binaries, one after the other: which handle
+    handles: npt.NDArray[np.uint64]
+    users: npt.NDArray[np.int32]  # of each handle: pipelines that will use it still
+    later: dict[int, bytes]  # pipelines that did not fit the bound on memory: their state keys
+
+
+@define(eq=False)
+class _Waiting:
+    """What is to be stored, between workers and the writer."""
+
+    pipelines: deque[StoredPipeline] = field(factory=deque)
+    bytes: int = 0
+    ends: bool = False
+    idle: bool = True
+
+
+@define(eq=False)
+class HeldPipelines(BinarySource):
+    """Binaries of one device, with a store behind them or only in memory. Made by `HeldPipelines.of`.
+
+    `destroy` ends its thread and everything that it holds; the store is somebody else's to close. Without a
+    store it keeps what it takes for as long as it lives.
+
+    Attributes:
+        captures: See `BinarySource`. False where the driver would rather have nothing captured.
+        notes: What a reader of the report must know.
+    """
+
+    name = "binaries"
+
+    device: PipelineBinaries
+    store: BinaryStore | None
+    generation: Generation | None
+    captures: bool
+    probes: bool
+    memory_bytes: int
+    notes: list[str] = field(factory=list)
+    _record: BinariesRecord = field(factory=BinariesRecord)
+    _images: dict[int, tuple[CreateInfoImage, _Pulled]] = field(factory=dict)
+    _kept: dict[bytes, tuple[PipelineBinary, ...]] = field(factory=dict)
+    _used: list[bytes] = field(factory=list)
+    _refused: list[bytes] = field(factory=list)
+    _held_bytes: int = 0
+    _sizes: dict[int, int] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
+    _changed: threading.Condition = field(factory=threading.Condition)
+    _waiting: _Waiting = field(factory=_Waiting)
+    _writer: threading.Thread | None = None
+    _destroyed: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        store: BinaryStore | None = None,
+        *,
+        memory_bytes: int = DEFAULT_MEMORY,
+        captures: bool | None = None,
+    ) -> HeldPipelines:
+        """The binaries of a device.
+
+        Args:
+            device: A device with pipeline binaries.
+            store: Where they are kept.
+            memory_bytes: Bytes of binaries that are pulled in ahead of time, at most.
+            captures: Whether to capture what is compiled; None: unless the driver prefers its own cache.
+
+        Raises:
+            DeviceError: The device has no pipeline binaries.
+            DriverError: The driver refused its global key.
+        """
+        able = binary_device(device)
+        says = able.binary_properties
+        generation = None
+        if store is not None:
+            from orchestrator.stores.binary_store import Generation
+
+            generation = Generation.of(
+                device.identity, able.global_pipeline_key(), compressed=says.compressed_data
+            )
+        asks = says.internal_cache and (says.prefers_internal_cache or says.precompiled_internal_cache)
+        made = cls(
+            able,
+            store,
+            generation,
+            not says.prefers_internal_cache if captures is None else captures,
+            asks and device.features.driver_caches == "enabled",
+            memory_bytes,
+        )
+        if not made.captures and captures is None:
+            made.notes.append(
+                "the driver prefers its own cache to binaries that are captured, so none are "
+                "(pipelineBinaryPrefersInternalCache)"
+            )
+        return made
+
+    # --- before the first pipeline
+
+    def pull_in(self, prepared: PreparedPipelines) -> None:
+        """Look all pipelines of an image up, and make their binaries. Blocking."""
+        began = time.perf_counter_ns()
+        image = prepared.image
+        indices = np.arange(len(image), dtype=np.int32)
+        usable = np.ones(len(image), np.bool_)
+        usable[list(prepared.unusable)] = False
+        chosen = indices[usable].tolist()
+        filling = _Filling(self.device, len(image), self.memory_bytes)
+        missing: list[int] = []
+        try:
+            self._fill(filling, image, chosen, missing)
+            if self.probes and missing:
+                self._probe(filling, prepared, missing)
+        except OrchestratorError as error:
+            self.notes.append(f"binaries were not looked up: {error}")
+        finally:
+            pulled = filling.done()
+            with self._lock:
+                self._images[id(image)] = image, pulled
+                self._held_bytes += filling.bytes
+                self._sizes.update(zip(pulled.handles.tolist(), filling.sizes, strict=True))
+                self._add(
+                    looked_up=len(chosen),
+                    pulled_in=int(np.count_nonzero(pulled.counts)),
+                    pulled_bytes=filling.bytes,
+                    pulled_binaries=len(pulled.handles),
+                    look_up_ns=time.perf_counter_ns() - began,
+                )
+
+    def _fill(self, filling: _Filling, image: CreateInfoImage, chosen: list[int], missing: list[int]) -> None:
+        kinds, keys = image.kinds.tolist(), image.keys.tolist()
+        outcomes: dict[str, int] = {}
+        if self.store is None or self.generation is None:
+            for index in chosen:
+                found = self._kept.get(state_key(kinds[index], keys[index]))
+                if found is None or not filling.add(index, found):
+                    missing.append(index)
+            filling.make()
+            return
+        with self.store.reading(self.generation) as reader:
+            for index in chosen:
+                state = state_key(kinds[index], keys[index])
+                outcome, stored = reader.find(state)
+                outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                if stored is None:
+                    missing.append(index)
+                    continue
+                self._used.append(state)
+                if not filling.add(index, stored.binaries):
+                    filling.later[index] = state
+            filling.make()  # while the store's memory is there; the driver copies it
+        with self._lock:
+            self._add(damaged=outcomes.get("damaged", 0))
+
+    def _probe(self, filling: _Filling, prepared: PreparedPipelines, missing: list[int]) -> None:
+        """Ask the driver's own cache for what the store lacks."""
+        identifiers = self.device.features.shader_module_identifiers
+        found = self.device.probe_internal_cache(
+            prepared, np.array(missing, np.int32), identifiers=identifiers
+        )
+        hits = 0
+        for index, handles in zip(missing, found, strict=True):
+            if handles is not None and len(handles):
+                filling.take(index, handles)
+                hits += 1
+        with self._lock:
+            self._add(from_internal_cache=hits)
+
+    # --- around a call
+
+    def hold(self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> HeldBinaries:
+        """See `BinarySource.hold`."""
+        pulled = self._pulled(prepared)
+        if pulled is None:
+            return HeldBinaries(np.zeros(len(indices), np.uint32), np.zeros(0, np.uint64))
+        if pulled.later:
+            self._catch_up(pulled, prepared.image, indices)
+        with self._lock:
+            counts = pulled.counts[indices]
+            rows = _ranges(pulled.starts[indices], counts)
+            return HeldBinaries(counts, pulled.handles[pulled.slots[rows]])
+
+    def release(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], refused: npt.NDArray[np.int32]
+    ) -> None:
+        """See `BinarySource.release`."""
+        pulled = self._pulled(prepared)
+        if pulled is None:
+            return
+        with self._lock:
+            counts = pulled.counts[indices]
+            slots = pulled.slots[_ranges(pulled.starts[indices], counts)]
+            created = int(np.count_nonzero(counts)) - len(refused)
+            pulled.counts[indices] = 0
+            np.subtract.at(pulled.users, slots, 1)
+            over = np.unique(slots)
+            over = over[pulled.users[over] == 0]
+            dead = pulled.handles[over].copy()
+            pulled.handles[over] = 0
+            self._held_bytes -= sum(self._sizes.pop(handle, 0) for handle in dead.tolist())
+            self._add(created=created, refused=len(refused))
+            kinds, keys = prepared.image.kinds, prepared.image.keys
+            self._refused += [state_key(int(kinds[each]), int(keys[each])) for each in refused.tolist()]
+        self.device.destroy_binaries(dead)
+
+    def _pulled(self, prepared: PreparedPipelines) -> _Pulled | None:
+        with self._lock:
+            known = self._images.get(id(prepared.image))
+        return None if known is None else known[1]
+
+    def _catch_up(self, pulled: _Pulled, image: CreateInfoImage, indices: npt.NDArray[np.int32]) -> None:
+        """Pull in what did not fit, now that it is needed."""
+        wanted = [index for index in indices.tolist() if index in pulled.later]
+        if not wanted or self.store is None or self.generation is None:
+            return
+        filling = _Filling(self.device, len(image), 1 << 62)
+        try:
+            with self.store.reading(self.generation) as reader:
+                for index in wanted:
+                    _, stored = reader.find(pulled.later[index])
+                    if stored is not None:
+                        filling.add(index, stored.binaries)
+                filling.make()
+        except OrchestratorError as error:
+            self.notes.append(f"binaries were not read: {error}")
+        more = filling.done()
+        with self._lock:
+            base, first = len(pulled.handles), len(pulled.slots)
+            pulled.handles = np.concatenate([pulled.handles, more.handles])
+            pulled.users = np.concatenate([pulled.users, more.users])
+            pulled.slots = np.concatenate([pulled.slots, more.slots + base])
+            for index in wanted:
+                pulled.later.pop(index, None)
+                pulled.starts[index] = more.starts[index] + first
+                pulled.counts[index] = more.counts[index]
+            self._held_bytes += filling.bytes
+            self._sizes.update(zip(more.handles.tolist(), filling.sizes, strict=True))
+            self._add(pulled_late=int(np.count_nonzero(more.counts)), pulled_bytes=filling.bytes)
+
+    # --- what is new
+
+    def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
+        """See `BinarySource.take`."""
+        if not captured:
+            return
+        kinds, keys = prepared.image.kinds, prepared.image.keys
+        states = [state_key(int(kinds[each.index]), int(keys[each.index])) for each in captured]
+        if self.store is None:
+            size = sum(len(binary.data) for each in captured for binary in each.binaries)
+            with self._lock:
+                self._kept.update(zip(states, (each.binaries for each in captured), strict=True))
+                self._add(captured=len(captured), captured_bytes=size)
+            return
+        from orchestrator.stores.binary_store import StoredPipeline
+
+        pipelines = [
+            StoredPipeline(state, each.pipeline_key or b"", each.binaries, each.driver_ns)
+            for state, each in zip(states, captured, strict=True)
+        ]
+        with self._lock:
+            self._add(captured=len(captured))
+        with self._changed:
+            # Far behind, the disk sets the pace: memory is bounded too.
+            self._changed.wait_for(lambda: self._waiting.bytes < _MOST_WAITING_BYTES or self._waiting.ends)
+            self._waiting.pipelines.extend(pipelines)
+            self._waiting.bytes += sum(map(_size, pipelines))
+            self._waiting.idle = False
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name="binary store", daemon=True)
+                self._writer.start()
+            self._changed.notify_all()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting.pipelines or self._waiting.ends)
+                if not self._waiting.ends:
+                    # A batch, or what has come until then.
+                    self._changed.wait_for(
+                        lambda: (
+                            len(self._waiting.pipelines) >= _A_BATCH
+                            or self._waiting.bytes >= _A_BATCH_BYTES
+                            or self._waiting.ends
+                        ),
+                        _WAIT_S,
+                    )
+                batch = [
+                    self._waiting.pipelines.popleft()
+                    for _ in range(min(_A_BATCH, len(self._waiting.pipelines)))
+                ]
+                if not batch:
+                    return
+            self._store(batch)
+            with self._changed:
+                self._waiting.bytes -= sum(map(_size, batch))
+                self._waiting.idle = not self._waiting.pipelines
+                self._changed.notify_all()
+
+    def _store(self, batch: list[StoredPipeline]) -> None:
+        began = time.perf_counter_ns()
+        assert self.store is not None  # noqa: S101 - the writer is started for a store
+        assert self.generation is not None  # noqa: S101
+        try:
+            report = self.store.put(self.generation, batch)
+        except OrchestratorError as error:
+            with self._lock:
+                self._say(f"binaries were not stored: {error}")
+                self._add(lost=len(batch), store_ns=time.perf_counter_ns() - began)
+            return
+        with self._lock:
+            self._add(
+                stored=report.pipelines,
+                collisions=report.collisions,
+                shared_keys=report.shared_keys,
+                too_large=report.too_large,
+                captured_bytes=report.captured_bytes,
+                stored_bytes=report.stored_bytes,
+                evicted=report.evicted,
+                store_ns=time.perf_counter_ns() - began,
+                commits=1,
+            )
+
+    def settle(self) -> None:
+        """Wait until everything that was taken is stored, and note what was used. Blocking."""
+        with self._changed:
+            self._waiting.ends = True
+            self._changed.notify_all()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.join()
+        with self._changed:
+            self._waiting = _Waiting()
+        used, self._used = self._used, []
+        refused, self._refused = self._refused, []
+        if self.store is None or self.generation is None or self.store.read_only:
+            return
+        began = time.perf_counter_ns()
+        try:
+            # What was refused and compiled again has been replaced by what that gave.
+            self.store.touch(self.generation, list(dict.fromkeys(used)))
+        except OrchestratorError as error:
+            self._say(f"what was used was not noted: {error}")
+        with self._lock:
+            self._add(store_ns=time.perf_counter_ns() - began)
+        if refused:
+            self._say(
+                f"the driver did not make {len(refused)} pipelines from their binaries; they were compiled"
+            )
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    # --- figures and the end
+
+    def _add(self, **gained: int) -> None:
+        current = self._record
+        self._record = msgspec.structs.replace(
+            current, **{name: getattr(current, name) + value for name, value in gained.items()}
+        )
+
+    def record(self) -> BinariesRecord:
+        """What it did so far."""
+        with self._lock:
+            return self._record
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the binaries that it holds now for pipelines that were not created yet."""
+        with self._lock:
+            return self._held_bytes
+
+    def size(self) -> int:
+        """Bytes of binaries that were pulled in or captured."""
+        with self._lock:
+            return self._record.pulled_bytes + self._record.captured_bytes
+
+    def destroy(self) -> None:
+        """Store what is left, and destroy all binaries. Idempotent."""
+        if self._destroyed:
+            return
+        self._destroyed = True
+        self.settle()
+        with self._lock:
+            images, self._images = self._images, {}
+            self._held_bytes = 0
+            self._sizes.clear()
+        for _, pulled in images.values():
+            self.device.destroy_binaries(pulled.handles)
+
+
+class _Filling:
+    """Collects the binaries of pipelines, and makes each once, many in one call."""
+
+    def __init__(self, device: PipelineBinaries, count: int, most_bytes: int) -> None:
+        self._device = device
+        self._most = most_bytes
+        self._slot_of: dict[tuple[bytes, int], int] = {}
+        self._new: list[PipelineBinary] = []
+        self._made: list[npt.NDArray[np.uint64]] = []
+        self._of: dict[int, list[int]] = {}
+        self._count = count
+        self.sizes: list[int] = []
+        self.bytes = 0
+        self.later: dict[int, bytes] = {}
+
+    def add(self, index: int, binaries: Sequence[PipelineBinary]) -> bool:
+        """Give a pipeline its binaries; False where they do not fit."""
+        fresh = sum(len(each.data) for each in binaries if self._name(each) not in self._slot_of)
+        if self.bytes + fresh > self._most:
+            return False
+        slots = []
+        for each in binaries:
+            name = self._name(each)
+            slot = self._slot_of.get(name)
+            if slot is None:
+                slot = self._slot_of[name] = len(self.sizes)
+                self.sizes.append(len(each.data))
+                self.bytes += len(each.data)
+                self._new.append(each)
+            slots.append(slot)
+        self._of[index] = slots
+        if len(self._new) >= _AT_ONCE:
+            self.make()
+        return True
+
+    @staticmethod
+    def _name(binary: PipelineBinary) -> tuple[bytes, int]:
+        # Equal memory is one object here: a reader gives each payload once.
+        return binary.key, id(binary.data)
+
+    def take(self, index: int, handles: npt.NDArray[np.uint64]) -> None:
+        """Give a pipeline binaries that were made already."""
+        self.make()
+        first = len(self.sizes)
+        self._made.append(handles)
+        self.sizes += [0] * len(handles)
+        self._of[index] = list(range(first, first + len(handles)))
+
+    def make(self) -> None:
+        """Make what was added.
+
+        Raises:
+            DriverError: The driver refused; nothing of this is held then.
+        """
+        new, self._new = self._new, []
+        if not new:
+            return
+        try:
+            self._made.append(self._device.create_binaries(new))
+        except DriverError:
+            # Whoever needs one of these is compiled.
+            first = len(self.sizes) - len(new)
+            self._made.append(np.zeros(len(new), np.uint64))
+            self._of = {index: slots for index, slots in self._of.items() if max(slots) < first}
+            raise
+
+    def done(self) -> _Pulled:
+        """What was made."""
+        made = sum(map(len, self._made))
+        handles = np.concatenate([np.zeros(0, np.uint64), *self._made])
+        counts = np.zeros(self._count, np.uint32)
+        starts = np.zeros(self._count, np.int64)
+        slots: list[int] = []
+        for index, own in self._of.items():
+            if max(own) >= made:
+                continue
+            starts[index], counts[index] = len(slots), len(own)
+            slots += own
+        del self.sizes[made:]
+        flat = np.array(slots, np.int32)
+        users = np.bincount(flat, minlength=made).astype(np.int32)
+        return _Pulled(starts, counts, flat, handles, users, self.later)
+
+
+def _ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """The numbers of several ranges, one after the other."""
+    wide = counts.astype(np.int64)
+    total = int(wide.sum())
+    return np.repeat(starts - (np.cumsum(wide) - wide), wide) + np.arange(total)
+
+
+def _size(pipeline: StoredPipeline) -> int:
+    return sum(len(each.data) for each in pipeline.binaries)

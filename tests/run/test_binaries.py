@@ -1,0 +1,257 @@
+"""Mode BINARIES: what is found, what is stored, what is told, and that nobody gets a wrong binary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+
+from orchestrator.devices.binaries import BinaryProperties
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.simulated import (
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    simulated_features,
+    simulated_identity,
+    simulated_image,
+)
+from orchestrator.errors import DeviceError
+from orchestrator.run.binaries import DEFAULT_MEMORY, HeldPipelines
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import BinariesRecord, OutcomeStatus, RunReport, decode_json, encode_json
+from orchestrator.run.session import open_session
+from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+OPTIONS = RunOptions(mode=CacheMode.BINARIES, workers=3)
+COUNT = 40
+MODULES = {key: [100 + key % 7, 200 + key % 5] for key in range(1, COUNT)}  # the last one has none
+
+
+def image(
+    kind: PipelineKind = PipelineKind.COMPUTE, libraries: dict[int, list[int]] | None = None
+) -> CreateInfoImage:
+    return simulated_image(range(1, COUNT + 1), kinds=kind, modules=MODULES, libraries=libraries)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[BinaryStore]:
+    with BinaryStore.open(tmp_path) as opened:
+        yield opened
+
+
+async def run(
+    store: BinaryStore | None,
+    options: SimulatedOptions | None = None,
+    of: CreateInfoImage | None = None,
+    memory_bytes: int = DEFAULT_MEMORY,
+) -> tuple[RunReport, BinariesRecord, SimulatedDevice]:
+    """A run on a device of its own, which is closed; nothing of it is left."""
+    device = SimulatedDevice(options or SimulatedOptions())
+    prepared = device.prepare(of or image())
+    source = HeldPipelines.of(device, store, memory_bytes=memory_bytes)
+    report = await run_pipelines(device, prepared, OPTIONS, primary=source)
+    source.destroy()
+    source.destroy()
+    prepared.close()
+    assert (device.live_binaries, device.live_pipelines, device.live_caches) == (0, 0, 0)
+    assert device.wrong_binaries == 0
+    device.close()
+    assert report.binaries is not None
+    return report, report.binaries, device
+
+
+async def test_the_second_run_compiles_nothing(store: BinaryStore) -> None:
+    cold, first, device = await run(store)
+    assert cold.counts()[OutcomeStatus.COMPILED] == COUNT
+    assert (first.looked_up, first.pulled_in, first.captured, first.stored) == (COUNT, 0, COUNT, COUNT)
+    assert first.stored_bytes < first.captured_bytes / 5  # 13 binaries of 79
+    assert first.commits < COUNT / 4
+    warm, second, device = await run(store)
+    assert warm.counts()[OutcomeStatus.CACHE_HIT] == COUNT
+    assert device.compile_counts == {}
+    assert (second.pulled_in, second.created, second.captured, second.stored) == (COUNT, COUNT, 0, 0)
+    assert second.pulled_binaries == 13
+    assert second.pulled_bytes == first.stored_bytes
+    assert warm.merge is not None
+    assert warm.merge.warnings == ()
+    assert decode_json(encode_json(warm), RunReport).binaries == second
+    assert (first + second).created == COUNT
+
+
+async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary(store: BinaryStore) -> None:
+    # As NVIDIA 580.159: a store that trusted keys would hand the first pipeline's binaries to all.
+    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
+    rays = image(PipelineKind.RAY_TRACING)
+    _, first, _ = await run(store, lying, rays)
+    assert first.collisions > COUNT / 2
+    assert first.stored == COUNT
+    _, second, device = await run(store, lying, rays)
+    assert second.created == COUNT
+    assert device.compile_counts == {}
+    # Half of them known: the others are compiled, though the driver's key is there.
+    with BinaryStore.open(store.path.parent / "other") as other:
+        await run(
+            other,
+            lying,
+            simulated_image(
+                range(1, 21),
+                kinds=PipelineKind.RAY_TRACING,
+                modules={key: MODULES[key] for key in range(1, 21)},
+            ),
+        )
+        _, half, device = await run(other, lying, rays)
+        assert half.created == 20
+        assert len(device.compile_counts) == COUNT - 20
+
+
+async def test_another_driver_is_offered_nothing(store: BinaryStore) -> None:
+    await run(store)
+    for other in (
+        SimulatedOptions(identity=simulated_identity(driver_version=2)),
+        SimulatedOptions(identity=simulated_identity(device_id=7)),
+    ):
+        _, record, device = await run(store, other)
+        assert (record.pulled_in, record.created) == (0, 0)
+        assert len(device.compile_counts) == COUNT
+    assert len(store.stat().generations) == 3
+
+
+async def test_what_is_refused_is_compiled_and_told(store: BinaryStore) -> None:
+    await run(store)
+    report, record, device = await run(store, SimulatedOptions(bugs=DriverBugs(binaries_refused={5, 9})))
+    assert (record.refused, record.created) == (2, COUNT - 2)
+    assert sorted(device.compile_counts) == [5, 9]
+    assert report.counts()[OutcomeStatus.COMPILED] == 2
+    assert any("2 pipelines" in note for note in report.notes)
+
+
+async def test_libraries_come_before_what_links_them(store: BinaryStore) -> None:
+    linking = image(libraries={key: [1, 2] for key in range(30, COUNT)} | {2: [1]})
+    for compiled in (COUNT, 0):
+        report, _, _ = await run(store, of=linking)
+        assert report.counts()[OutcomeStatus.FAILED] == 0
+        assert report.compiled == compiled
+
+
+async def test_what_does_not_fit_the_memory_is_pulled_in_when_it_is_needed(store: BinaryStore) -> None:
+    await run(store)
+    _, record, device = await run(store, memory_bytes=4000)
+    assert 0 < record.pulled_in < COUNT
+    assert record.pulled_in + record.pulled_late == COUNT
+    assert record.created == COUNT
+    assert device.compile_counts == {}
+
+
+async def test_a_driver_that_prefers_its_own_cache_is_asked_and_not_captured(store: BinaryStore) -> None:
+    says = BinaryProperties(internal_cache=True, prefers_internal_cache=True)
+    own = SimulatedOptions(
+        binary_properties=says,
+        internal_cache=range(1, 11),
+        features=evolve(simulated_features(), driver_caches="enabled"),
+    )
+    report, record, device = await run(store, own)
+    assert (record.from_internal_cache, record.created, record.captured) == (10, 10, 0)
+    assert len(device.compile_counts) == COUNT - 10
+    assert any("prefers its own cache" in note for note in report.notes)
+    # Off, as it is in measurements, it is not asked: that would not be valid without SPIR-V.
+    _, record, _ = await run(store, evolve(own, features=simulated_features()))
+    assert record.from_internal_cache == 0
+    precompiled = BinaryProperties(internal_cache=True, precompiled_internal_cache=True)
+    _, record, _ = await run(store, evolve(own, binary_properties=precompiled))
+    assert (record.from_internal_cache, record.captured) == (10, COUNT - 10)
+
+
+async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise StoreError(store.path, "the disk is gone")
+
+    monkeypatch.setattr(BinaryStore, "put", fail)
+    report, record, _ = await run(store)
+    assert report.compiled == COUNT
+    assert (record.stored, record.lost) == (0, COUNT)
+    assert sum("the disk is gone" in note for note in report.notes) == 1
+    monkeypatch.setattr(BinaryStore, "reading", fail)
+    report, _, _ = await run(store)
+    assert report.compiled == COUNT
+    assert any("not looked up" in note for note in report.notes)
+
+
+async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: BinaryStore) -> None:
+    await run(store)
+    device = SimulatedDevice()
+    prepared = device.prepare(image())
+    source = HeldPipelines.of(device, store)
+    source.pull_in(prepared)
+    left = [device.live_binaries]
+    held = [source.held_bytes]
+    for index in range(COUNT):
+        batch = device.create_pipelines(prepared, np.array([index], np.int32), source)
+        assert batch.results.tolist() == [0]
+        left.append(device.live_binaries)
+        held.append(source.held_bytes)
+    assert left[0] == 13
+    assert left[-1] == held[-1] == 0
+    assert left == sorted(left, reverse=True)
+    assert held == sorted(held, reverse=True)
+    source.destroy()
+    device.close()
+
+
+async def test_without_a_store_they_live_as_long_as_the_source() -> None:
+    device = SimulatedDevice()
+    source = HeldPipelines.of(device)
+    for created in (0, COUNT):
+        prepared = device.prepare(image())
+        report = await run_pipelines(device, prepared, OPTIONS, primary=source)
+        assert report.cache_hits == created
+        prepared.close()
+    source.destroy()
+    # A run that makes its own ends with nothing.
+    report = await run_pipelines(device, device.prepare(image()), OPTIONS)
+    assert report.compiled == COUNT
+    assert report.cache_data is None
+    assert device.live_binaries == 0
+    device.close()
+
+
+async def test_a_session_finds_them(store: BinaryStore) -> None:
+    await run(store)
+    device = SimulatedDevice()
+    prepared = device.prepare(image(), modules_on_demand=True)
+    source = HeldPipelines.of(device, store)
+    async with open_session(
+        device, prepared, RunOptions(mode=CacheMode.BINARIES, workers=2, keep=True), primary=source
+    ) as session:
+        ticket = await session.submit(range(10))
+        assert all(each.status is OutcomeStatus.CACHE_HIT for each in await ticket.wait())
+        device.destroy_pipelines(session.take_handles(range(10)))
+    source.destroy()
+    assert device.live_binaries == 0
+    device.close()
+
+
+async def test_sources_of_another_kind_are_refused() -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(image())
+    cache = device.create_pipeline_cache()
+    with pytest.raises(ValueError, match="another kind"):
+        await run_pipelines(device, prepared, OPTIONS, primary=cache)
+    with pytest.raises(ValueError, match="another kind"):
+        await run_pipelines(
+            device, prepared, RunOptions(mode=CacheMode.SHARED), primary=HeldPipelines.of(device)
+        )
+    with pytest.raises(ValueError, match="no data"):
+        await run_pipelines(device, prepared, OPTIONS, primary=b"data")
+    device.close()
+    without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
+    with pytest.raises(DeviceError, match="another --mode"):
+        HeldPipelines.of(without)
+    without.close()
