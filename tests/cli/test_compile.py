@@ -43,6 +43,7 @@ KEYS = {
     "runs",
     "stages",
     "inspected",
+    "binaries",
 }
 MODES = ("shared", "per-worker", "per-worker-internal", "two-level", "none")
 
@@ -106,6 +107,24 @@ def test_every_mode(call: Call, small_set: Path, tmp_path: Path, mode: str) -> N
     sources = document["merge"]["groups"][0]["source_bytes"]
     assert len(sources) == (0 if mode == "shared" else 3)
     assert document["merge"]["source_bytes"] == sum(sources)
+
+
+def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path) -> None:
+    arguments = (small_set, "--mode", "binaries", "--cache-dir", tmp_path / "cache")
+    first = compile_json(call, *arguments)
+    count = handed_over(first)
+    assert first["outcomes"]["compiled"] == count
+    assert first["binaries"]["stored"] == count
+    assert Path(first["cache_file"]["path"]).name == "pipeline-binaries.lmdb"
+    second = compile_json(call, *arguments)
+    assert second["outcomes"]["cache_hits"] == count
+    assert second["binaries"]["created"] == second["binaries"]["pulled_in"] == count
+    shown = call("compile", *map(str, arguments), "--device", "simulated")
+    assert f"{count} of {count} pipelines found in" in shown.out
+    assert f"{count} pipelines created from binaries" in shown.out
+    refused = call("compile", *map(str, arguments), "--device", "simulated", "--merge", "rolling")
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "no worker caches" in refused.err
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])
