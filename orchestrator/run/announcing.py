@@ -77,7 +77,9 @@ class AnnouncingDevice:
         """See `Device.supported`."""
         return self.device.supported
 
-    def prepare(self, image: CreateInfoImage, before: BeforeObject = no_news) -> PreparedPipelines:
+    def prepare(
+        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+    ) -> PreparedPipelines:
         """See `Device.prepare`."""
         self.on_image(image)
         self.table.prepare(len(image))
@@ -90,7 +92,7 @@ class AnnouncingDevice:
             slot = self.table.begin(_OBJECTS[what], np.array([number], np.int32))
 
         try:
-            return self.device.prepare(image, announce)
+            return self.device.prepare(image, announce, modules_on_demand=modules_on_demand)
         finally:
             self.table.end(slot)
 
