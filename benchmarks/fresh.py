@@ -118,7 +118,7 @@ def compare(
     finally:
         if options.output:
             stream.close()
-    _table(rows, order[:-1], figure, lower_is_better=lower_is_better)
+    table(rows, order[:-1], figure, lower_is_better=lower_is_better)
     return rows
 
 
@@ -191,10 +191,17 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _table(
+def table(
     rows: Sequence[dict[str, Any]], names: Sequence[str], figure: str, *, lower_is_better: bool
 ) -> None:
-    """Medians and ratios, to stderr, so that stdout holds lines only."""
+    """Print medians and ratios to the first contender, to stderr, so that stdout holds lines only.
+
+    Args:
+        rows: Samples: contender, round, and figures; rounds below 0 are warm-ups.
+        names: The contenders; the first one is the baseline.
+        figure: The figure that the table is about.
+        lower_is_better: Whether it is a time rather than a rate.
+    """
 
     def values(name: str) -> dict[int, float]:
         return {row["round"]: row[figure] for row in rows if row["contender"] == name and row["round"] >= 0}
