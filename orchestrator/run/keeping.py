@@ -235,7 +235,7 @@ class CacheKeeper:
         if wrote:
             times = "once" if wrote == 1 else f"{wrote} times"
             notes.append(f"the cache file was saved {times} while pipelines were compiled")
-        problems = [each.error or each.skipped for each in on_the_way if each.error or each.locked_out]
+        problems = [each.error for each in on_the_way if each.error]
         if problems:
             notes.append(f"the cache file could not be saved while pipelines were compiled: {problems[-1]}")
         notes += [
@@ -258,7 +258,7 @@ class CacheKeeper:
         try:
             save = self._try(primary, reason, lock_wait_s)
             self.saves.append(save)
-            worked = not (save.error or save.locked_out)
+            worked = not save.error
         finally:
             ended = self._decider.saved if worked else self._decider.failed
             ended(time.monotonic_ns())
@@ -281,6 +281,7 @@ class CacheKeeper:
         notes = [report.note, f"could not be removed: {left}" if left else ""]
         return CacheSave(
             reason,
+            error=report.skipped if report.lost else None,
             saved_bytes=report.saved_bytes,
             bytes_before=report.bytes_before,
             bytes_after=report.bytes_after,

@@ -25,8 +25,9 @@ field, data hash, VkPipelineCacheHeaderVersionOne agrees with ours. Nothing is L
 same driver gave. A later format that uses reserved fields counts up formatVersion.
 
 Loading tries the current generation and then the previous one; with neither the cache is empty. A file that
-the driver failed on, or died of, goes to the quarantine, if it is still what is there. Readers wait for no
-lock: what would change the directory waits for a load without a writer.
+the driver failed on goes to the quarantine, if it is still what is there. So does one that the driver died of
+more often in a row than is tolerated, where another generation is left; else it stays as the previous one.
+Readers wait for no lock: what would change the directory waits for a load without a writer.
 
 Saving replaces nothing good by what is worthless. `save_cache_file` replaces what is there; `save_merged`
 loads it under the writer's lock, merges it with ours on the device and writes what came of it, so that
@@ -73,6 +74,7 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     DeadSentinel,
     QuarantineError,
+    are_proof,
     dead_sentinels,
     has_previous,
     is_sentinel_of,
@@ -80,6 +82,7 @@ from orchestrator.stores.files.recovery import (
     loading_sentinel,
     previous_path,
     quarantine_file,
+    set_aside,
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
@@ -381,6 +384,7 @@ class SaveReport:
         bytes_after: Size of what is there now; 0 where nothing is.
         note: What a user should know, such as a driver that does not merge; empty where all is well.
         locked_out: Whether it was skipped because another process did not finish saving in time.
+        lost: Whether what was skipped is worth keeping: it could not be saved, and is gone with the process.
         data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
     """
 
@@ -394,6 +398,7 @@ class SaveReport:
     bytes_after: int = 0
     note: str = ""
     locked_out: bool = False
+    lost: bool = False
     data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
 
     @property
@@ -409,13 +414,15 @@ class LoadPolicy(msgspec.Struct, frozen=True):
         cap: Bytes that a file may have.
         relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
             known to change pipelineCacheUUID whenever their data changes.
-        tolerated_crashes: Processes that may have died with a file's data before it goes to the quarantine. A
-            caller that kills its own processes cannot tell those deaths from the driver's, and forgives some.
+        tolerated_crashes: Processes that may have died with a file's data, one after the other, before it is
+            taken for what kills them. One death proves nothing: whoever kills a process that loads leaves the
+            same trace. A supervisor of several processes forgives as many as it runs, and tells `settle_death`
+            what it saw.
     """
 
     cap: int = DEFAULT_CAP
     relax_driver_version: bool = False
-    tolerated_crashes: int = 0
+    tolerated_crashes: int = 1
 
 
 DEFAULT_POLICY = LoadPolicy()
@@ -457,21 +464,21 @@ def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
         CacheHeaderError: It is none, or damaged; the status says how.
     """
     header = PipelineCachePrefixHeader.unpack(head)
-    _check_length(header, data)
+    _check_length(header, len(data))
     _check_data(header, data)
     return header
 
 
-def _check_length(header: PipelineCachePrefixHeader, data: bytes) -> None:
-    if len(data) == header.data_size:
-        if data:
+def _check_length(header: PipelineCachePrefixHeader, size: int) -> None:
+    if size == header.data_size:
+        if size:
             return
         raise CacheHeaderError(LoadStatus.EMPTY, "dataSize", "the file holds a header and no data")
-    cut = len(data) < header.data_size
+    cut = size < header.data_size
     raise CacheHeaderError(
         LoadStatus.TRUNCATED if cut else LoadStatus.EXTENDED,
         "dataSize",
-        f"the file has {PREFIX_HEADER_SIZE + len(data)} bytes and its header says "
+        f"the file has {PREFIX_HEADER_SIZE + size} bytes and its header says "
         f"{PREFIX_HEADER_SIZE + header.data_size}: "
         + ("a write or a copy was cut off" if cut else "something was appended"),
     )
@@ -509,22 +516,28 @@ def read_cache_file(
     Returns:
         LOADED with the driver's data, or what is wrong.
     """
+    relaxed = {"driverVersion"} if policy.relax_driver_version else set()
+
+    def accept(head: bytes, size: int) -> None:
+        """Refuse by the header, before a byte of the data is read."""
+        header = PipelineCachePrefixHeader.unpack(head)
+        _check_length(header, size - len(head))
+        refused = [one for one in header.differences(identity) if one.field not in relaxed]
+        if refused:
+            raise CacheHeaderError(refused[0].status, refused[0].field, "; ".join(map(str, refused)))
+
     try:
-        head, data = read_capped_parts(path, PREFIX_HEADER_SIZE, policy.cap, operations, trusted=True)
+        head, data = read_capped_parts(
+            path, PREFIX_HEADER_SIZE, policy.cap, operations, trusted=True, accept=accept
+        )
+        header = PipelineCachePrefixHeader.unpack(head)
+        _check_length(header, len(data))
+        _check_data(header, data)
     except ReadError as error:
         return LoadResult(read_status(error), path, detail=error.reason)
-    try:
-        header = PipelineCachePrefixHeader.unpack(head)
-        _check_length(header, data)
-        differences = header.differences(identity)
-        relaxed = {"driverVersion"} if policy.relax_driver_version else set()
-        refused = [one for one in differences if one.field not in relaxed]
-        if refused:
-            said = "; ".join(str(one) for one in refused)
-            return LoadResult(refused[0].status, path, refused[0].field, said)
-        _check_data(header, data)
     except CacheHeaderError as error:
         return LoadResult(error.status, path, error.field, error.reason)
+    differences = header.differences(identity)
     accepted = "".join(f"{one}; accepted by policy" for one in differences)
     return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data, data_hash=header.data_hash)
 
@@ -572,7 +585,7 @@ def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | N
         behind = data[inner.header_size :]
         more = "" if not behind else f" and {len(behind)} bytes" if any(behind) else " and zeros"
         return f"the driver's cache holds nothing: its {len(data)} bytes are a header{more}"
-    if PREFIX_HEADER_SIZE + len(data) > cap:
+    if _is_over(data, cap):
         size = PREFIX_HEADER_SIZE + len(data)
         return f"the file would have {size} bytes, more than the {cap} that are allowed"
     return None
@@ -635,6 +648,7 @@ class _CacheLoader:
     _dead: tuple[DeadSentinel, ...] | None = attrs.field(default=None, init=False)
     # Whether no sentinel stands that could still accuse what is there; False where that is not known.
     _unaccused: bool = attrs.field(default=False, init=False)
+    _gave_up: bool = attrs.field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
         """The current generation's cache or else the previous one's, or None; and what became of the file."""
@@ -645,6 +659,8 @@ class _CacheLoader:
             except BaseException:
                 self.device.destroy_pipeline_cache(cache)
                 raise
+        if self._gave_up:
+            return None, current  # the previous generation is what was just given up
         cache, previous = self._load_one(previous_path(self.path))
         if previous.status is LoadStatus.MISSING:
             return None, current
@@ -659,7 +675,7 @@ class _CacheLoader:
         if result.status is not LoadStatus.LOADED:
             return None, result
         deaths = [one for one in self._dead_sentinels() if one.data_hash == result.data_hash]
-        if len(deaths) > self.policy.tolerated_crashes:
+        if are_proof(deaths, self.policy.tolerated_crashes):
             return None, self._accused(result, deaths)
         return self._offer(result, deaths)
 
@@ -670,7 +686,7 @@ class _CacheLoader:
         cache: PipelineCache | None = None
         try:
             try:
-                with loading_sentinel(self.path, result.data_hash, self.operations) as problems:
+                with loading_sentinel(self.path, result.data_hash, self.operations, deaths) as problems:
                     cache = self.create(result.data)
             except DriverError as error:
                 # Where an empty cache fails too, the device is at fault and the file stays.
@@ -703,16 +719,34 @@ class _CacheLoader:
         return result
 
     def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
+        """Give up what kills: it stays as the previous generation where there is none, accused as before."""
         ids = ", ".join(str(one.process_id) for one in deaths)
-        said = f"a process (id {ids}) died while the driver was given this data"
-        moved = self._quarantined(_said(result, said, status=LoadStatus.CRASHED_LAST_TIME, data=b""))
+        many = "a process (id" if len(deaths) == 1 else f"{len(deaths)} processes in a row (ids"
+        said = f"{many} {ids}) died while the driver was given this data"
+        result = _said(result, said, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
+        if result.path != self.path:
+            return _said(result, "it is not loaded, and stays as the previous generation")
+        moved = self._moved_away(result, self._set_aside)
         if moved.quarantined is None:
             # The sentinels go on accusing what is still there.
             return moved
         return _said(moved, *self._remove(deaths))
 
+    def _set_aside(self, result: LoadResult) -> LoadResult:
+        try:
+            if set_aside(self.path, self.operations):
+                self._gave_up = True
+                return _said(result, "it is not loaded, and stays as the previous generation")
+        except OSError as error:
+            return _said(result, f"it stays: {likely_cause(error)}")
+        return self._to_quarantine(result)
+
     def _quarantined(self, result: LoadResult) -> LoadResult:
-        """Move the file away, if it is still the one that was refused."""
+        """Move the file to the quarantine, if it is still the one that was refused."""
+        return self._moved_away(result, self._to_quarantine)
+
+    def _moved_away(self, result: LoadResult, move: Callable[[LoadResult], LoadResult]) -> LoadResult:
+        """Move the file away under the writer's lock, if it is still the one that was refused."""
         lock = nullcontext(True) if self.has_lock else writer_lock(self.path, self.operations, wait_s=0)
         try:
             with lock as held:
@@ -720,11 +754,15 @@ class _CacheLoader:
                     return _said(result, "it stays, since a process is saving")
                 if stored_data_hash(result.path, self.operations) != result.data_hash:
                     return _said(result, "it was replaced meanwhile")
-                moved_to = quarantine_file(result.path, self.operations)
-        except QuarantineError as failure:
-            return _said(result, str(failure), quarantined=failure.moved_to)
+                return move(result)
         except (SaveError, ReadError) as failure:
             return _said(result, f"it stays: {failure.reason}")
+
+    def _to_quarantine(self, result: LoadResult) -> LoadResult:
+        try:
+            moved_to = quarantine_file(result.path, self.operations)
+        except QuarantineError as failure:
+            return _said(result, str(failure), quarantined=failure.moved_to)
         return _said(result, "the file is in the quarantine", quarantined=moved_to)
 
     def _dead_sentinels(self) -> tuple[DeadSentinel, ...]:
@@ -804,12 +842,12 @@ def save_cache_file(
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
     """
-    reason = not_worth_saving(identity, data, cap) or check_directory(path, operations)
-    if reason is not None:
-        return SaveReport(path, 0, reason)
+    refused = _refused(path, identity, data, cap, operations)
+    if refused is not None:
+        return refused
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
-            return SaveReport(path, 0, _locked_out(lock_wait_s))
+            return SaveReport(path, 0, _locked_out(lock_wait_s), locked_out=True, lost=True)
         swept = sweep_file(path, operations, content_hash=stored_data_hash)
         leftovers = swept.failed + keep_as_previous(
             path,
@@ -819,6 +857,21 @@ def save_cache_file(
             lambda: not has_previous(path, operations) and _is_whole(path, operations),
         )
         return SaveReport(path, _replace_current(path, identity, data, operations), leftovers=leftovers)
+
+
+def _refused(
+    path: Path, identity: DeviceIdentity, data: bytes, cap: int, operations: FileOperations
+) -> SaveReport | None:
+    """Why data is not saved, found out before anything is written; None where it may be."""
+    reason = not_worth_saving(identity, data, cap)
+    if reason is not None:
+        return SaveReport(path, 0, reason, lost=_is_over(data, cap))
+    reason = check_directory(path, operations)
+    return None if reason is None else SaveReport(path, 0, reason, lost=True)
+
+
+def _is_over(data: bytes, cap: int) -> bool:
+    return PREFIX_HEADER_SIZE + len(data) > cap
 
 
 def _is_whole(path: Path, operations: FileOperations) -> bool:
@@ -836,10 +889,6 @@ def _replace_current(path: Path, identity: DeviceIdentity, data: bytes, operatio
     """Write the current generation, under the lock; returns bytes written."""
     header = PipelineCachePrefixHeader.describe(identity, data).pack()
     return write_atomically(path, (header, data), operations)
-
-
-# What is there may be good, and could not be looked at: it is not replaced by something that lacks it.
-_NOT_REPLACED = frozenset({LoadStatus.UNREADABLE, LoadStatus.TOO_LARGE})
 
 
 def save_merged(
@@ -873,12 +922,13 @@ def save_merged(
         ExternalSynchronizationError: Our cache is in use.
     """
     data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
-    reason = not_worth_saving(device.identity, data, policy.cap) or check_directory(path, operations)
-    if reason is not None:
-        return SaveReport(path, 0, reason, our_bytes=len(data))
+    refused = _refused(path, device.identity, data, policy.cap, operations)
+    if refused is not None:
+        return evolve(refused, our_bytes=len(data))
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
-            return SaveReport(path, 0, _locked_out(lock_wait_s), our_bytes=len(data), locked_out=True)
+            locked_out = _locked_out(lock_wait_s)
+            return SaveReport(path, 0, locked_out, our_bytes=len(data), locked_out=True, lost=True)
         swept = sweep_file(path, operations, content_hash=stored_data_hash)
         loader = _CacheLoader(
             device,
@@ -912,9 +962,9 @@ class _MergedSave(msgspec.Struct, eq=False):
         cache, found = loader.load()
         report = SaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
         try:
-            kept = _not_replaced(found)
+            kept = self._not_replaced(found)
             if kept is not None:
-                return evolve(report, skipped=kept)
+                return evolve(report, skipped=kept, lost=True)
             if cache is None or found.status is not LoadStatus.LOADED:
                 return self._write(report, self.data, proven=False)
             held = self.device.pipeline_cache_size(cache)
@@ -931,9 +981,35 @@ class _MergedSave(msgspec.Struct, eq=False):
                 f"cache ({len(self.data)} bytes) the larger one is kept",
             )
             merged = self.data if len(self.data) > held else found.data
+        elif _is_over(merged, self.cap):
+            # Else nothing would ever be saved again. What was there stays as the previous generation.
+            report = evolve(
+                report,
+                note=f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes, more than the "
+                f"{self.cap} that are allowed: ours alone is saved",
+            )
+            merged = self.data
         if current and merged == found.data:
             return self._skip(report)
         return self._write(report, merged, proven=current)
+
+    def _not_replaced(self, found: LoadResult) -> str | None:
+        """Why what is there is not replaced, or None.
+
+        A generation that could not be looked at may be good. One that is too large will never load, and would
+        keep every later one out: it goes to the quarantine.
+        """
+        for one in (found, found.instead_of, found.previous):
+            if one is None:
+                continue
+            if one.status is LoadStatus.UNREADABLE:
+                return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}"
+            if one.status is LoadStatus.TOO_LARGE:
+                try:
+                    quarantine_file(one.path, self.operations)
+                except QuarantineError as error:
+                    return f"what is there is too large, and stays: {error}"
+        return None
 
     def _merge(self, theirs: PipelineCache) -> tuple[bytes, str]:
         """Merge into a fresh cache; returns its data, empty where the driver refused, and why."""
@@ -976,11 +1052,3 @@ class _MergedSave(msgspec.Struct, eq=False):
             leftovers=leftovers,
             data_hash=content_hash128(data),
         )
-
-
-def _not_replaced(found: LoadResult) -> str | None:
-    """Why what is there is not replaced, or None: a generation that could not be looked at may be good."""
-    for one in (found, found.instead_of, found.previous):
-        if one is not None and one.status in _NOT_REPLACED:
-            return f"what is there is not replaced, since it may be good: {one.status}: {one.detail}"
-    return None

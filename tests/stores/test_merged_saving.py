@@ -207,18 +207,36 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
     before = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir())
     report = save_merged(SimulatedDevice(), path, data_of(OURS), operations=Unreadable(suffix))
     assert report.saved_bytes == 0
+    assert report.lost
     assert report.skipped is not None
-    assert report.skipped.startswith("what is there is not replaced, since it may be good: UNREADABLE: ")
+    assert "is not replaced, since it may be good: UNREADABLE: " in report.skipped
     after = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir() if each.suffix != ".lock")
     assert after == before
 
 
-def test_what_is_over_the_cap_is_not_replaced(path: Path) -> None:
+def test_what_is_over_the_cap_does_not_keep_later_ones_out(path: Path) -> None:
     put(path, file_of(UNION))
-    report = save_merged(SimulatedDevice(), path, data_of(OLDER), LoadPolicy(cap=len(file_of(UNION)) - 1))
+    policy = LoadPolicy(cap=len(file_of(UNION)) - 1)
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER), policy)
+    assert report.saved_bytes
+    assert readable(path) == [OLDER]
+    assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(UNION)]
+
+
+def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(path: Path) -> None:
+    put(path, file_of(OLD))
+    policy = LoadPolicy(cap=max(len(file_of(OLD)), len(file_of(OURS))))
+    report = save_merged(SimulatedDevice(), path, data_of(OURS), policy)
+    assert report.saved_bytes
+    assert "ours alone is saved" in report.note
+    assert readable(path) == [OURS, OLD]
+
+
+def test_data_over_the_cap_is_lost_and_says_so(path: Path) -> None:
+    report = save_merged(SimulatedDevice(), path, data_of(OURS), LoadPolicy(cap=len(file_of(OURS)) - 1))
+    assert report.lost
     assert report.skipped is not None
-    assert "TOO_LARGE" in report.skipped
-    assert readable(path) == [UNION]
+    assert "more than" in report.skipped
 
 
 @pytest.mark.parametrize(

@@ -925,7 +925,8 @@ def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | No
     """
     graphics = type(value).__name__ == _GRAPHICS
     own = own_parts(value) if graphics else _ALL_PARTS
-    if not value.layout and own & (_PRE_RASTERIZATION_PART | _FRAGMENT_SHADER_PART) and not linked:
+    shaders = own & (_PRE_RASTERIZATION_PART | _FRAGMENT_SHADER_PART) and not (graphics and linked)
+    if not value.layout and shaders:
         heap = enum_numbers()["VK_PIPELINE_CREATE_2_DESCRIPTOR_HEAP_BIT_EXT"]
         if not create_flags(value) & heap:
             return Malformed("layout is a null handle")

@@ -1,8 +1,8 @@
 """Files that are whole or refused: atomic writes, reads with a cap and of trusted owners, content hashes.
 
 `FileOperations` is the one place where stores touch the file system, so that a test can fail any call, record
-it, or end the process at one. Each method is one system call or none; errors are OSErrors; Python repeats
-what a signal interrupted (PEP 475). Locks are those of flock(2): they belong to the open file, so two threads
+it, or end the process at one. Each method is one system call or none, and one more where it creates something
+whose mode the process's umask cut; errors are OSErrors; Python repeats what a signal interrupted (PEP 475). Locks are those of flock(2): they belong to the open file, so two threads
 exclude each other too, and the kernel frees them however their process ended.
 
 `write_atomically`: new temporary beside the target, write, fsync, size checked, close, rename, fsync of the
@@ -28,7 +28,7 @@ import secrets
 import shlex
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
@@ -89,7 +89,8 @@ class FileOperations:
 
     def open_new(self, path: Path) -> int:
         """Create a file that must not exist, mode 0600, for writing; symbolic links are not followed."""
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
+        return _owned(os.open(path, flags, 0o600))
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
@@ -143,6 +144,8 @@ class FileOperations:
     def make_directory(self, directory: Path) -> None:
         """Create one directory, mode 0700. Its parent must exist."""
         directory.mkdir(mode=0o700)
+        if sys.platform != "win32":
+            directory.chmod(0o700)  # whatever the umask: a directory that its owner cannot use helps nobody
 
     def stat(self, path: Path) -> FileStatus:
         """Status of a file or directory; symbolic links are followed."""
@@ -159,7 +162,8 @@ class FileOperations:
 
     def open_lock(self, path: Path) -> int:
         """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
+        return _owned(os.open(path, flags, 0o600))
 
     def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
         """Lock an open file without waiting; False where another open file holds a lock that excludes it.
@@ -218,6 +222,14 @@ def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
         os.lseek(descriptor, position, os.SEEK_SET)
 
 
+def _owned(descriptor: int) -> int:
+    """Give the owner of a new file what a strict umask took: else nobody but root could read it again."""
+    if sys.platform != "win32" and os.fstat(descriptor).st_mode & 0o600 != 0o600:
+        with suppress(OSError):  # a file system without modes, or another's file
+            os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 def _status(result: os.stat_result) -> FileStatus:
     return FileStatus(
         size=result.st_size,
@@ -239,8 +251,8 @@ _CAUSES = {
     errno.EDQUOT: "the disk quota is used up",
     errno.EIO: "the storage device fails; what it holds may be damaged",
     errno.EROFS: "the file system is mounted read-only",
-    errno.EACCES: "the directory belongs to someone else or forbids it",
-    errno.EPERM: "the directory belongs to someone else or forbids it",
+    errno.EACCES: "its mode, that of a directory above it, or an access list forbids it",
+    errno.EPERM: "the system forbids it: another's file, an immutable one, or a security policy",
     errno.ENOTDIR: "something on the way there is a file, not a directory",
     errno.ELOOP: "it is a symbolic link, which is not followed for files of the store",
     errno.EFBIG: "the file is larger than the file system or the process may write",
@@ -255,6 +267,43 @@ def likely_cause(error: OSError) -> str:
     text = error.strerror or type(error).__name__
     cause = _CAUSES.get(error.errno) if error.errno is not None else None
     return f"{text}: {cause}" if cause is not None else text
+
+
+def refused(path: Path, error: OSError, operations: FileOperations) -> str:
+    """A system's refusal of a path and, where that can be told, which file or directory forbids it.
+
+    The same words wherever a path is refused, with the command that mends it.
+    """
+    user = operations.effective_user()
+    if error.errno not in (errno.EACCES, errno.EPERM) or user is None:
+        return likely_cause(error)
+    text = error.strerror or type(error).__name__
+    for one in (*reversed(path.parents), path):
+        try:
+            status = operations.stat(one)
+        except OSError:
+            break
+        mended = _withheld(one, status, user, above=one not in (path, path.parent))
+        if mended is not None:
+            return f"{text}: {mended}"
+    return likely_cause(error)
+
+
+def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str | None:
+    """What the mode of a file or directory withholds from a user who needs it; None where it is not that."""
+    if user == 0:
+        return None  # modes withhold nothing from root
+    what, needs, letters = ("the directory", 0o300, "wx") if status.is_directory else ("the file", 0o400, "r")
+    if above:
+        needs, letters = 0o100, "x"
+    mode = f"mode {status.permissions:04o}"
+    if status.owner == user:
+        if status.permissions & needs == needs:
+            return None
+        return f"{what} {path} has {mode}; mend: chmod u+{letters} {shlex.quote(str(path))}"
+    if status.permissions & needs >> 6 == needs >> 6 or above:
+        return None
+    return f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this ({mode})"
 
 
 class SaveError(OrchestratorError):
@@ -343,7 +392,8 @@ def write_atomically(
         descriptor = operations.open_new(temporary)
     except OSError as error:
         # Nothing to remove: either it was not created, or (EEXIST) it is someone else's.
-        raise SaveError(path, "creating a temporary file", likely_cause(error)) from error
+        reason = refused(path.parent, error, operations)
+        raise SaveError(path, "creating a temporary file", reason) from error
     try:
         written = _fill(path, descriptor, chunks, operations)
         operations.rename(temporary, path)
@@ -450,7 +500,7 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
                     raise
             operations.sync_directory(one.parent)
     except OSError as error:
-        raise SaveError(directory, "creating the directory", likely_cause(error)) from error
+        raise SaveError(directory, "creating the directory", refused(directory, error, operations)) from error
 
 
 _GROUP_WRITE = 0o020
@@ -504,6 +554,7 @@ def read_capped_parts(
     operations: FileOperations = REAL_FILE_OPERATIONS,
     *,
     trusted: bool = False,
+    accept: Callable[[bytes, int], None] | None = None,
 ) -> tuple[bytes, bytes]:
     """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
 
@@ -515,6 +566,7 @@ def read_capped_parts(
         cap: Bytes at most, of head and rest.
         operations: The calls to use.
         trusted: Refuse what others own or may write.
+        accept: Told the head and the file's size before the rest is read; what it raises ends the read.
 
     Raises:
         MissingFileError: There is none.
@@ -526,6 +578,8 @@ def read_capped_parts(
         if size > cap:
             raise TooLargeError(path, f"it has {size} bytes, more than the {cap} that are allowed")
         head = _read_up_to(descriptor, head_size, head_size, operations)
+        if accept is not None:
+            accept(head, size)
         # One byte more than the cap allows: what grows while it is read is seen.
         rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head), operations)
     if len(head) + len(rest) > cap:
@@ -553,7 +607,7 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
-        raise ReadError(path, likely_cause(error)) from error
+        raise ReadError(path, refused(path, error, operations)) from error
     except ValueError as error:
         # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
         raise ReadError(path, f"it is no path: {error}") from error
@@ -568,6 +622,8 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
         yield descriptor, status.size
     except OSError as error:
         raise ReadError(path, likely_cause(error)) from error
+    except MemoryError:
+        raise ReadError(path, f"there is not enough memory for its {status.size} bytes") from None
     finally:
         # A close of a file that was only read has nothing to lose, so its failure says nothing of the
         # content.

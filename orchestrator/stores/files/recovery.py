@@ -2,7 +2,8 @@ r"""What brings a store back after a crash: the generation before, sentinels, th
 
     NAME                         the current generation
     NAME.previous                the one before, exactly while the current one has not loaded yet
-    .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot id>\n"
+    .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot id> after <n>\n",
+                                 or "crashed ..." where a supervisor saw how that process died
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
     quarantine/<number>-NAME     what was refused
 
@@ -14,7 +15,10 @@ sentinel, and the next one knows which content may be what kills. A sentinel spe
 it never accuses what was saved later. Its lock tells whether its process lives; the id in the line is for
 people. It accuses nobody before its line is whole, nor after a restart of the machine, so it is not synced.
 Where none can be made, the load goes on without. A process that is killed from outside in that moment leaves
-the same trace: its file goes to the quarantine for nothing, unless the caller forgives a number of deaths.
+the same trace, so one death proves nothing: content is given up after more deaths in a row than the caller
+forgives. In a row are those that began to load after the one before had died ("after" counts them); processes
+that are killed together, while all of them load, count once. A supervisor that saw a process of its own die knows better, and `settle_death` takes its word. What is
+given up stays as a generation where there is no better one: it is not loaded while its sentinels stand.
 
 The quarantine takes a file by one rename and keeps the newest. Two processes that pick one number at a time
 keep one of their two files, which is enough for what people look at.
@@ -31,7 +35,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,7 +76,9 @@ UNARMED_AGE_NS = 60 * 10**9
 # What a file system answers that has no hard links, or whose policy has none for this file.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
-_LINE = re.compile(rb"loading ([0-9a-f]{32}) by (\d{1,20}) on ([!-~]{0,64})\n")
+_LINE = re.compile(
+    rb"(?P<how>loading|crashed) ([0-9a-f]{32}) by (\d{1,20}) on ([!-~]{0,64}) after (\d{1,9})\n"
+)
 _LINE_CAP = 256
 
 _NUMBERED = re.compile(r"(\d{6,})-.+", re.ASCII)
@@ -149,11 +155,15 @@ class DeadSentinel(msgspec.Struct, frozen=True):
         data_hash: Hash of the content that was in use, 16 bytes; empty where it accuses nothing: it never was
             armed, or the machine was restarted since.
         process_id: Of the process, as it saw itself; 0 where it accuses nothing.
+        confirmed: Whether a supervisor saw that the process crashed.
+        after: Its place in a row: one more than that of the deaths with this content that it saw before.
     """
 
     path: Path
     data_hash: bytes
     process_id: int
+    confirmed: bool = False
+    after: int = 0
 
 
 def is_sentinel_of(path: Path, name: str) -> bool:
@@ -162,16 +172,22 @@ def is_sentinel_of(path: Path, name: str) -> bool:
 
 
 @contextmanager
-def loading_sentinel(path: Path, data_hash: bytes, operations: FileOperations) -> Iterator[list[str]]:
+def loading_sentinel(
+    path: Path, data_hash: bytes, operations: FileOperations, deaths: Sequence[DeadSentinel] = ()
+) -> Iterator[list[str]]:
     """Stand a sentinel beside a file, whose content has this hash, for the length of a block.
+
+    `deaths` are those with this content so far.
 
     Yields:
         A list that has, after the block, a sentence for each thing that went wrong with the sentinel; none of
         them is a reason not to load.
     """
-    sentinel = path.with_name(f".{path.name}.{secrets.token_hex(8)}{SENTINEL_SUFFIX}")
+    sentinel = _new_sentinel(path)
     problems: list[str] = []
-    descriptor = _arm(sentinel, data_hash, operations, problems)
+    after = max((one.after + 1 for one in deaths), default=0)
+    line = _line("loading", data_hash, os.getpid(), after, operations)
+    descriptor = _arm(sentinel, line, operations, problems)
     try:
         yield problems
     finally:
@@ -179,10 +195,14 @@ def loading_sentinel(path: Path, data_hash: bytes, operations: FileOperations) -
             _disarm(sentinel, descriptor, operations, problems)
 
 
-def _arm(sentinel: Path, data_hash: bytes, operations: FileOperations, problems: list[str]) -> int | None:
+def _line(how: str, data_hash: bytes, process_id: int, after: int, operations: FileOperations) -> memoryview:
+    boot = operations.boot_id()
+    return memoryview(f"{how} {data_hash.hex()} by {process_id} on {boot} after {after}\n".encode())
+
+
+def _arm(sentinel: Path, line: memoryview, operations: FileOperations, problems: list[str]) -> int | None:
     """Create, lock, write; returns the descriptor, or None and a problem where there is no sentinel."""
     descriptor = None
-    line = memoryview(f"loading {data_hash.hex()} by {os.getpid()} on {operations.boot_id()}\n".encode())
     armed = False
     try:
         descriptor = operations.open_new(sentinel)
@@ -238,14 +258,83 @@ def _if_dead(sentinel: Path, operations: FileOperations) -> DeadSentinel | None:
     try:
         line = read_head(sentinel, _LINE_CAP, operations)
         match = _LINE.fullmatch(line)
-        if match is None or match[3].decode() != operations.boot_id():
+        if match is None or match[4].decode() != operations.boot_id():
             # Its lock is left alone: a process may just be about to take it.
             return DeadSentinel(sentinel, b"", 0)
         if not _is_abandoned(sentinel, line, operations):
             return None
     except (OSError, ReadError):
         return None
-    return DeadSentinel(sentinel, bytes.fromhex(match[1].decode()), int(match[2]))
+    confirmed = match["how"] == b"crashed"
+    return DeadSentinel(sentinel, bytes.fromhex(match[2].decode()), int(match[3]), confirmed, int(match[5]))
+
+
+def are_proof(deaths: Sequence[DeadSentinel], tolerated: int) -> bool:
+    """Whether deaths with one content prove that it kills: one that was seen, or more than are tolerated."""
+    return len({one.after for one in deaths}) > tolerated or any(one.confirmed for one in deaths)
+
+
+def settle_death(
+    path: Path, process_id: int, *, crashed: bool, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> bool:
+    """Take the word of a supervisor that saw how a process of its own died, with the content of a file in use.
+
+    Call it when the process is gone, before the file is loaded again.
+
+    Args:
+        path: The file that the process loaded.
+        process_id: Of the process.
+        crashed: Whether it crashed (SIGSEGV, SIGABRT and their like, or an exit that was not its own), so that
+            one death is proof; else it was killed from outside, and its death is no evidence.
+        operations: The calls to use.
+
+    Returns:
+        Whether the process died with content of the file in use.
+
+    Raises:
+        OSError: Its sentinel could not be looked at, replaced or removed; the death counts as one of unknown
+            cause then.
+    """
+    found = False
+    for one in dead_sentinels(path, operations, operations.list_directory(path.parent)):
+        if one.process_id != process_id or not one.data_hash:
+            continue
+        found = True
+        if crashed and not one.confirmed:
+            _write_sentinel(path, one, operations)
+        if not (crashed and one.confirmed):
+            operations.unlink(one.path)
+    return found
+
+
+def _write_sentinel(path: Path, seen: DeadSentinel, operations: FileOperations) -> None:
+    """Write a sentinel that says "crashed" beside the one that does not; a line cut short accuses nothing."""
+    line = _line("crashed", seen.data_hash, seen.process_id, seen.after, operations)
+    descriptor = operations.open_new(_new_sentinel(path))
+    try:
+        while line:
+            line = line[operations.write(descriptor, line) :]
+    finally:
+        close_quietly(descriptor, operations)
+
+
+def _new_sentinel(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{SENTINEL_SUFFIX}")
+
+
+def set_aside(path: Path, operations: FileOperations) -> bool:
+    """Make the current generation the previous one alone; False where there is a previous one already.
+
+    The writer's lock is held.
+
+    Raises:
+        OSError: It could not be renamed, or the system does not say what is there.
+    """
+    if has_previous(path, operations):
+        return False
+    operations.rename(path, previous_path(path))
+    operations.sync_directory(path.parent)
+    return True
 
 
 def _is_abandoned(sentinel: Path, line: bytes, operations: FileOperations) -> bool:

@@ -21,7 +21,7 @@ from orchestrator.stores.files.atomic_file import (
     FileOperations,
     SaveError,
     close_quietly,
-    likely_cause,
+    refused,
 )
 
 LOCK_SUFFIX = ".lock"
@@ -67,7 +67,8 @@ def writer_lock(
             if descriptor is not None:
                 break
     except OSError as error:
-        raise SaveError(path, f"locking {lock_path(path).name}", likely_cause(error)) from error
+        reason = refused(lock_path(path), error, operations)
+        raise SaveError(path, f"locking {lock_path(path).name}", reason) from error
     try:
         yield descriptor is not None
     finally:

@@ -87,7 +87,7 @@ def readable(path: Path) -> list[Keys]:
     return [keys_in(result.data) for result in results if result.status is LoadStatus.LOADED]
 
 
-def loaded_keys(path: Path, *, tolerated_crashes: int = 0) -> tuple[Keys, LoadStatus]:
+def loaded_keys(path: Path, *, tolerated_crashes: int = 1) -> tuple[Keys, LoadStatus]:
     """What a load gives to a driver, and its status."""
     device = strict_device()
     cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))

@@ -29,7 +29,6 @@ from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
-    OLD,
     Keys,
     data_of,
     keys_in,
@@ -44,7 +43,6 @@ HOUR_NS = 3600 * 10**9
 AGAIN: Keys = frozenset(range(101, 104))
 
 # A device that is gone for good, and a process that is gone, cannot take their sentinel away.
-LEAVES_SENTINEL = frozenset({Fault.EIO_FOREVER, Fault.KILL})
 
 
 @define
@@ -118,8 +116,7 @@ def _check_next(situation: Situation, path: Path, operations: FaultyFileOperatio
         wrong.append(f"not swept: {swept}")
     allowed = {situation.before, situation.after}
     keys, status = loaded_keys(path)
-    excused = situation.accuses and operations.fired and operations.fault in LEAVES_SENTINEL
-    if keys not in allowed and not (excused and _quarantined(path) & (allowed | {OLD})):
+    if keys not in allowed:
         wrong.append(f"a later load gives {sorted(keys)} ({status})")
     report = save_cache_file(path, IDENTITY, data_of(AGAIN), lock_wait_s=0)
     if not report.saved_bytes or loaded_keys(path)[0] != AGAIN:

@@ -13,7 +13,7 @@ import orchestrator.stores
 FOLDER = Path(orchestrator.stores.__file__).parent
 SHIM = FOLDER / "files" / "atomic_file.py"
 # What of it makes the calls; the rest of the module goes through these, like every other one.
-REAL = {"FileOperations", "lock_byte", "_boot_id", "_status"}
+REAL = {"FileOperations", "lock_byte", "_boot_id", "_owned", "_status"}
 
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
 # What is left of os: nothing of a file.

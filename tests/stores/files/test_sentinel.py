@@ -23,7 +23,13 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
-from orchestrator.stores.files.recovery import DeadSentinel, dead_sentinels, loading_sentinel, previous_path
+from orchestrator.stores.files.recovery import (
+    DeadSentinel,
+    dead_sentinels,
+    loading_sentinel,
+    previous_path,
+    settle_death,
+)
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.drivers import REPOSITORY
 from tests.stores.faults.operations_under_test import sentinel_of
@@ -66,7 +72,7 @@ def start_crashing(path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def load(path: Path, *, tolerated_crashes: int = 0) -> tuple[frozenset[int], LoadResult]:
+def load(path: Path, *, tolerated_crashes: int = 1) -> tuple[frozenset[int], LoadResult]:
     device = SimulatedDevice()
     cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
     return keys_in(device.pipeline_cache_data(cache).data), result
@@ -83,39 +89,116 @@ def sentinels(path: Path) -> list[Path]:
     return list(path.parent.glob(".*.loading"))
 
 
-def test_a_crash_loop_ends_at_the_second_start(path: Path) -> None:
-    first = start_crashing(path)
-    assert first.returncode < 0
-    assert len(sentinels(path)) == 1
-    second = start_crashing(path)
-    assert (second.returncode, second.stdout.split()) == (0, ["CRASHED_LAST_TIME", "None"])
-    assert sentinels(path) == []
+def accused(path: Path, content: bytes = file_of(OLD), deaths: int = 2) -> None:
+    for number in range(deaths):
+        sentinel_of(path, content, number)
+
+
+def test_a_crash_loop_ends_at_the_third_start_and_loses_nothing(path: Path) -> None:
+    assert start_crashing(path).returncode < 0
+    assert start_crashing(path).returncode < 0
+    assert len(sentinels(path)) == 2
+    third = start_crashing(path)
+    assert (third.returncode, third.stdout.split()) == (0, ["CRASHED_LAST_TIME", "None"])
+    # It stays as a generation, accused as before.
     assert not path.exists()
-    assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(OLD)]
-    third = start_crashing(path)
-    assert (third.returncode, third.stdout.split()) == (0, ["MISSING", "None"])
+    assert previous_path(path).read_bytes() == file_of(OLD)
+    fourth = start_crashing(path)
+    assert (fourth.returncode, fourth.stdout.split()) == (0, ["CRASHED_LAST_TIME", "MISSING"])
+    assert previous_path(path).read_bytes() == file_of(OLD)
 
 
-def test_each_generation_has_its_own_crash(path: Path) -> None:
+def test_one_death_proves_nothing_and_a_load_clears_it(path: Path) -> None:
+    for _ in range(3):
+        accused(path, deaths=1)
+        assert load(path)[0] == OLD
+        assert sentinels(path) == []
+    assert path.read_bytes() == file_of(OLD)
+
+
+def test_processes_that_were_killed_together_count_once(path: Path) -> None:
+    for number in range(3):
+        sentinel_of(path, file_of(OLD), 7).rename(path.with_name(f".{path.name}.{number:016x}.loading"))
+    assert len(sentinels(path)) == 3
+    assert load(path)[0] == OLD
+
+
+def test_what_was_given_up_goes_when_a_newer_one_has_loaded(path: Path) -> None:
+    accused(path)
+    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    device = SimulatedDevice()
+    report = save_merged(device, path, data_of(OURS))
+    assert report.saved_bytes
+    assert previous_path(path).read_bytes() == file_of(OLD)
+    assert load(path)[0] == OURS
+    assert not previous_path(path).exists()
+    assert save_merged(
+        device, path, data_of(frozenset({30}))
+    ).saved_bytes  # which sweeps what accuses nothing any more
+    assert sentinels(path) == []
+
+
+def test_what_was_given_up_loads_after_a_restart_of_the_machine(path: Path) -> None:
+    accused(path)
+    load(path)
+
+    class Restarted(FileOperations):
+        def boot_id(self) -> str:
+            return "another-boot"
+
+    _, result = load_into_cache(SimulatedDevice(), path, operations=Restarted())
+    assert result.status is LoadStatus.LOADED
+    assert result.instead_of is not None
+
+
+def test_each_generation_has_its_own_crashes(path: Path) -> None:
     previous_path(path).write_bytes(file_of(OLDER))
-    # The first dies of the current one, the second of the previous one, the third has neither.
-    assert start_crashing(path).returncode < 0
-    assert start_crashing(path).returncode < 0
-    third = start_crashing(path)
-    assert (third.returncode, third.stdout.split()) == (0, ["CRASHED_LAST_TIME", "MISSING"])
-    assert len(list(path.parent.glob("quarantine/*"))) == 2
+    # Two die of the current one, two of the previous one, the fifth has neither.
+    for _ in range(4):
+        assert start_crashing(path).returncode < 0
+    fifth = start_crashing(path)
+    assert (fifth.returncode, fifth.stdout.split()) == (0, ["CRASHED_LAST_TIME", "MISSING"])
+    assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(OLD)]
+    assert previous_path(path).read_bytes() == file_of(OLDER)
 
 
 def test_what_crashed_is_not_loaded_and_the_previous_one_is(path: Path) -> None:
     previous_path(path).write_bytes(file_of(OLDER))
-    sentinel_of(path, file_of(OLD))
+    accused(path)
     keys, result = load(path)
     assert (keys, result.status) == (OLDER, LoadStatus.LOADED)
     assert result.instead_of is not None
     assert result.instead_of.status is LoadStatus.CRASHED_LAST_TIME
     assert result.instead_of.quarantined is not None
-    assert "a process (id 4242) died while the driver was given this data" in result.detail
+    assert "2 processes in a row (ids 4242, 4242) died while the driver was given this data" in result.detail
     assert sentinels(path) == []
+
+
+@pytest.mark.parametrize("crashed", [True, False])
+def test_a_supervisor_that_saw_the_death_is_believed(path: Path, crashed: bool) -> None:
+    """A real process that dies in the driver; the supervisor says how."""
+    process = subprocess.Popen([sys.executable, "-c", CRASHING, str(path)], cwd=REPOSITORY)
+    assert process.wait() < 0
+    assert settle_death(path, process.pid, crashed=crashed)
+    assert len(sentinels(path)) == int(crashed)
+    keys, result = load(path)
+    if crashed:
+        assert (keys, result.status) == (NOTHING, LoadStatus.CRASHED_LAST_TIME)
+        assert settle_death(path, process.pid, crashed=True)  # told twice: as before
+        assert len(sentinels(path)) == 1
+        assert settle_death(path, process.pid, crashed=False)
+        assert load(path)[0] == OLD
+    else:
+        assert (keys, result.status) == (OLD, LoadStatus.LOADED)
+    assert not settle_death(path, process.pid, crashed=crashed)
+
+
+def test_a_supervisor_speaks_of_its_own_process_only(path: Path) -> None:
+    accused(path)
+    assert not settle_death(path, 4243, crashed=False)
+    assert len(sentinels(path)) == 2
+    with loading_sentinel(path, bytes(16), REAL_FILE_OPERATIONS):
+        assert not settle_death(path, os.getpid(), crashed=True)  # it lives
 
 
 def test_a_crash_is_forgiven_as_often_as_is_said(path: Path) -> None:
@@ -151,9 +234,9 @@ def test_a_sentinel_accuses_data_and_not_a_name(path: Path) -> None:
     [
         b"",
         b"loading ",
-        f"loading {load.__name__} by 1 on x\n".encode(),
-        f"loading {'0' * 32} by 4242 on {REAL_FILE_OPERATIONS.boot_id()}".encode(),
-        f"loading {'0' * 32} by 4242 on another-boot\n".encode(),
+        f"loading {load.__name__} by 1 on x after 0\n".encode(),
+        f"loading {'0' * 32} by 4242 on {REAL_FILE_OPERATIONS.boot_id()} after 0".encode(),
+        f"loading {'0' * 32} by 4242 on another-boot after 0\n".encode(),
         b"\xff" * 1000,
     ],
 )
@@ -252,7 +335,7 @@ def test_a_sentinel_that_can_neither_be_cut_nor_removed_is_named_with_what_it_do
     assert f"{left} could not be removed: {os.strerror(errno.EACCES)}" in result.detail
     assert result.detail.endswith(WARNING)
     # As it says.
-    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    assert load(path, tolerated_crashes=0)[1].status is LoadStatus.CRASHED_LAST_TIME
 
 
 def test_a_driver_that_fails_leaves_no_sentinel(path: Path) -> None:
@@ -267,19 +350,21 @@ def test_a_driver_that_fails_leaves_no_sentinel(path: Path) -> None:
 
 
 def test_what_crashed_stays_where_a_process_is_saving(path: Path) -> None:
-    sentinel_of(path, file_of(OLD))
+    accused(path)
     with writer_lock(path) as held:
         assert held
         keys, result = load(path)
     assert (keys, result.status, result.quarantined) == (NOTHING, LoadStatus.CRASHED_LAST_TIME, None)
     assert "it stays, since a process is saving" in result.detail
     # And goes on being accused.
-    assert len(sentinels(path)) == 1
-    assert load(path)[1].quarantined is not None
+    assert len(sentinels(path)) == 2
+    assert path.exists()
+    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    assert not path.exists()
 
 
 def test_what_was_saved_meanwhile_is_not_moved_away(path: Path) -> None:
-    sentinel_of(path, file_of(OLD))
+    accused(path)
 
     class Meanwhile(FileOperations):
         """Another process saves just before the lock is asked for."""
@@ -300,7 +385,7 @@ def test_what_was_saved_meanwhile_is_not_moved_away(path: Path) -> None:
 
 
 def test_a_merge_does_not_give_the_driver_what_crashed(path: Path) -> None:
-    sentinel_of(path, file_of(OLD))
+    accused(path)
     device = SimulatedDevice()
     report = save_merged(device, path, data_of(OURS))
     assert report.found is not None
@@ -317,4 +402,4 @@ def test_a_kill_in_the_driver_is_a_crash(path: Path) -> None:
     at = [call.name for call in clean.calls].index("truncate")
     with pytest.raises(ProcessKilledError):
         load_into_cache(SimulatedDevice(), path, operations=FaultyFileOperations(Fault.KILL, at))
-    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    assert load(path, tolerated_crashes=0)[1].status is LoadStatus.CRASHED_LAST_TIME
