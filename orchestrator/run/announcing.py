@@ -12,6 +12,13 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from orchestrator.devices.binaries import (
+    BinaryProperties,
+    CapturedPipeline,
+    HeldBinaries,
+    PipelineBinaries,
+    PipelineBinary,
+)
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     SUCCESS,
@@ -30,6 +37,7 @@ from orchestrator.devices.device import (
     no_news,
 )
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DeviceError
 from orchestrator.run.in_flight import Doing, InFlightTable
 
 _NOTHING = np.zeros(0, np.int32)
@@ -167,6 +175,74 @@ class AnnouncingDevice:
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """See `Device.destroy_pipeline_cache`."""
         self.device.destroy_pipeline_cache(cache)
+
+    # Binaries; `create_pipelines` announces what the device does with them for a source.
+
+    @property
+    def binary_properties(self) -> BinaryProperties:
+        """See `PipelineBinaries.binary_properties`."""
+        return self._binaries.binary_properties
+
+    def global_pipeline_key(self) -> bytes:
+        """See `PipelineBinaries.global_pipeline_key`."""
+        return self._binaries.global_pipeline_key()
+
+    def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
+        """See `PipelineBinaries.create_binaries`."""
+        slot = self.table.begin(Doing.CACHE, _NOTHING)
+        try:
+            return self._binaries.create_binaries(binaries)
+        finally:
+            self.table.end(slot)
+
+    def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
+        """See `PipelineBinaries.destroy_binaries`."""
+        self._binaries.destroy_binaries(handles)
+
+    def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
+        """See `PipelineBinaries.binary_data`."""
+        return self._binaries.binary_data(handles)
+
+    def create_from_binaries(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        held: HeldBinaries,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `PipelineBinaries.create_from_binaries`."""
+        slot = self.table.begin(Doing.CREATE, indices)
+        try:
+            return self._binaries.create_from_binaries(prepared, indices, held, keep=keep)
+        finally:
+            self.table.end(slot)
+
+    def create_captured(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        """See `PipelineBinaries.create_captured`."""
+        slot = self.table.begin(Doing.CREATE, indices)
+        try:
+            return self._binaries.create_captured(prepared, indices, keep=keep)
+        finally:
+            self.table.end(slot)
+
+    def probe_internal_cache(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+    ) -> list[npt.NDArray[np.uint64] | None]:
+        """See `PipelineBinaries.probe_internal_cache`."""
+        slot = self.table.begin(Doing.KEYS, indices)
+        try:
+            return self._binaries.probe_internal_cache(prepared, indices, identifiers=identifiers)
+        finally:
+            self.table.end(slot)
+
+    @property
+    def _binaries(self) -> PipelineBinaries:
+        if not isinstance(self.device, PipelineBinaries):
+            raise DeviceError(f"{self.identity.device_name} has no pipeline binaries")
+        return self.device
 
     def close(self) -> None:
         """See `Device.close`."""

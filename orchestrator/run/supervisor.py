@@ -72,7 +72,7 @@ _ALONE: Final = "in a process of its own"
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
 _KINDS: Final = tuple(PipelineKind)
-_DERIVED: Final = ("version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge")
+_DERIVED: Final = ("version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries")
 _WHERE: Final = {
     Doing.CREATE: "it created pipelines",
     Doing.KEYS: "it was asked for keys of pipelines",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
@@ -18,6 +19,7 @@ from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.prepare import Subset
+from orchestrator.stores.binary_store import BinaryStore
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children
 
@@ -122,3 +124,17 @@ async def test_cancelling_leaves_no_process(archive: Path) -> None:
         await compile_supervised([str(archive)], options, on_stage=lambda _: scope.cancel())
     assert scope.cancelled_caught
     assert children() == before
+
+
+async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    report = await supervised(archive, "open_deadly", folder, mode=CacheMode.BINARIES)
+    assert report.counts()[OutcomeStatus.FAILED] == 4
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 4
+    with BinaryStore.open(folder) as store:
+        assert store.set_aside == ""
+        assert store.verify().problems == ()
+    again = await supervised(archive, "open_good", folder, mode=CacheMode.BINARIES)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
+    assert again.binaries is not None
+    assert again.binaries.stored == 4
