@@ -1598,8 +1598,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
         runs: The report of each group's run, in the order of `set.groups`.
         stages: What took time beside the runs, in the order in which it ended.
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
-        clock: Where the time of the process went.
         binaries: What was done with binaries, over all groups; null in other modes.
+        clock: Where the time of the process went.
     """
 
     version: int = FORMAT
@@ -1623,8 +1623,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
     runs: tuple[RunReport, ...]
     stages: tuple[Stage, ...] = ()
     inspected: tuple[InspectedPipeline, ...] = ()
-    clock: Clock = Clock()
     binaries: BinariesRecord | None = None
+    clock: Clock = Clock()
 
     @classmethod
     def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
