@@ -107,6 +107,8 @@ class CompileArguments:
             pipeline. What is done is kept, and running again goes on.
         shard: Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them,
             which its key decides. For several processes or machines that share the work.
+        plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes instead of
+            reading the set. `off`: neither.
     """
 
     device: DeviceSelector = ""
@@ -126,6 +128,7 @@ class CompileArguments:
     pipeline_keys: Literal["auto", "all", "off"] = "auto"
     time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
     shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
+    plan: Literal["auto", "off"] = "auto"
 
     def options(self) -> CompileOptions:
         """What is asked for.
@@ -152,6 +155,7 @@ class CompileArguments:
             inspect_executables=self.pipeline_stats is not None,
             subset=_shard(self.shard),
             time_limit_s=time_limit_seconds(self.time_limit) if self.time_limit else None,
+            plan=self.plan == "auto",
         )
 
 
@@ -209,7 +213,7 @@ def compile_verb(
     _require_writable(arguments.trace, arguments.pipeline_stats)
     output = Output(json=json)
     clock.enter("read")
-    with open_set(sets) as opened, progress_view(output) as view:
+    with open_set(sets, indexed=False) as opened, progress_view(output) as view:
 
         async def job(stop: trio.Event) -> CompileReport:
             return await compile_set(

@@ -321,7 +321,8 @@ class InspectedFile(Record, frozen=True, kw_only=True):
             is none to trust.
         header: Of a cache file: our header, where it is proven.
         vulkan_header: Of a cache file: the header in the driver's data.
-        made_for: Of a cache file: the applications that it was made for.
+        made_for: Of a cache file: the applications that it was made for. Of a plan: the devices.
+        content_hash: Of a plan: hash over the names of all records of its set.
         device: The device that was asked for with `--device`.
         offered: What that device would make of it.
         format_version: Of an archive: version of its format.
@@ -341,6 +342,7 @@ class InspectedFile(Record, frozen=True, kw_only=True):
     header: HeaderRecord | UnsetType | None = UNSET
     vulkan_header: HeaderRecord | UnsetType | None = UNSET
     made_for: tuple[MadeFor, ...] | UnsetType = UNSET
+    content_hash: Hash | UnsetType = UNSET
     device: IdentityRecord | UnsetType = UNSET
     offered: Offer | UnsetType = UNSET
     format_version: int | UnsetType = UNSET

@@ -91,10 +91,13 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
     """Show a file, and say what it is."""
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
+    from orchestrator.stores.plan_file import PLAN_MAGIC
 
     head = _head(file)
     if head.startswith(MAGIC):
         return _inspect_archive(output, file, head)
+    if head.startswith(PLAN_MAGIC):
+        return _inspect_plan(output, file)
     if file.is_file() and (beside := inspect_beside(file.resolve())) is not None:
         return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
@@ -166,6 +169,46 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
         records={tag_name(tag): count for tag, count in counts.items()},
         duplicates=duplicates,
         damage=tuple(map(DamageRecord.of, damage)),
+    )
+
+
+def _inspect_plan(output: Output, file: Path) -> InspectedFile:
+    from orchestrator.cli.documents import InspectedFile, MadeFor
+    from orchestrator.run.planning import proven_plan
+    from orchestrator.run.records import Hash, RequestRecord
+
+    path, size = path_text(file), file.stat().st_size
+    plan, state = proven_plan(file)
+    output.line(styled(path, "head"), "  a plan: a set as it was decoded for a device")
+    if plan is None:
+        output.line(styled(state, "bad"))
+        output.line("next: nothing; the next compile of its set makes it anew")
+        return InspectedFile(path=path, kind="plan", good=False, bytes=size, reason=state)
+    facts = plan.facts
+    output.facts(
+        [
+            ("size", byte_text(size)),
+            ("state", styled(state or "whole", "warn" if state else "good")),
+            ("set", f"{facts.content_hash:016x}, {plural(facts.pipelines, 'pipeline')}"),
+        ]
+    )
+    for each in plan.groups:
+        image, left_out = each.built.image, len(each.built.problems)
+        output.line(
+            f"{plural(len(image), 'pipeline')} of {plural(len(image.modules), 'module')}, "
+            f"{left_out:,} left out, for a device opened as {each.group.request.text}"
+        )
+    return InspectedFile(
+        path=path,
+        kind="plan",
+        good=True,
+        bytes=size,
+        reason=state,
+        content_hash=Hash(facts.content_hash),
+        made_for=tuple(
+            MadeFor(opened_as=RequestRecord.of(each.group.request), pipelines=len(each.built.image))
+            for each in plan.groups
+        ),
     )
 
 

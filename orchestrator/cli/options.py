@@ -153,12 +153,13 @@ def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterat
         device.close()
 
 
-def open_set(names: Sequence[str]) -> PipelineSet:
+def open_set(names: Sequence[str], *, indexed: bool = True) -> PipelineSet:
     """Open a set; the caller closes it.
 
     Args:
         names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path
             of a manifest.
+        indexed: As for `Archive.open`.
 
     Raises:
         UsageError: A manifest stands beside something else, or the package came without its sample.
@@ -173,7 +174,7 @@ def open_set(names: Sequence[str]) -> PipelineSet:
             f"{manifests[0]}: a manifest cannot be combined with other sets",
             f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
         )
-    return open_paths([_archive(name) for name in names])
+    return open_paths([_archive(name) for name in names], indexed=indexed)
 
 
 def set_paths(names: Sequence[str]) -> tuple[str, ...]:

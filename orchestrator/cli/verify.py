@@ -52,8 +52,8 @@ def verify_verb(
 ) -> int:
     """Prove cache files and archives whole.
 
-    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of an archive:
-    every record is read and its key recomputed. Of a directory: its permissions and all such files in it. The
+    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan: hash,
+    permissions, and that all its parts agree. Of an archive: every record is read and its key recomputed. Of a directory: its permissions and all such files in it. The
     exit code is 0 where nothing is wrong, else 2.
 
     **EXAMPLES**
@@ -104,6 +104,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 
 def _check(path: Path) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
+    from orchestrator.stores.plan_file import PLAN_MAGIC
 
     try:
         if path.is_dir():
@@ -116,13 +117,30 @@ def _check(path: Path) -> Iterator[_Checked]:
             path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
         )
         return
-    yield _check_archive(path) if head == MAGIC else _check_cache_file(path)
+    if head.startswith(PLAN_MAGIC):
+        yield _check_plan(path)
+    else:
+        yield _check_archive(path) if head == MAGIC else _check_cache_file(path)
+
+
+def _check_plan(path: Path) -> _Checked:
+    from orchestrator.run.planning import proven_plan
+
+    plan, state = proven_plan(path)
+    return _Checked(
+        path,
+        "plan",
+        facts={"bytes": path.stat().st_size},
+        summary=f"plan, {byte_text(path.stat().st_size)}",
+        problems=() if plan is not None else (state,),
+        next_step="nothing: the next compile of its set makes it anew",
+    )
 
 
 def _check_directory(path: Path) -> Iterator[_Checked]:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -134,19 +152,23 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
         and each.removesuffix(PREVIOUS_SUFFIX) not in caches
     ]
     archives = [each for each in names if each.endswith(".foz")]
+    plans = [each for each in names if each.endswith(PLAN.suffix) and not each.startswith(".")]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
     # Archives may be anybody's; what a driver is given from here may not.
     reason = distrust_directory(path, REAL_FILE_OPERATIONS) if caches or alone or not archives else None
     yield _Checked(
         path,
         "directory",
-        facts={"files": len(caches) + len(alone) + len(archives), "quarantined": quarantined},
+        facts={
+            "files": len(caches) + len(alone) + len(plans) + len(archives),
+            "quarantined": quarantined,
+        },
         summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
         f"{quarantined} in the quarantine",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )
-    for name in (*caches, *alone, *archives):
+    for name in (*caches, *alone, *plans, *archives):
         yield from _check(path / name)
 
 

@@ -1,6 +1,7 @@
 """`compile_set`: compile a pipeline set on a device and keep the cache.
 
     set ──> groups ──> for each: open device ─> image ─> load cache file ─> run ─> save cache file
+    plan ─────┘                              └─> plan, once all groups are decoded
 
 Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
 features are in the driver's keys and not in the identity of the cache.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -53,6 +54,7 @@ from orchestrator.run.options import (
     RunOptions,
     unsteered_schedule,
 )
+from orchestrator.run.planning import CompilePlan
 from orchestrator.run.records import (
     Clock,
     CompileReport,
@@ -81,7 +83,8 @@ from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import DeviceOpener, opened_group
+from orchestrator.sets.plan import PlannedGroup, SetFacts
+from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
 from orchestrator.stores.cache_file import LoadStatus
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
@@ -273,7 +276,8 @@ class CompileJob:
     on_progress: ProgressCallback
     clock: StageClock
     _device: Device | None = field(default=None, init=False)
-    _waiting: deque[FeatureGroup] = field(factory=deque, init=False)
+    _plan: CompilePlan = field(init=False)
+    _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
@@ -283,6 +287,9 @@ class CompileJob:
     _schedule: CompileSchedule | None = field(default=None, init=False)
     _savings: Savings = field(factory=Savings, init=False)
 
+    def __attrs_post_init__(self) -> None:
+        self._plan = CompilePlan(self.source, self.options, self.cache.directory)
+
     @property
     def _stopped(self) -> bool:
         return self.cache.stop is not None and self.cache.stop.is_set()
@@ -291,20 +298,38 @@ class CompileJob:
         """Compile all groups; raises what `compile_set` does."""
         self.clock.enter("read")
         self.on_stage("reading the set")
-        subset = self.options.subset
-        groups = await self._timed("read", lambda: subset.groups_of(self.source))
-        self._tally.total = sum(len(subset.of(group.pipelines)) for group in groups)
-        if len(groups) > 1:
-            self._notes.append(
-                f"the set was recorded from applications that tell the driver {len(groups)} different "
-                "things; each one's pipelines are compiled on a device opened as its own"
-            )
-        self._waiting = deque(groups)
-        while self._waiting and (self._device is None or not (self._stopped or self._time_left_s == 0.0)):
-            await self._run_group(self._waiting.popleft())
+        plan = await self._timed("plan", self._plan.find)
+        if plan is None:
+            await self._read_groups()
+        else:
+            self._take_groups(plan.groups)
+        try:
+            async with trio.open_nursery() as beside:
+                while self._waiting and (
+                    self._device is None or not (self._stopped or self._time_left_s == 0.0)
+                ):
+                    await self._run_group(self._waiting.popleft(), beside)
+        except ExceptionGroup as group:
+            # What is beside the groups raises nothing; a caller wants the error itself.
+            raise group.exceptions[0] from None
         self.clock.enter("save")
         await trio.to_thread.run_sync(self._note_groups)
         self.clock.enter("report")
+
+    async def _read_groups(self) -> None:
+        subset = self.options.subset
+        self._take_groups(await self._timed("read", lambda: subset.groups_of(self.source)))
+
+    def _take_groups(self, groups: Sequence[FeatureGroup | PlannedGroup]) -> None:
+        """Begin with all groups of the set; those of a plan include what was split off."""
+        self._waiting = deque(groups)
+        several = [group for each in groups if not (group := _group(each)).added]
+        self._tally.total = sum(len(self.options.subset.of(_group(each).pipelines)) for each in groups)
+        if len(several) > 1:
+            self._notes.append(
+                f"the set was recorded from applications that tell the driver {len(several)} different "
+                "things; each one's pipelines are compiled on a device opened as its own"
+            )
 
     def _note_groups(self) -> None:
         """Note beside each cache file what it was made for."""
@@ -329,19 +354,29 @@ class CompileJob:
             return None
         return max(0.0, limit - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
-    async def _run_group(self, group: FeatureGroup) -> None:
+    async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
         options, clock = self.options, self.clock
         clock.enter("open")
-        chunks = opened_group(
-            self.source, group, self.opener, subset=options.subset, during=self._during_step
-        )
+        if isinstance(waiting, PlannedGroup):
+            chunks = planned_group(waiting, self.opener, during=self._during_step)
+        else:
+            chunks = opened_group(
+                self.source, waiting, self.opener, subset=options.subset, during=self._during_step
+            )
         try:
-            opened = await trio.to_thread.run_sync(next, chunks)
+            try:
+                opened = await trio.to_thread.run_sync(next, chunks)
+            except PlanOutdatedError as error:
+                await self._leave_plan(waiting, str(error))
+                return
             group, built = opened.group, opened.built  # without what was split off
             device = self._device = opened.device
             if options.inspect_executables:
                 _inspector(device)  # raises before anything is compiled
             self._waiting.extend(opened.split)
+            self._plan.take(opened)
+            if not self._waiting:
+                beside.start_soon(trio.to_thread.run_sync, self._plan.save)
             self._tally.total += len(built.dependencies)
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
@@ -377,6 +412,14 @@ class CompileJob:
             clock.enter("close")
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(chunks.close)
+
+    async def _leave_plan(self, waiting: FeatureGroup | PlannedGroup, why: str) -> None:
+        """Go on without the plan: from the start where nothing was done yet, else with the groups that it has."""
+        self._plan.outdated(why)
+        if self._device is None:
+            await self._read_groups()
+        else:
+            self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
 
     async def _run_pipelines(
         self, device: Device, prepared: PreparedPipelines, primary: PipelineSource | None
@@ -524,7 +567,9 @@ class CompileJob:
         assert self._device is not None  # noqa: S101 - a set has at least one group
         source, runs = self.source, self._tally.runs
         subset = self.options.subset
-        chosen = subset.of(source.pipelines)
+        facts, chosen = self._plan.facts, self._plan.pipelines
+        if facts is None or chosen is None:
+            facts, chosen = SetFacts.of(source), subset.of(source.pipelines)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
@@ -536,13 +581,13 @@ class CompileJob:
             device=DeviceRecord.of(self._device.identity, self._device.features),
             set=SetRecord(
                 path=source.name,
-                content_hash=Hash(source.content_hash()),
+                content_hash=Hash(facts.content_hash),
                 pipelines=chosen.counts(),
                 unique=len(chosen),
-                subset=None if subset.is_whole else SubsetRecord.of_set(subset, len(source)),
-                applications=tuple(each.name or "" for each in source.applications),
+                subset=None if subset.is_whole else SubsetRecord.of_set(subset, facts.pipelines),
+                applications=facts.applications,
                 groups=tuple(each for _, each in self._groups),
-                damage=tuple(map(DamageRecord.of, source.damage)),
+                damage=tuple(map(DamageRecord.of, facts.damage)),
             ),
             mode=self.cache.decision.mode,
             workers=self.cache.decision.workers,
@@ -552,7 +597,9 @@ class CompileJob:
             timing=sum((each.timing for each in runs), around),
             stopped=stopped,
             # Each is told once, whichever groups it is of.
-            notes=tuple(dict.fromkeys([*self._notes, *self.opener.notes, *self.cache.notes])),
+            notes=tuple(
+                dict.fromkeys([*self._notes, *self._plan.notes, *self.opener.notes, *self.cache.notes])
+            ),
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
@@ -560,6 +607,10 @@ class CompileJob:
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
+
+
+def _group(waiting: FeatureGroup | PlannedGroup) -> FeatureGroup:
+    return waiting.group if isinstance(waiting, PlannedGroup) else waiting
 
 
 def _inspector(device: Device) -> ExecutableInspector:

@@ -225,6 +225,7 @@ class CompileOptions:
         batch_limit: Largest batch; None for what suits the run.
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
             all groups.
+        plan: Whether the decoded set is kept beside the cache file, as a plan, and taken from there.
     """
 
     selector: str = ""
@@ -243,6 +244,7 @@ class CompileOptions:
     subset: Subset = WHOLE
     batch_limit: int | None = _at_least(1, None)
     time_limit_s: float | None = _time_limit()
+    plan: bool = True
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)

@@ -1483,7 +1483,8 @@ class Stage(Record, frozen=True):
     """A part of the job that is not pipeline creation, for timelines.
 
     Attributes:
-        name: What: "open", "read", "prepare", "vet", "pipeline_keys", "cache_load", "cache_save".
+        name: What: "plan" (looking for one), "open", "read", "prepare", "vet", "pipeline_keys", "cache_load",
+            "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: How long it took.
     """

@@ -14,8 +14,12 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == ".toml"
 
 
-def open_paths(paths: Sequence[str]) -> PipelineSet:
+def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:
     """Open a set by its paths: archives, or one manifest. The caller closes it.
+
+    Args:
+        paths: The paths.
+        indexed: As for `Archive.open`.
 
     Raises:
         ArchiveError: An archive cannot be read as a whole.
@@ -25,4 +29,4 @@ def open_paths(paths: Sequence[str]) -> PipelineSet:
         from orchestrator.sets.authoring.manifest import load_manifest  # most sets are archives
 
         return PipelineSet.from_records(load_manifest(Path(paths[0])).records)
-    return PipelineSet.open(paths)
+    return PipelineSet.open(paths, indexed=indexed)

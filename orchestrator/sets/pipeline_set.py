@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -20,8 +20,12 @@ from orchestrator.sets.archive.reader import (
     Archive,
     ArchiveLimits,
     CombinedRecords,
+    Place,
+    archives_of,
     open_archives,
+    payload_at,
     record_offset,
+    record_place,
 )
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.groups import Application, FeatureGroup, feature_groups, read_applications
@@ -53,19 +57,22 @@ class PipelineSet(Closing):
         cls,
         paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
         limits: ArchiveLimits | None = None,
+        *,
+        indexed: bool = True,
     ) -> Self:
         """Open an archive, or several as one set (a capture's base and the `name.N.foz` of its processes).
 
         Args:
             paths: One path, or several; of equal records the first path's wins.
             limits: Caps on what each archive may hold.
+            indexed: As for `Archive.open`.
 
         Raises:
             ArchiveError: An archive cannot be read as a whole.
             ValueError: There is no path.
         """
         several = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-        source = open_archives(several, limits)
+        source = open_archives(several, limits, indexed=indexed)
         return cls(source, owned=source)
 
     @classmethod
@@ -141,19 +148,35 @@ class PipelineSet(Closing):
         """What was found damaged so far; grows as payloads are read."""
         return tuple(dict.fromkeys((*self._source.damage, *self._log.entries)))
 
-    def module(self, key: int) -> ShaderModule:
+    def module(self, key: int, place: Place | None = None) -> ShaderModule:
         """Read a shader module.
+
+        Args:
+            key: Its hash.
+            place: Where `module_place` found it, so that no index is needed.
 
         Raises:
             KeyError: There is no such module.
             RecordError: It is damaged.
         """
         tag = RecordTag.SHADER_MODULE
-        payload = self._source.payload(tag, key)
+        if place is None:
+            payload = self._source.payload(tag, key)
+        else:
+            payload = payload_at(self._source, place, tag, key)
         try:
             return decode_module(key, payload)
         except RecordError as error:
             raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
+
+    def module_place(self, key: int) -> Place | None:
+        """Where a shader module is; None where the set is not made of archives."""
+        return record_place(self._source, RecordTag.SHADER_MODULE, key)
+
+    def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
+        """What a hash says of the bytes of all its archives; empty where the set is made of something else."""
+        found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
+        return hash_bytes(b"".join(found)) if found else b""
 
     def verify(self) -> int:
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.

@@ -32,12 +32,15 @@ from orchestrator.devices.request import (
     Feature,
     OtherFeatures,
 )
+from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
+from orchestrator.sets.needs.asking import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]
@@ -131,12 +134,14 @@ class OpenedGroup:
             holds the libraries that its pipelines link again where an earlier chunk had them
             (`BuiltImage.dependencies`).
         split: Groups of the pipelines that need more than this device has, to be opened later.
+        answers: What was asked about devices to decode it.
     """
 
     group: FeatureGroup
     device: Device
     built: BuiltImage
     split: tuple[FeatureGroup, ...] = ()
+    answers: tuple[DeviceAnswer, ...] = field(default=(), repr=False)
 
 
 def opened_group(
@@ -172,33 +177,63 @@ def opened_group(
     try:
         settled: OpenedGroup | None = None
         problems: dict[PipelineJob, Problem] = {}
+        asked = AskedDevice(device)
+        answers: tuple[DeviceAnswer, ...] = ()
         if group.request.others is OtherFeatures.NONE:
             with during("prepare"):
-                settled = _settle(source, group, device)
+                settled = _settle(source, group, asked)
+            answers = asked.answers
             if settled.group.request != group.request:
                 device.close()
                 with during("open"):
                     device = opener(settled.group.request)
+                asked = AskedDevice(device)
             group = settled.group
             problems = {each.job: each for each in settled.built.problems}
         jobs = subset.of(group.pipelines)
         split = tuple(each for each in settled.split if subset.of(each.pipelines)) if settled else ()
         size = max(1, len(jobs) if chunk is None else chunk)
         if settled is not None and len(group.pipelines) == len(jobs) <= size:
-            yield evolve(settled, device=device, split=split)
+            yield evolve(settled, device=device, split=split, answers=answers)
             return
         for start in range(0, max(1, len(jobs)), size):
             some = jobs[start : start + size]
             with during("prepare"):
                 if settled is None:
-                    opened = _decode(source, evolve(group, pipelines=some), device, device.capabilities)
+                    opened = _decode(source, evolve(group, pipelines=some), asked, asked.capabilities)
                 else:
                     fit = [job for job in some if job not in problems]
-                    built = build_image(source, fit, device.capabilities)
+                    built = build_image(source, fit, asked.capabilities)
                     unfit = tuple(problems[job] for job in some if job in problems)
                     built = evolve(built, problems=(*unfit, *built.problems))
                     opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
-            yield opened
+            yield evolve(opened, answers=(*answers, *asked.answers))
+    finally:
+        device.close()
+
+
+class PlanOutdatedError(OrchestratorError):
+    """A device answers otherwise than the one that a plan was made for."""
+
+
+def planned_group(
+    planned: PlannedGroup,
+    opener: DeviceOpener,
+    *,
+    during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+) -> Generator[OpenedGroup, None, None]:
+    """As `opened_group`, for a group that a plan holds, whole.
+
+    Raises:
+        PlanOutdatedError: The device answers otherwise; what.
+        OrchestratorError: What the opener raises.
+    """
+    with during("open"):
+        device = opener(planned.group.request)
+    try:
+        if changed := changed_answer(device, planned.answers):
+            raise PlanOutdatedError(f"the device answers otherwise: {changed}")
+        yield OpenedGroup(planned.group, device, planned.built, answers=planned.answers)
     finally:
         device.close()
 
@@ -250,7 +285,7 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return keys ^ keys >> np.uint64(31)
 
 
-def _settle(source: PipelineSet, group: FeatureGroup, device: Device) -> OpenedGroup:
+def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:
     """Decode an exact group and say what its device is opened as, for what can be compiled."""
     capabilities = _could_have(group, device)
     decoded = _decode(source, group, device, capabilities)
@@ -265,21 +300,21 @@ def _settle(source: PipelineSet, group: FeatureGroup, device: Device) -> OpenedG
 
 
 def _decode(
-    source: PipelineSet, group: FeatureGroup, device: Device, capabilities: DeviceCapabilities
+    source: PipelineSet, group: FeatureGroup, device: AskedDevice, capabilities: DeviceCapabilities
 ) -> OpenedGroup:
     """Decode the pipelines of a group; those that the device could take with more are split off."""
     built = build_image(source, group.pipelines, capabilities)
     if group.added or not group.applications:
-        return OpenedGroup(group, device, built)
+        return OpenedGroup(group, device.device, built)
     split, lacking = _split(source, group, device, built)
     moved = {job for each in split for job in each.pipelines}
     kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
     if moved:
         group = evolve(group, pipelines=[job for job in group.pipelines if job not in moved])
-    return OpenedGroup(group, device, evolve(built, problems=kept), split)
+    return OpenedGroup(group, device.device, evolve(built, problems=kept), split)
 
 
-def _could_have(group: FeatureGroup, device: Device) -> DeviceCapabilities:
+def _could_have(group: FeatureGroup, device: AskedDevice) -> DeviceCapabilities:
     """What an exact group's device could have for what the pipelines turn out to need.
 
     That is everything where no application is known, and else what its record says nothing of.
@@ -306,7 +341,7 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
 
 
 def _split(
-    source: PipelineSet, group: FeatureGroup, device: Device, built: BuiltImage
+    source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage
 ) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:
     """The groups of those pipelines that the device could take with more than the group's request.
 

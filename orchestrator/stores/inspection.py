@@ -37,10 +37,12 @@ from orchestrator.stores.kinds import (
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
+    PLAN,
     Kind,
     cache_file_of,
     kind_of,
 )
+from orchestrator.stores.plan_file import read_plan
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile
 from orchestrator.stores.run_notes import read_durations, read_feature_groups
 
@@ -190,6 +192,7 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
         "for which applications the cache file was made",
         lambda path: read_feature_groups(cache_file_of(path))[1],
     ),
+    PLAN: ("plan", "a set as it was decoded for the device", lambda path: read_plan(path)[1]),
 }
 
 

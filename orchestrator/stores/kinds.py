@@ -12,6 +12,7 @@ by `KIND.write`. tests/stores/test_kinds.py asks for both, and tries each protec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, TypeVar
@@ -36,6 +37,8 @@ from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
 
 CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
 """How the name of every cache file ends."""
+
+_LABEL: Final = re.compile(r"\.[0-9a-f]{16}\Z")
 
 T = TypeVar("T")
 
@@ -63,16 +66,19 @@ class Kind:
         cap: Bytes that a file of it may have.
         lock_wait_s: How long a writer waits for another one.
         names_driver: Whether a file is a JSON object whose `identity` says which driver it is of.
+        labelled: Whether a cache file has several files of it, told apart by labels of 16 hex digits.
     """
 
     suffix: str
     cap: int
     lock_wait_s: float = LOCK_WAIT_S
     names_driver: bool = False
+    labelled: bool = False
 
-    def path(self, cache_file: Path) -> Path:
+    def path(self, cache_file: Path, label: str = "") -> Path:
         """Where the file beside a cache file lies; the cache file need not be there."""
-        return cache_file.with_name(cache_file.name.removesuffix(CACHE_FILE_SUFFIX) + self.suffix)
+        stem = cache_file.name.removesuffix(CACHE_FILE_SUFFIX)
+        return cache_file.with_name(".".join(filter(None, [stem, label])) + self.suffix)
 
     def read(
         self,
@@ -98,8 +104,10 @@ class Kind:
     def write(
         self,
         cache_file: Path,
-        make: Callable[[], Iterable[bytes]],
+        make: Callable[[], Iterable[bytes | memoryview]],
         operations: FileOperations = REAL_FILE_OPERATIONS,
+        *,
+        label: str = "",
     ) -> Path:
         """Replace the file beside a cache file, as its only writer; returns where it is. Thread-safe.
 
@@ -112,7 +120,7 @@ class Kind:
                 finish writing beside the same cache file in time. The old file is unchanged, unless
                 `SaveError.replaced`.
         """
-        path = self.path(cache_file)
+        path = self.path(cache_file, label)
         if (reason := check_directory(path, operations)) is not None:
             raise SaveError(path, "checking the directory", reason)
         with writer_lock(cache_file, operations, wait_s=self.lock_wait_s) as held:
@@ -129,8 +137,10 @@ KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, names_driver=True)
 # 16 bytes.
 DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
 FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
+# 300 bytes a pipeline, of which a set may have millions.
+PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
 
-BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS)
+BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN)
 """Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
 
 
@@ -142,4 +152,7 @@ def kind_of(path: Path) -> Kind | None:
 def cache_file_of(path: Path) -> Path:
     """The cache file that a file lies beside, whose writers' lock guards it; any other name is its own."""
     kind = kind_of(path)
-    return path if kind is None else path.with_name(path.name.removesuffix(kind.suffix) + CACHE_FILE_SUFFIX)
+    if kind is None:
+        return path
+    stem = path.name.removesuffix(kind.suffix)
+    return path.with_name((_LABEL.sub("", stem) if kind.labelled else stem) + CACHE_FILE_SUFFIX)

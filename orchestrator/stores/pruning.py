@@ -35,7 +35,7 @@ from orchestrator.stores.files.recovery import (
 )
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, kind_of
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, cache_file_of, kind_of
 from orchestrator.stores.profile_file import ProfileIdentity
 
 
@@ -117,7 +117,7 @@ def plan_prune(
     Args:
         directory: The directory of cache files.
         here: Devices that are here: files of another build of one of their drivers are not wanted.
-        max_bytes: Bytes that the files which stay may have together; None for no bound.
+        max_bytes: Bytes that the cache files and plans which stay may have together; None for no bound.
         older_than_ns: Age at which a file is not wanted; None for no bound.
         now_ns: The time, ns since the epoch.
         operations: The calls to use.
@@ -160,8 +160,12 @@ def plan_prune(
     items += _unwanted_beside(found, items, here, older_than_ns, now_ns, operations)
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
     if max_bytes is not None:
-        while kept and sum(each.status.size for each in kept) > max_bytes:
-            items.append(_item(kept.pop(), PruneReason.SIZE))
+        # Plans go first: each can be made again without a driver.
+        unwanted = {each.path for each in items}
+        plans = [each for each in found if kind_of(each.path) is PLAN and each.path not in unwanted]
+        plans.sort(key=lambda each: each.status.modified_ns, reverse=True)
+        while (plans or kept) and sum(each.status.size for each in (*kept, *plans)) > max_bytes:
+            items.append(_item((plans or kept).pop(), PruneReason.SIZE))
     return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in kept))
 
 

@@ -21,7 +21,21 @@ def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Pat
     cache_of(call, small_set, folder)
     done = call("verify", folder, small_set)
     assert done.code == ExitCode.OK
-    assert "3 checks: 3 good, 0 bad" in done.out
+    assert "4 checks: 4 good, 0 bad" in done.out
+    assert done.out.count(".plan  plan, ") == 1
+
+
+def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
+    (path,) = cache_of(call, small_set, tmp_path / "cache").parent.glob("*.plan")
+    assert call("verify", path).code == ExitCode.OK
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    done = call("verify", path, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    (checked,) = done.document["checked"]
+    assert "does not have the hash" in checked["problems"][0]
+    assert "makes it anew" in checked["next_step"]
 
 
 def test_damage_is_named_with_a_next_step(
@@ -53,7 +67,8 @@ def test_generations_and_permissions(call: Call, small_set: Path, tmp_path: Path
     path.chmod(0o666)
     path.parent.chmod(0o770)
     done = call("verify", path.parent, "--json")
-    directory, file = done.document["checked"]
+    directory, file, plan = done.document["checked"]
     assert "chmod go-w" in directory["problems"][0]
     assert len(file["problems"]) == 2
     assert file["previous_generation"] == "LOADED"
+    assert "chmod go-w" in plan["problems"][0]

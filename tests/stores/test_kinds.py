@@ -22,7 +22,18 @@ from orchestrator.stores.files.fault_injection import (
     ProcessKilledError,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import BESIDE, CALIBRATION, DURATIONS, FEATURE_GROUPS, KEY_PROFILE, Kind
+from orchestrator.stores.kinds import (
+    BESIDE,
+    CALIBRATION,
+    DURATIONS,
+    FEATURE_GROUPS,
+    KEY_PROFILE,
+    PLAN,
+    Kind,
+    cache_file_of,
+    kind_of,
+)
+from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
 from orchestrator.stores.profile_file import (
     ProfileIdentity,
     load_key_profile,
@@ -77,6 +88,12 @@ def _read_groups(cache_file: Path, operations: FileOperations) -> tuple[int, str
     return (groups[0].pipelines if groups else 0), problem
 
 
+def _read_plan(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
+    plan, problem = read_plan(path_of(PLAN, cache_file), PLANNED, operations)
+    return (plan.data[0] if plan is not None else 0), problem
+
+
+PLANNED = PlanIdentity(bytes(range(16)), bytes(16))
 REQUEST = DeviceRequest(ApplicationInfo("game"))
 SUBJECTS = {
     CALIBRATION: Subject(
@@ -103,6 +120,10 @@ SUBJECTS = {
         ),
         _read_groups,
     ),
+    PLAN: Subject(
+        lambda cache_file, value, operations: save_plan(cache_file, PLANNED, [bytes([value])], operations),
+        _read_plan,
+    ),
 }
 
 pytestmark = pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.suffix)
@@ -111,6 +132,10 @@ pytestmark = pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.suffi
 @pytest.fixture
 def cache_file(tmp_path: Path) -> Path:
     return cache_path(tmp_path / "cache", IDENTITY)
+
+
+def path_of(kind: Kind, cache_file: Path) -> Path:
+    return kind.path(cache_file, PLANNED.label if kind.labelled else "")
 
 
 def write(
@@ -129,7 +154,7 @@ def test_what_is_written_is_read(kind: Kind, cache_file: Path) -> None:
     assert read(kind, cache_file) == (1, "")
     write(kind, cache_file, 2)
     assert read(kind, cache_file) == (2, "")
-    assert kind.path(cache_file).stat().st_mode & 0o777 == 0o600
+    assert path_of(kind, cache_file).stat().st_mode & 0o777 == 0o600
     assert cache_file.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -163,7 +188,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_write(kind: Kind, cache_fi
     at = [each.name for each in clean.calls].index("rename")
     with pytest.raises(ProcessKilledError):
         write(kind, cache_file, 2, FaultyFileOperations(Fault.KILL, at))
-    assert list(cache_file.parent.glob(f".{kind.path(cache_file).name}.*.tmp"))
+    assert list(cache_file.parent.glob(f".{path_of(kind, cache_file).name}.*.tmp"))
     write(kind, cache_file, 2)
     assert not list(cache_file.parent.glob(".*.tmp"))
 
@@ -183,7 +208,7 @@ def test_a_failing_read_is_told(kind: Kind, cache_file: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"{}", bytes(100)])
 def test_damage_is_told_and_replaced(kind: Kind, content: bytes, cache_file: Path) -> None:
     write(kind, cache_file, 1)
-    kind.path(cache_file).write_bytes(content)
+    path_of(kind, cache_file).write_bytes(content)
     value, problem = read(kind, cache_file)
     assert value == 0
     assert problem
@@ -193,7 +218,7 @@ def test_damage_is_told_and_replaced(kind: Kind, content: bytes, cache_file: Pat
 
 def test_more_than_the_cap_is_not_read(kind: Kind, cache_file: Path) -> None:
     write(kind, cache_file, 1)
-    with kind.path(cache_file).open("r+b") as file:
+    with path_of(kind, cache_file).open("r+b") as file:
         file.truncate(kind.cap + 1)
     operations = FaultyFileOperations()
     value, problem = read(kind, cache_file, operations)
@@ -205,7 +230,7 @@ def test_more_than_the_cap_is_not_read(kind: Kind, cache_file: Path) -> None:
 @pytest.mark.parametrize("what", ["the file", "the directory"])
 def test_what_others_may_write_is_not_read(kind: Kind, what: str, cache_file: Path) -> None:
     write(kind, cache_file, 1)
-    path = kind.path(cache_file) if what == "the file" else cache_file.parent
+    path = path_of(kind, cache_file) if what == "the file" else cache_file.parent
     path.chmod(path.stat().st_mode & 0o777 | 0o022)
     value, problem = read(kind, cache_file)
     assert value == 0
@@ -237,7 +262,7 @@ def test_one_writer_beside_a_cache_file_at_a_time(
 
 def test_what_is_too_old_is_pruned(kind: Kind, cache_file: Path) -> None:
     write(kind, cache_file, 1)
-    path = kind.path(cache_file)
+    path = path_of(kind, cache_file)
     now_ns = path.stat().st_mtime_ns + 100
     assert plan_prune(path.parent, older_than_ns=100, now_ns=now_ns).items == ()
     (item,) = plan_prune(path.parent, older_than_ns=99, now_ns=now_ns).items
@@ -251,8 +276,13 @@ def test_what_names_another_build_of_a_driver_here_is_pruned(kind: Kind, cache_f
     items = plan_prune(cache_file.parent, here=[newer]).items
     assert [each.reason for each in items] == [PruneReason.OTHER_DRIVER] * kind.names_driver
     if kind.names_driver:
-        about = msgspec.json.decode(kind.path(cache_file).read_bytes())["identity"]
+        about = msgspec.json.decode(path_of(kind, cache_file).read_bytes())["identity"]
         assert msgspec.convert(about, ProfileIdentity) == ProfileIdentity.of(IDENTITY)
+
+
+def test_a_file_leads_to_its_cache_file(kind: Kind, cache_file: Path) -> None:
+    path = path_of(kind, cache_file)
+    assert (kind_of(path), cache_file_of(path)) == (kind, cache_file)
 
 
 def test_the_table_is_tried_whole(kind: Kind) -> None:

@@ -24,13 +24,16 @@ that shrinks in that instant ends the process (SIGBUS).
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import mmap
 import os
 import re
 import stat
 import struct
+import threading
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 import msgspec
@@ -438,25 +441,29 @@ class Archive(Closing):
     Thread-safe, except that `close` must not run while another thread reads.
     """
 
-    def __init__(self, path: str, data: mmap.mmap, index: ArchiveIndex, descriptor: int) -> None:
+    def __init__(self, path: str, data: mmap.mmap, descriptor: int, limits: ArchiveLimits) -> None:
         """Use `Archive.open`."""
         self._path = path
         self._data = data
         self._size = len(data)
-        self._index = index
+        self._limits = limits
+        self._scanned: ArchiveIndex | None = None
+        self._scanning = threading.Lock()
         self._descriptor: int | None = descriptor
         self._log = DamageLog()
-        for damage in index.damage:
-            self._log.add(damage)
-        self._keys = {tag: tuple(positions) for tag, positions in index.positions.items()}
+        self._keys: dict[RecordTag, tuple[int, ...]] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], limits: ArchiveLimits | None = None) -> Self:
+    def open(
+        cls, path: str | os.PathLike[str], limits: ArchiveLimits | None = None, *, indexed: bool = True
+    ) -> Self:
         """Open an archive and index it.
 
         Args:
             path: The file.
             limits: Caps on what it may hold; the defaults of `ArchiveLimits`.
+            indexed: Whether it is scanned at once. Otherwise the first call that needs the index scans it,
+                and raises what is over a cap.
 
         Raises:
             ArchiveError: The file cannot be opened, is not an archive, or is over a cap.
@@ -471,22 +478,49 @@ class Archive(Closing):
         try:
             data = _map(name, descriptor)
             try:
-                return cls(name, data, build_index(data, name, limits or ArchiveLimits()), descriptor)
+                _check_file_header(data, name)
+                archive = cls(name, data, descriptor, limits or ArchiveLimits())
+                if indexed:
+                    archive._index  # noqa: B018 - scans
             except BaseException:
                 data.close()
                 raise
         except BaseException:
             os.close(descriptor)
             raise
+        return archive
+
+    @property
+    def _index(self) -> ArchiveIndex:
+        """Where the records are; scanned once."""
+        scanned = self._scanned
+        if scanned is None:
+            with self._scanning:
+                scanned = self._scanned
+                if scanned is None:
+                    self._require_open()
+                    scanned = build_index(self._data, self._path, self._limits)
+                    for damage in scanned.damage:
+                        self._log.add(damage)
+                    self._keys = {tag: tuple(positions) for tag, positions in scanned.positions.items()}
+                    self._scanned = scanned
+        return scanned
 
     @property
     def name(self) -> str:
         """The path that it was opened by."""
         return self._path
 
+    def content_hash(self, hash_bytes: Callable[[memoryview], bytes]) -> bytes:
+        """What a hash says of the whole file."""
+        self._require_open()
+        with memoryview(self._data) as content:
+            return hash_bytes(content)
+
     @property
     def damage(self) -> Sequence[Damage]:
         """What was found damaged: headers at once, payloads when they are read."""
+        self._index  # noqa: B018 - scans
         return self._log.entries
 
     @property
@@ -501,7 +535,7 @@ class Archive(Closing):
 
     def __len__(self) -> int:
         """Number of records, each (tag, hash) once."""
-        return sum(map(len, self._keys.values()))
+        return sum(map(len, self._index.positions.values()))
 
     def __contains__(self, name: tuple[RecordTag, int]) -> bool:
         """Whether there is a record (tag, hash), damaged or not."""
@@ -509,11 +543,12 @@ class Archive(Closing):
         return key in self._index.positions[tag]
 
     def __repr__(self) -> str:
-        state = "closed" if self._descriptor is None else f"{len(self)} records"
+        state = "closed" if self._descriptor is None else f"{self._size} bytes"
         return f"<Archive {self._path!r}: {state}>"
 
     def keys(self, tag: RecordTag) -> Sequence[int]:
         """Hashes of all records of a tag in file order, each once."""
+        self._index  # noqa: B018 - scans
         return self._keys[tag]
 
     def records(self) -> Iterator[ArchiveRecord]:
@@ -549,6 +584,28 @@ class Archive(Closing):
         except ValueError as error:
             raise self._damaged(row, str(error)) from error
 
+    def payload_at(self, offset: int, tag: RecordTag, key: int) -> bytes:
+        """The decoded payload of the record whose header is at an offset, without the index.
+
+        Raises:
+            RecordError: No such record is there, or it is damaged.
+        """
+        index = self._scanned
+        header = self._data[offset : offset + RECORD_SIZE] if offset >= FILE_HEADER_SIZE else b""
+        if index is not None or header[:40] != f"{int(tag):024x}{key:016x}".encode():
+            return self.payload(tag, key)
+        stored_size, flags, crc, size = _PARAMETERS.unpack_from(header, 40)
+        begin = offset + RECORD_SIZE
+        whole = os.fstat(self._require_open()).st_size >= begin + stored_size
+        stored = self._data[begin : begin + stored_size] if whole else b""
+        if len(stored) == stored_size and not (crc and zlib.crc32(stored) != crc):
+            if flags == FLAG_RAW and size == stored_size:
+                return stored
+            if flags == FLAG_DEFLATE and max(size, stored_size) <= self._limits.entry_bytes:
+                with contextlib.suppress(ValueError):
+                    return inflate(stored, size)
+        return self.payload(tag, key)  # which says what is wrong with it
+
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
         """A record's payload as it stands in the file, for a copy without loss. Its crc is checked."""
         row = self._index.positions[tag][key]
@@ -577,17 +634,21 @@ class Archive(Closing):
         refusal = index.refusals.get(row)
         if refusal is not None:
             raise self._damaged(row, refusal)
-        if self._descriptor is None:
-            raise ValueError(f"{self._path}: read from a closed archive")
+        descriptor = self._require_open()
         begin = int(index.offsets[row]) + RECORD_SIZE
         end = begin + int(index.stored[row])
-        if os.fstat(self._descriptor).st_size < end:
+        if os.fstat(descriptor).st_size < end:
             raise self._damaged(row, "the file was shortened after it was opened")
         stored = self._data[begin:end]
         crc = int(index.crcs[row])
         if crc != 0 and zlib.crc32(stored) != crc:
             raise self._damaged(row, f"crc32 {zlib.crc32(stored):08x} of the stored bytes is not {crc:08x}")
         return stored
+
+    def _require_open(self) -> int:
+        if self._descriptor is None:
+            raise ValueError(f"{self._path}: read from a closed archive")
+        return self._descriptor
 
     def _damaged(self, row: int, reason: str) -> RecordError:
         index = self._index
@@ -622,7 +683,10 @@ class CombinedRecords(Closing):
 
     def __init__(self, sources: Sequence[RecordSource]) -> None:
         self._sources = tuple(sources)
-        self._keys = {
+
+    @functools.cached_property
+    def _keys(self) -> dict[RecordTag, tuple[int, ...]]:
+        return {
             tag: tuple(dict.fromkeys(key for source in self._sources for key in source.keys(tag)))
             for tag in RecordTag
         }
@@ -672,15 +736,18 @@ class CombinedRecords(Closing):
 
 
 def open_archives(
-    paths: Sequence[str | os.PathLike[str]], limits: ArchiveLimits | None = None
+    paths: Sequence[str | os.PathLike[str]],
+    limits: ArchiveLimits | None = None,
+    *,
+    indexed: bool = True,
 ) -> Archive | CombinedRecords:
-    """Open one archive, or several as one source."""
+    """Open one archive, or several as one source; `indexed` as for `Archive.open`."""
     if not paths:
         raise ValueError("no archive is named")
     opened: list[Archive] = []
     try:
         for path in paths:
-            opened.append(Archive.open(path, limits))
+            opened.append(Archive.open(path, limits, indexed=indexed))
     except BaseException:
         for archive in opened:
             archive.close()
@@ -696,6 +763,42 @@ def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
         offsets = (record_offset(each, tag, key) for each in source.sources)
         return next((offset for offset in offsets if offset is not None), None)
     return None
+
+
+Place = tuple[int, int]
+"""Where a record is in a source that is made of archives: which of them, and the offset of its header."""
+
+
+def archives_of(source: RecordSource) -> tuple[Archive, ...]:
+    """The archives that a source is made of; none where it is made of something else too."""
+    several = source.sources if isinstance(source, CombinedRecords) else (source,)
+    found = tuple(each for each in several if isinstance(each, Archive))
+    return found if len(found) == len(several) else ()
+
+
+def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None:
+    """Where a record is; None for one that is in no archive."""
+    for number, archive in enumerate(archives_of(source)):
+        if (tag, key) in archive:
+            return number, archive.offset(tag, key)
+    return None
+
+
+def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> bytes:
+    """The payload of a record that is, or is found somewhere else in the source where it is not.
+
+    Raises:
+        KeyError: There is no such record.
+        RecordError: It is damaged.
+    """
+    number, offset = place
+    archives = archives_of(source)
+    if not 0 <= number < len(archives):
+        return source.payload(tag, key)
+    try:
+        return archives[number].payload_at(offset, tag, key)
+    except (KeyError, RecordError):
+        return source.payload(tag, key)
 
 
 class MemoryRecords:

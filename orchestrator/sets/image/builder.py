@@ -36,6 +36,7 @@ from orchestrator.devices.image import (
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.modules import ShaderModule
+from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.image.create_infos import Heap, PackError, Piece, packer
 from orchestrator.sets.image.documents import SharedStates, UnknownStructureError, decode_document
 from orchestrator.sets.needs.context import (
@@ -52,17 +53,17 @@ from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 
-_CREATE_INFOS = {
+CREATE_INFOS = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
     PipelineKind.COMPUTE: "VkComputePipelineCreateInfo",
     PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
 }
-_FEEDBACK = "VkPipelineCreationFeedback"
+FEEDBACK = "VkPipelineCreationFeedback"
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
-_PNEXT = 8
+PNEXT = 8
 
 
 class Slot(NamedTuple):
@@ -100,7 +101,7 @@ class ImageLayout:
         self._modules: list[ImageModule] = []
         self._laid: dict[PipelineKind, list[PipelineEntry]] = {kind: [] for kind in PipelineKind}
         tables = registry()
-        self._feedback_size = tables.struct(_FEEDBACK).size
+        self._feedback_size = tables.struct(FEEDBACK).size
         info = tables.struct(_FEEDBACK_INFO)
         self._feedback_header = binary.Struct(f"<I{info.size - 4}x")
         self._feedback_type = info.s_type
@@ -125,16 +126,16 @@ class ImageLayout:
         """Place a VkSamplerYcbcrConversionInfo that holds a conversion's handle; returns its offset."""
         info = registry().struct(_YCBCR_INFO)
         data = binary.pack(f"<I{info.size - 4}x", info.s_type)
-        pointers = [] if following is None else [(_PNEXT, following)]
+        pointers = [] if following is None else [(PNEXT, following)]
         offset = self._heap.place(Piece(data, pointers), unique=True)
         self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
         return offset
 
     def add_pipeline(self, entry: PipelineEntry) -> int:
         """Append a pipeline to its kind's array; returns its index within the kind."""
-        following = next((target for slot, target in entry.piece.pointers if slot == _PNEXT), -1)
+        following = next((target for slot, target in entry.piece.pointers if slot == PNEXT), -1)
         header = self._feedback_header.pack(self._feedback_type)
-        pointers = [] if following < 0 else [(_PNEXT, following)]
+        pointers = [] if following < 0 else [(PNEXT, following)]
         entry.following = following
         entry.feedback_info = self._heap.place(Piece(header, pointers), unique=True)
         entry.flags_2 = self._find_flags_2(following) if entry.has_flags_2 else -1
@@ -146,7 +147,7 @@ class ImageLayout:
         laid = [each for kind in PipelineKind for each in self._laid[kind]]
         self._drop_orphans(laid)
         counts = {kind: len(self._laid[kind]) for kind in PipelineKind}
-        strides = {kind: registry().struct(name).size for kind, name in _CREATE_INFOS.items()}
+        strides = {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
         first: dict[PipelineKind, int] = {}
         offsets: list[int] = []
         at = number = 0
@@ -193,7 +194,7 @@ class ImageLayout:
             strides=strides,
             counts=counts,
             feedback_offset=feedback_offset,
-            feedback_slots=_int64([at + _PNEXT for at in offsets]),
+            feedback_slots=_int64([at + PNEXT for at in offsets]),
             feedback_next=_int64(
                 [-1 if each.following < 0 else each.following + heap_offset for each in laid]
             ),
@@ -231,10 +232,10 @@ class ImageLayout:
         slots: list[int] = []
         targets: list[int] = []
         for number, (at, each) in enumerate(zip(offsets, laid, strict=True)):
-            slots += (at + _PNEXT, heap_offset + each.feedback_info + self._feedback_pointer)
+            slots += (at + PNEXT, heap_offset + each.feedback_info + self._feedback_pointer)
             targets += (heap_offset + each.feedback_info, feedback_offset + number * self._feedback_size)
             for slot, target in each.piece.pointers:
-                if slot != _PNEXT:
+                if slot != PNEXT:
                     slots.append(at + slot)
                     targets.append(heap_offset + target)
         heap_slots, heap_targets = _int64(list(self._heap.targets)), _int64(list(self._heap.targets.values()))
@@ -251,7 +252,7 @@ class ImageLayout:
             (s_type,) = binary.unpack_from("<I", self._heap.data, following)
             if s_type == wanted:
                 return following + self._flags_2_offset
-            following = targets.get(following + _PNEXT, -1)
+            following = targets.get(following + PNEXT, -1)
         raise AssertionError("a chain that was said to hold 64-bit flags does not")
 
 
@@ -310,14 +311,15 @@ _OBJECT_TAGS: Final = {
     "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
     "VkRenderPass": RecordTag.RENDER_PASS,
 }
-_OBJECT_KINDS: Final = {
+_YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
+OBJECT_KINDS: Final = {
     "VkSamplerCreateInfo": ObjectKind.SAMPLER,
     "VkDescriptorSetLayoutCreateInfo": ObjectKind.DESCRIPTOR_SET_LAYOUT,
     "VkPipelineLayoutCreateInfo": ObjectKind.PIPELINE_LAYOUT,
     "VkRenderPassCreateInfo": ObjectKind.RENDER_PASS,
     "VkRenderPassCreateInfo2": ObjectKind.RENDER_PASS_2,
+    _YCBCR_CREATE_INFO: ObjectKind.SAMPLER_YCBCR_CONVERSION,
 }
-_YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
 _LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
@@ -372,26 +374,40 @@ def _defect(error: BaseException) -> _UnusableError:
 
 
 @define(eq=False)
-class _ModuleCode:
-    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe."""
+class ModuleCode:
+    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe.
+
+    Attributes:
+        source: The set; open as long as modules are loaded.
+        limit: Bytes to keep.
+        places: Where modules are, as far as it is known.
+    """
 
     source: PipelineSet
     limit: int
+    places: dict[int, Place] = field(factory=dict, repr=False)
     _kept: OrderedDict[int, bytes] = field(factory=OrderedDict)
     _size: int = 0
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def load(self, key: int) -> bytes:
+        """The SPIR-V of a module.
+
+        Raises:
+            KeyError: There is no such module.
+            RecordError: It is damaged.
+        """
         with self._lock:
             code = self._kept.get(key)
             if code is not None:
                 self._kept.move_to_end(key)
                 return code
-        code = self.source.module(key).code
+        code = self.source.module(key, self.places.get(key)).code
         self.keep(key, code)
         return code
 
     def keep(self, key: int, code: bytes) -> None:
+        """Keep what was decoded for something else."""
         with self._lock:
             if key in self._kept:
                 return
@@ -431,7 +447,7 @@ class _ImageBuilder:
     def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
         self._source = source
         self._checker = RequirementChecker(capabilities)
-        self._code = _ModuleCode(source, module_bytes)
+        self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
         self._states = SharedStates()
         self._layout = ImageLayout(self._heap)
@@ -652,7 +668,7 @@ class _ImageBuilder:
                 for binding in self._set_bindings[each]
             )
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
-        return self._place_object(_OBJECT_KINDS[structure], key, self._pack(value), conversion)
+        return self._place_object(OBJECT_KINDS[structure], key, self._pack(value), conversion)
 
     def _count_sets(self, layout: Any) -> None:
         """Compare the descriptors of a layout's sets with the device's limits, once for all its pipelines."""
@@ -668,7 +684,7 @@ class _ImageBuilder:
             return None
         sampler.pNext = [each for each in sampler.pNext if each is not recorded[0]]
         return self._place_object(
-            ObjectKind.SAMPLER_YCBCR_CONVERSION, key, self._pack(recorded[0]), conversion=None
+            OBJECT_KINDS[_YCBCR_CREATE_INFO], key, self._pack(recorded[0]), conversion=None
         )
 
     def _place_object(self, kind: ObjectKind, key: int, piece: Piece, conversion: int | None) -> int:

@@ -363,6 +363,14 @@ def content_hash128(data: bytes | bytearray | memoryview) -> bytes:
     return xxhash.xxh3_128_digest(data)
 
 
+def content_hash128_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
+    """`content_hash128` of parts that follow one another."""
+    state = xxhash.xxh3_128()
+    for each in parts:
+        state.update(each)
+    return state.digest()
+
+
 TEMPORARY_SUFFIX = ".tmp"
 """How the name of every temporary ends; it starts with a dot and the name of its target."""
 

@@ -1,0 +1,126 @@
+"""The plan of one compile: looked for before the set is read, and made where there is none that fits.
+
+Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other rules or of a
+device that answers otherwise is made anew, and the notes say so in one line; one that cannot be kept is a note.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+from attrs import define, field
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.registry import registry
+from orchestrator.run.options import CompileOptions
+from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
+from orchestrator.sets.prepare import OpenedGroup
+from orchestrator.sets.records import PipelineJobs
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128
+from orchestrator.stores.plan_file import PlanIdentity, find_plans, read_plan, save_plan
+from orchestrator.version import VERSION
+
+
+@define(eq=False)
+class CompilePlan:
+    """Finds, keeps and makes the plan of one compile. Its methods block; one thread at a time.
+
+    Attributes:
+        directory: The directory of cache files; None where nothing is kept.
+        notes: What a reader of the report must know.
+        facts: What is known of the set without reading it, where a plan is used.
+        pipelines: What is compiled, likewise.
+    """
+
+    source: PipelineSet
+    options: CompileOptions
+    directory: Path | None
+    notes: list[str] = field(factory=list)
+    facts: SetFacts | None = field(default=None, init=False)
+    pipelines: PipelineJobs | None = field(default=None, init=False)
+    _identity: PlanIdentity | None = field(default=None, init=False)
+    _beside: DeviceIdentity | None = field(default=None, init=False)
+    _groups: list[PlannedGroup] = field(factory=list, init=False)
+
+    def find(self) -> SetPlan | None:
+        """The plan of the set that an earlier run kept."""
+        if self.directory is None or not self.options.plan:
+            return None
+        # A set that leaves pipelines out is decoded for one run alone.
+        files = b"" if self.source.left_out else self.source.hash_files(content_hash128)
+        if not files:
+            return None
+        identity = self._identity = PlanIdentity(files_part(files, self.options), rules())
+        for path in find_plans(self.directory, identity)[:1]:
+            stored, problem = read_plan(path, identity)
+            if stored is not None:
+                try:
+                    plan = decode_plan(stored.data, self.source)
+                except (ValueError, msgspec.MsgspecError) as error:
+                    problem = str(error)
+                else:
+                    self.facts, self.pipelines = plan.facts, plan.pipelines
+                    return plan
+            if problem:
+                self.outdated(problem)
+        return None
+
+    def outdated(self, why: str) -> None:
+        """The plan that was found does not fit."""
+        self.facts = self.pipelines = None
+        self.notes.append(f"the plan of the set was made anew: {why}")
+
+    def take(self, opened: OpenedGroup) -> None:
+        """A group was decoded, or is as planned."""
+        if self._identity is not None:
+            self._beside = self._beside or opened.device.identity
+            self._groups.append(PlannedGroup(opened.group, opened.built, opened.answers))
+
+    def save(self) -> None:
+        """Keep what was taken: all groups of the set. Nothing where it is the plan that was found."""
+        directory, identity, beside = self.directory, self._identity, self._beside
+        if directory is None or identity is None or beside is None or self.facts is not None:
+            return
+        plan = SetPlan(SetFacts.of(self.source), tuple(self._groups))
+        try:
+            save_plan(cache_path(directory, beside), identity, encode_plan(plan, self.source.module_place))
+        except (SaveError, ValueError) as error:
+            self.notes.append(f"the plan of the set was not kept: {error}")
+
+
+def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
+    """A plan by its file, for people, or None where it is damaged; and what is wrong with it, or ""."""
+    stored, problem = read_plan(path)
+    if stored is None:
+        return None, problem or "there is no such file"
+    try:
+        plan = decode_plan(stored.data, PipelineSet.from_records(MemoryRecords()))
+    except (ValueError, msgspec.MsgspecError) as error:
+        return None, str(error)
+    if stored.identity.rules != rules():
+        return plan, "of no use: another version of the program, or of its Vulkan registry, made it"
+    return plan, ""
+
+
+def files_part(files: bytes, options: CompileOptions) -> bytes:
+    """Hash of what a plan is made of: the set's files, the part that is compiled, the device's name.
+
+    Args:
+        files: Hash of the files.
+        options: Of the compile.
+    """
+    subset = options.subset
+    keys = None if subset.keys is None else sorted(subset.keys)
+    part = msgspec.json.encode([subset.shard, subset.shards, keys, options.selector])
+    return content_hash128(files + part)
+
+
+def rules() -> bytes:
+    """Hash of the rules by which plans are made here: program, registry, ABI."""
+    made_by = f"{VERSION} {PLAN_FORMAT} {registry().version} {sys.byteorder} {sys.maxsize}"
+    return content_hash128(made_by.encode())

@@ -1,0 +1,124 @@
+"""What was asked about a device while a set was decoded, so that the same can be asked again.
+
+What a decoded set holds depends on the device by these answers alone: a device that gives the same ones takes
+the same pipelines, in the same form.
+
+Guarantees: every question to what an `AskedDevice` has and could have is kept, each once, in the order asked.
+Assumptions: a device gives one answer to one question. Thread-safe as far as the device is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+from orchestrator.devices.device import Device, DeviceCapabilities
+
+Value = bool | int | float | tuple[int, ...] | None
+Question = Literal["version", "extension", "feature", "property", "format"]
+
+
+class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
+    """One question about a device, and its answer.
+
+    Attributes:
+        enabled: Whether it was about what is enabled, or about what could be.
+        question: What was asked for.
+        name: Extension, structure, or number of a format; "" for the version.
+        member: Member of the structure, or "".
+        value: The answer.
+    """
+
+    enabled: bool
+    question: Question
+    name: str
+    member: str
+    value: Value
+
+
+def ask(capabilities: DeviceCapabilities, question: Question, name: str, member: str) -> Value:
+    """Ask about a device."""
+    if question == "version":
+        return capabilities.api_version
+    if question == "extension":
+        return capabilities.has_extension(name)
+    if question == "feature":
+        return capabilities.has_feature(name, member)
+    if question == "property":
+        return capabilities.property_value(name, member)
+    return tuple(capabilities.format_features(int(name)))
+
+
+class AskedCapabilities:
+    """Implements `DeviceCapabilities`: passes questions on and keeps the answers."""
+
+    def __init__(self, capabilities: DeviceCapabilities) -> None:
+        """Listen to the questions about what a device has, or could have."""
+        self._capabilities = capabilities
+        self.answers: Final[dict[tuple[Question, str, str], Value]] = {}
+
+    @property
+    def api_version(self) -> int:
+        """See `DeviceCapabilities.api_version`."""
+        version = self.answers["version", "", ""] = self._capabilities.api_version
+        return version
+
+    def has_extension(self, name: str) -> bool:
+        """See `DeviceCapabilities.has_extension`."""
+        found = self.answers["extension", name, ""] = self._capabilities.has_extension(name)
+        return found
+
+    def has_feature(self, struct: str, member: str) -> bool:
+        """See `DeviceCapabilities.has_feature`."""
+        found = self.answers["feature", struct, member] = self._capabilities.has_feature(struct, member)
+        return found
+
+    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
+        """See `DeviceCapabilities.property_value`."""
+        found = self.answers["property", struct, member] = self._capabilities.property_value(struct, member)
+        return found
+
+    def format_features(self, format_number: int) -> tuple[int, int, int]:
+        """See `DeviceCapabilities.format_features`."""
+        found = self._capabilities.format_features(format_number)
+        self.answers["format", str(format_number), ""] = found
+        return found
+
+
+class AskedDevice:
+    """A device whose answers are kept.
+
+    Attributes:
+        device: The device.
+        capabilities: What it has.
+        supported: What it could have.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """Listen to the questions about a device."""
+        self.device: Final = device
+        self.capabilities: Final = AskedCapabilities(device.capabilities)
+        self.supported: Final = AskedCapabilities(device.supported)
+
+    @property
+    def answers(self) -> tuple[DeviceAnswer, ...]:
+        """What was asked so far."""
+        return tuple(
+            DeviceAnswer(enabled, *question, value)
+            for enabled, asked in ((True, self.capabilities), (False, self.supported))
+            for question, value in asked.answers.items()
+        )
+
+
+def changed_answer(device: Device, answers: Iterable[DeviceAnswer]) -> str:
+    """The first answer that a device gives otherwise, in words; "" where it gives them all."""
+    for each in answers:
+        asked = device.capabilities if each.enabled else device.supported
+        value = ask(asked, each.question, each.name, each.member)
+        if value != each.value:
+            name = f"{each.name}::{each.member}" if each.member else each.name
+            what = " ".join(filter(None, [each.question, name]))
+            return f"{what} was {each.value} and is {value}"
+    return ""

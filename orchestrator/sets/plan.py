@@ -1,0 +1,449 @@
+"""A set as it was decoded for a device, in bytes: images, what was left out and why, and where the code is.
+
+    8 bytes, size of the description | description, JSON | the arrays of each group, each padded to 64 bytes
+
+Arrays are little-endian and in the order of `_ARRAYS`; the description says how long each is. They are used
+where they lie: nothing is made for a pipeline.
+
+Guarantees: `decode_plan` gives what `encode_plan` was given, or raises ValueError with what is wrong. Counts
+agree; every offset that is written to, or pointed to, is in the buffer; every index is in its table.
+Assumptions: a hash beside the bytes proves that they are the ones that were written. What lies between the
+bounds is taken on that word.
+"""
+
+from __future__ import annotations
+
+import struct as binary
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import frozen
+
+from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
+from orchestrator.devices.request import DeviceRequest, Feature
+from orchestrator.registry import registry
+from orchestrator.sets.archive.reader import Place
+from orchestrator.sets.groups import FeatureGroup
+from orchestrator.sets.image.builder import (
+    CREATE_INFOS,
+    DEFAULT_MODULE_BYTES,
+    FEEDBACK,
+    OBJECT_KINDS,
+    PNEXT,
+    BuiltImage,
+    ModuleCode,
+    Problem,
+)
+from orchestrator.sets.needs.asking import DeviceAnswer
+from orchestrator.sets.needs.requirements import Needs
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
+
+PLAN_FORMAT: Final = 1
+"""Version of the bytes, and of what decoding makes of a set: raised where either changes."""
+
+_ALIGNMENT: Final = 64
+_SIZE: Final = binary.Struct("<Q")
+_KINDS: Final = tuple(PipelineKind)
+_OBJECT_KINDS: Final = tuple(ObjectKind)
+
+_ARRAYS: Final[dict[str, str]] = {
+    "buffer": "u1",
+    "pointer_slots": "<i8",
+    "pointer_targets": "<i8",
+    "object_kinds": "u1",
+    "object_keys": "<u8",
+    "object_offsets": "<i8",
+    "object_dependency_start": "<i8",
+    "object_dependencies": "<i4",
+    "object_slots": "<i8",
+    "object_slot_object": "<i4",
+    "module_keys": "<u8",
+    "module_sizes": "<i8",
+    "module_flags": "<u4",
+    "module_archives": "<i4",
+    "module_offsets": "<i8",
+    "module_slots": "<i8",
+    "module_slot_module": "<i4",
+    "module_slot_start": "<i8",
+    "library_slots": "<i8",
+    "library_slot_pipeline": "<i4",
+    "library_slot_start": "<i8",
+    "object_start": "<i8",
+    "object_index": "<i4",
+    "keys": "<u8",
+    "feedback_next": "<i8",
+    "flags2_slots": "<i8",
+    "is_library": "u1",
+    "group_keys": "<u8",
+    "group_kinds": "u1",
+    "dependency_keys": "<u8",
+    "dependency_kinds": "u1",
+}
+# Those that an image has under the same name.
+_OF_IMAGE: Final = tuple(
+    name for name in _ARRAYS if name in CreateInfoImage.__annotations__ and name != "is_library"
+)
+
+_Array = npt.NDArray[Any]
+_Arrays = dict[str, _Array]
+
+
+class SetFacts(msgspec.Struct, frozen=True):
+    """What a report says of a set, which need not be read for it then.
+
+    Attributes:
+        content_hash: See `PipelineSet.content_hash`.
+        pipelines: Number of its pipelines.
+        applications: Names of its applications.
+        damage: What was found damaged while it was decoded.
+    """
+
+    content_hash: int
+    pipelines: int
+    applications: tuple[str, ...]
+    damage: tuple[Damage, ...]
+
+    @classmethod
+    def of(cls, source: PipelineSet) -> SetFacts:
+        """What there is to say of a set that was read."""
+        return cls(
+            source.content_hash(),
+            len(source),
+            tuple(each.name or "" for each in source.applications),
+            source.damage,
+        )
+
+
+@frozen(eq=False)
+class PlannedGroup:
+    """A group that was decoded.
+
+    Attributes:
+        group: The group, its request what its device was opened as.
+        built: Its image, and what is not in it.
+        answers: What was asked about the device to decode it.
+    """
+
+    group: FeatureGroup
+    built: BuiltImage
+    answers: tuple[DeviceAnswer, ...]
+
+
+@frozen(eq=False)
+class SetPlan:
+    """A set as it was decoded for a device.
+
+    Attributes:
+        facts: What is known of the set.
+        groups: Its groups, in the order in which they are compiled.
+    """
+
+    facts: SetFacts
+    groups: tuple[PlannedGroup, ...]
+
+    @property
+    def pipelines(self) -> PipelineJobs:
+        """All pipelines of its groups, each once, by kind and key."""
+        every = PipelineJobs.joined([each.group.pipelines for each in self.groups])
+        order = np.lexsort((every.keys, every.kinds))
+        keys, kinds = every.keys[order], every.kinds[order]
+        first = np.ones(len(keys), np.bool_)
+        first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
+        return PipelineJobs(keys[first], kinds[first])
+
+
+class _Problem(msgspec.Struct, array_like=True):
+    key: int
+    kind: PipelineKind
+    unsupported: bool
+    reason: str
+
+
+class _Group(msgspec.Struct):
+    request: DeviceRequest
+    applications: tuple[int, ...]
+    added: tuple[str, ...]
+    problems: tuple[_Problem, ...]
+    features: tuple[Feature, ...]
+    extensions: tuple[str, ...]
+    answers: tuple[DeviceAnswer, ...]
+    counts: dict[PipelineKind, int]
+    lengths: tuple[int, ...]
+
+
+class _Description(msgspec.Struct):
+    facts: SetFacts
+    groups: tuple[_Group, ...]
+
+
+_decoder: Final = msgspec.json.Decoder(_Description)
+
+
+# --- to bytes
+
+
+def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[bytes | memoryview]:
+    """A plan in bytes, in parts that follow one another.
+
+    Args:
+        plan: The plan.
+        place_of: Where a module is, by its hash (`PipelineSet.module_place`).
+
+    Raises:
+        ValueError: A module has no place: the set is not made of archives.
+    """
+    descriptions: list[_Group] = []
+    parts: list[bytes | memoryview] = []
+    for each in plan.groups:
+        arrays = _arrays_of(each, place_of)
+        group, built = each.group, each.built
+        descriptions.append(
+            _Group(
+                request=group.request,
+                applications=group.applications,
+                added=group.added,
+                problems=tuple(
+                    _Problem(one.job.key, one.job.kind, one.unsupported, str(one.reason))
+                    for one in built.problems
+                ),
+                features=tuple(sorted(built.needs.features)),
+                extensions=tuple(sorted(built.needs.extensions)),
+                answers=each.answers,
+                counts=built.image.counts,
+                lengths=tuple(len(arrays[name]) for name in _ARRAYS),
+            )
+        )
+        for name, dtype in _ARRAYS.items():
+            data = np.ascontiguousarray(arrays[name], dtype)
+            parts += [data.data.cast("B") if data.size else b"", bytes(-data.nbytes % _ALIGNMENT)]
+    head = msgspec.json.encode(_Description(plan.facts, tuple(descriptions)), order="deterministic")
+    padding = bytes(-(_SIZE.size + len(head)) % _ALIGNMENT)
+    return [_SIZE.pack(len(head)), head, padding, *parts]
+
+
+def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -> _Arrays:
+    image = planned.built.image
+    places = [place_of(each.key) for each in image.modules]
+    found = [each for each in places if each is not None]
+    if len(found) < len(places):
+        raise ValueError("a shader module is in no archive")
+    dependencies = PipelineJobs.of(sorted(planned.built.dependencies))
+    starts, flat = _grouped([each.dependencies for each in image.objects])
+    return {
+        **{name: getattr(image, name) for name in _OF_IMAGE},
+        "object_kinds": np.array([_OBJECT_KINDS.index(each.kind) for each in image.objects], np.uint8),
+        "object_keys": np.array([each.key for each in image.objects], np.uint64),
+        "object_offsets": np.array([each.offset for each in image.objects], np.int64),
+        "object_dependency_start": starts,
+        "object_dependencies": flat,
+        "module_keys": np.array([each.key for each in image.modules], np.uint64),
+        "module_sizes": np.array([each.code_size for each in image.modules], np.int64),
+        "module_flags": np.array([each.flags for each in image.modules], np.uint32),
+        "module_archives": np.array([number for number, _ in found], np.int32),
+        "module_offsets": np.array([offset for _, offset in found], np.int64),
+        "is_library": image.is_library.view(np.uint8),
+        "group_keys": planned.group.pipelines.keys,
+        "group_kinds": planned.group.pipelines.kinds,
+        "dependency_keys": dependencies.keys,
+        "dependency_kinds": dependencies.kinds,
+    }
+
+
+def _grouped(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    starts = np.cumsum([0, *map(len, lists)]).astype(np.int64)
+    return starts, np.array([each for some in lists for each in some], np.int32)
+
+
+# --- from bytes
+
+
+def decode_plan(
+    data: bytes | memoryview, source: PipelineSet, *, module_bytes: int = DEFAULT_MODULE_BYTES
+) -> SetPlan:
+    """A plan from its bytes, which it keeps.
+
+    Args:
+        data: What `encode_plan` gave, in one.
+        source: The set that it was made of; it must stay open as long as modules of the images are loaded.
+        module_bytes: How much decoded SPIR-V to keep in memory.
+
+    Raises:
+        ValueError: It is none, or its parts do not agree.
+    """
+    if len(data) < _SIZE.size:
+        raise ValueError(f"{len(data)} bytes are no plan")
+    (size,) = _SIZE.unpack_from(data)
+    at = _SIZE.size + size
+    if at > len(data):
+        raise ValueError(f"at byte 0: a description of {size} bytes does not fit into {len(data)}")
+    described = _decoder.decode(memoryview(data)[_SIZE.size : at])
+    at += -at % _ALIGNMENT
+    code = ModuleCode(source, module_bytes)
+    groups = []
+    for each in described.groups:
+        arrays, at = _read_arrays(data, each.lengths, at)
+        groups.append(_group_of(each, arrays, code))
+    if at != len(data):
+        raise ValueError(f"{len(data)} bytes, and {at} are described")
+    return SetPlan(described.facts, tuple(groups))
+
+
+def _read_arrays(data: bytes | memoryview, lengths: Sequence[int], at: int) -> tuple[_Arrays, int]:
+    if len(lengths) != len(_ARRAYS):
+        raise ValueError(f"a group has {len(lengths)} arrays instead of {len(_ARRAYS)}")
+    arrays = {}
+    for (name, code), length in zip(_ARRAYS.items(), lengths, strict=True):
+        dtype = np.dtype(code)
+        if length < 0 or at + length * dtype.itemsize > len(data):
+            raise ValueError(f"at byte {at}: {length} elements of {name} do not fit")
+        arrays[name] = np.frombuffer(data, dtype, length, at)
+        at += length * dtype.itemsize
+        at += -at % _ALIGNMENT
+    return arrays, at
+
+
+def _group_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> PlannedGroup:
+    image = _image_of(described, arrays, code)
+    jobs = _jobs(arrays, "group")
+    dependencies = _jobs(arrays, "dependency")
+    group = FeatureGroup(described.request, described.applications, jobs, described.added)
+    built = BuiltImage(
+        image,
+        tuple(
+            Problem(PipelineJob(each.key, each.kind), each.unsupported, each.reason)
+            for each in described.problems
+        ),
+        Needs(frozenset(described.features), frozenset(described.extensions)),
+        frozenset(dependencies),
+    )
+    return PlannedGroup(group, built, described.answers)
+
+
+def _jobs(arrays: _Arrays, what: str) -> PipelineJobs:
+    keys, kinds = arrays[f"{what}_keys"], arrays[f"{what}_kinds"]
+    _require(len(keys) == len(kinds), f"{what}_kinds has {len(kinds)} elements for {len(keys)} keys")
+    _within(kinds, len(_KINDS), f"{what}_kinds")
+    return PipelineJobs(keys, kinds)
+
+
+def _image_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> CreateInfoImage:
+    counts = {kind: described.counts.get(kind, -1) for kind in PipelineKind}
+    strides = {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
+    count, size = len(arrays["keys"]), len(arrays["buffer"])
+    _require(min(counts.values()) >= 0 and sum(counts.values()) == count, "the counts are not those of keys")
+    numbers = [counts[kind] for kind in PipelineKind]
+    sizes = np.repeat(np.array([strides[kind] for kind in PipelineKind], np.int64), numbers)
+    ends = np.cumsum(sizes)
+    offsets = ends - sizes
+    feedback_offset = int(ends[-1]) if count else 0
+    heap = feedback_offset + registry().struct(FEEDBACK).size * count
+    _require(heap <= size, f"{count} create infos end at byte {heap} of a buffer that has {size}")
+    for name in ("pointer_slots", "object_slots", "module_slots", "library_slots"):
+        _slots(arrays[name], size, name)
+    for one, other in (
+        ("pointer_slots", "pointer_targets"),
+        ("object_slots", "object_slot_object"),
+        ("module_slots", "module_slot_module"),
+        ("library_slots", "library_slot_pipeline"),
+        ("keys", "feedback_next"),
+        ("keys", "flags2_slots"),
+        ("keys", "is_library"),
+    ):
+        lengths = len(arrays[one]), len(arrays[other])
+        _require(lengths[0] == lengths[1], f"{other} has {lengths[1]} elements, {one} {lengths[0]}")
+    _within(arrays["pointer_targets"], size, "pointer_targets")
+    _within(arrays["feedback_next"], size, "feedback_next", least=-1)
+    flags2 = arrays["flags2_slots"]
+    _slots(flags2[flags2 != -1], size, "flags2_slots")
+    objects = _objects(arrays, size)
+    modules = _modules(arrays, code)
+    _within(arrays["object_slot_object"], len(objects), "object_slot_object")
+    _require(bool((np.diff(arrays["object_slot_object"]) >= 0).all()), "object_slot_object does not ascend")
+    _within(arrays["module_slot_module"], len(modules), "module_slot_module")
+    _within(arrays["object_index"], len(objects), "object_index")
+    _starts(arrays["module_slot_start"], count, len(arrays["module_slots"]), "module_slot_start")
+    _starts(arrays["library_slot_start"], count, len(arrays["library_slots"]), "library_slot_start")
+    _starts(arrays["object_start"], count, len(arrays["object_index"]), "object_start")
+    linking = np.repeat(np.arange(count), np.diff(arrays["library_slot_start"]))
+    libraries = arrays["library_slot_pipeline"]
+    _within(libraries, count, "library_slot_pipeline")
+    _require(bool((libraries < linking).all()), "a library does not come before what links it")
+    return CreateInfoImage(
+        **{name: arrays[name] for name in _OF_IMAGE},
+        objects=objects,
+        modules=modules,
+        kinds=np.repeat(np.arange(len(_KINDS), dtype=np.uint8), numbers),
+        offsets=offsets,
+        strides=strides,
+        counts=counts,
+        feedback_offset=feedback_offset,
+        feedback_slots=offsets + PNEXT,
+        is_library=arrays["is_library"] != 0,
+    )
+
+
+def _objects(arrays: _Arrays, size: int) -> tuple[ImageObject, ...]:
+    kinds, keys, offsets = arrays["object_kinds"], arrays["object_keys"], arrays["object_offsets"]
+    _require(len(kinds) == len(keys) == len(offsets), "the arrays of objects differ in length")
+    _within(kinds, len(_OBJECT_KINDS), "object_kinds")
+    starts, flat = arrays["object_dependency_start"], arrays["object_dependencies"]
+    _starts(starts, len(kinds), len(flat), "object_dependency_start")
+    structs = {kind: registry().struct(name) for name, kind in OBJECT_KINDS.items()}
+    sizes = np.array([structs[kind].size for kind in _OBJECT_KINDS], np.int64)
+    _require(
+        not len(offsets)
+        or (offsets.min() >= 0 and not (offsets % 8).any() and (offsets + sizes[kinds]).max() <= size),
+        "the create info of an object is not in the buffer",
+    )
+    owners = np.repeat(np.arange(len(kinds)), np.diff(starts))
+    _within(flat, len(kinds), "object_dependencies")
+    _require(bool((flat < owners).all()), "an object depends on one that comes after it")
+    bounds = starts.tolist()
+    needed = flat.tolist()
+    return tuple(
+        ImageObject(_OBJECT_KINDS[kind], key, offset, tuple(needed[bounds[number] : bounds[number + 1]]))
+        for number, (kind, key, offset) in enumerate(_rows(kinds, keys, offsets))
+    )
+
+
+def _modules(arrays: _Arrays, code: ModuleCode) -> tuple[ImageModule, ...]:
+    names = ("module_keys", "module_sizes", "module_flags", "module_archives", "module_offsets")
+    columns = [arrays[name] for name in names]
+    _require(len({len(each) for each in columns}) == 1, "the arrays of modules differ in length")
+    modules = []
+    for key, size, flags, archive, offset in _rows(*columns):
+        code.places[key] = (archive, offset)
+        modules.append(ImageModule(key=key, code_size=size, flags=flags, load=partial(code.load, key)))
+    return tuple(modules)
+
+
+def _rows(*columns: _Array) -> Iterator[tuple[Any, ...]]:
+    return zip(*(each.tolist() for each in columns), strict=True)
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
+
+
+def _within(values: _Array, size: int, name: str, *, least: int = 0) -> None:
+    if len(values) and not least <= int(values.min()) <= int(values.max()) < size:
+        raise ValueError(f"{name} holds {values.min()} to {values.max()}, and there are {size}")
+
+
+def _slots(slots: _Array, size: int, name: str) -> None:
+    """Check fields of eight bytes in a buffer."""
+    _within(slots, max(0, size - 7), name)
+    if (slots & 7).any():
+        raise ValueError(f"{name} holds an offset that is no multiple of 8")
+
+
+def _starts(starts: _Array, count: int, entries: int, name: str) -> None:
+    """Check where the entries of each of `count` things begin."""
+    if len(starts) != count + 1 or starts[0] != 0 or starts[-1] != entries or (np.diff(starts) < 0).any():
+        raise ValueError(f"{name} does not divide {entries} entries among {count}")

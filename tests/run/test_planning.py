@@ -1,0 +1,219 @@
+"""A compile takes the set from its plan: what it says is the same, nothing of the set is read, and what is stale is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.sets.archive import reader
+from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.stores.kinds import PLAN
+
+ANEW = "the plan of the set was made anew"
+GEOMETRY = ("VkPhysicalDeviceFeatures", "geometryShader")
+
+
+def opener(*missing: tuple[str, str]) -> Any:
+    def opened(request: DeviceRequest) -> SimulatedDevice:
+        has = AnyDevice(missing_features=frozenset(missing))
+        return SimulatedDevice(SimulatedOptions(request=request, capabilities=has))
+
+    return opened
+
+
+def compiled(path: Path, folder: Path, *missing: tuple[str, str], **options: Any) -> CompileReport:
+    async def main() -> CompileReport:
+        with PipelineSet.open(path, indexed=False) as source:
+            return await compile_set(
+                source,
+                CompileOptions(workers=1, **options),
+                cache_directory=folder,
+                opener=opener(*missing),
+            )
+
+    return trio.run(main)
+
+
+def plans(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{PLAN.suffix}"))
+
+
+def told(report: CompileReport) -> list[str]:
+    return [each for each in report.notes if "the plan" in each]
+
+
+def assert_same_but_hits(cold: CompileReport, warm: CompileReport) -> None:
+    """The second run finds what the first compiled; beside that and the times, they say the same."""
+    assert warm.set == cold.set
+    assert warm.skipped == cold.skipped
+    assert warm.failed == cold.failed
+    assert (warm.pipelines.keys == cold.pipelines.keys).all()
+    assert warm.counts()[OutcomeStatus.COMPILED] == 0
+    assert warm.counts()[OutcomeStatus.CACHE_HIT] == len(cold.pipelines) - len(cold.skipped) - len(
+        cold.failed
+    )
+
+
+@pytest.mark.parametrize("missing", [(), (GEOMETRY,)], ids=["all", "less"])
+def test_the_second_run_reads_nothing_of_the_set(
+    missing: tuple[tuple[str, str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = compiled(sample_path(), tmp_path, *missing)
+    assert len(plans(tmp_path)) == 1
+    assert bool(cold.skipped) == bool(missing)
+    monkeypatch.setattr(reader, "build_index", None)
+    warm = compiled(sample_path(), tmp_path, *missing)
+    assert_same_but_hits(cold, warm)
+    assert told(warm) == told(cold) == []
+    assert "read" in [each.name for each in cold.stages]
+    assert "read" not in [each.name for each in warm.stages]
+
+
+def several_applications(path: Path) -> Path:
+    """Two applications, and a pipeline that needs more than either is recorded to have."""
+    parts = []
+    module = (sample_manifest_path().parent / "shaders" / "blur.comp.spv").read_bytes()
+    robust = {"structure": "VkPipelineRobustnessCreateInfo", "storage_buffers": "robust_buffer_access"}
+    for name, access in (("one", False), ("two", True)):
+        records = MemoryRecords("part")
+        builder = PipelineSetBuilder(records)
+        builder.application(name=name, robust_buffer_access=access)
+        shader = builder.shader_module(module)
+        builder.compute_pipeline("auto", shader, specialization={0: 64, 1: 4, 2: False})
+        builder.compute_pipeline("auto", shader, specialization={0: 32, 1: 4, 2: False}, p_next=[robust])
+        parts.append(records)
+    with ArchiveWriter(path) as writer:
+        for part in parts:
+            for tag in RecordTag:
+                for key in part.keys(tag):
+                    payload = part.payload(tag, key).replace(b',"othersAsNeeded":true', b"")
+                    writer.add(tag, key, payload)
+    return path
+
+
+def test_groups_and_what_was_split_off_are_in_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = several_applications(tmp_path / "set.foz")
+    cold = compiled(path, tmp_path / "cache")
+    assert len(cold.set.groups) > 2
+    monkeypatch.setattr(reader, "build_index", None)
+    warm = compiled(path, tmp_path / "cache")
+    assert_same_but_hits(cold, warm)
+    assert sorted(warm.notes) == sorted(cold.notes)
+
+
+def test_a_subset_has_a_plan_of_its_own(tmp_path: Path) -> None:
+    reports = [compiled(sample_path(), tmp_path, subset=Subset(shard, 2)) for shard in (1, 2, 1, 2)]
+    assert len(plans(tmp_path)) == 2
+    for cold, warm in zip(reports[:2], reports[2:], strict=True):
+        assert_same_but_hits(cold, warm)
+    with PipelineSet.open(sample_path()) as source:
+        assert sum(each.set.unique for each in reports[:2]) == len(source)
+
+
+def test_a_device_that_answers_otherwise_is_decoded_for(tmp_path: Path) -> None:
+    compiled(sample_path(), tmp_path)
+    less = compiled(sample_path(), tmp_path, GEOMETRY)
+    (note,) = told(less)
+    assert note.startswith(f"{ANEW}: the device answers otherwise: feature")
+    expected = compiled(sample_path(), tmp_path / "other", GEOMETRY)
+    assert [each.key for each in less.skipped] == [each.key for each in expected.skipped]
+    assert less.skipped
+    assert told(compiled(sample_path(), tmp_path, GEOMETRY)) == []
+    assert len(plans(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("at", [0, 10, 30, 50, 70, 300, -1])
+def test_a_damaged_plan_is_made_anew(at: int, tmp_path: Path) -> None:
+    cold = compiled(sample_path(), tmp_path)
+    (path,) = plans(tmp_path)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[at] ^= 1
+    path.write_bytes(damaged)
+    warm = compiled(sample_path(), tmp_path)
+    (note,) = told(warm)
+    assert note.startswith(f"{ANEW}: ")
+    assert_same_but_hits(cold, warm)
+    assert path.read_bytes() == whole
+
+
+def test_another_version_makes_it_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(sample_path(), tmp_path)
+    monkeypatch.setattr("orchestrator.run.planning.VERSION", "another")
+    assert told(compiled(sample_path(), tmp_path)) == [
+        f"{ANEW}: another version of the program, or of its Vulkan registry, made it"
+    ]
+    assert told(compiled(sample_path(), tmp_path)) == []
+
+
+def test_a_set_that_changed_is_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "set.foz"
+    path.write_bytes(sample_path().read_bytes())
+    compiled(path, tmp_path / "cache")
+    with PipelineSet.open(sample_path()) as source, ArchiveWriter(path) as writer:
+        for tag in RecordTag:
+            keys = source.records.keys(tag)
+            for key in keys[: len(keys) - (tag is RecordTag.COMPUTE_PIPELINE)]:
+                writer.add(tag, key, source.records.payload(tag, key))
+    report = compiled(path, tmp_path / "cache")
+    assert report.set.unique == len(PipelineSet.open(path))
+    assert told(report) == []
+    assert len(plans(tmp_path / "cache")) == 2
+
+
+def test_a_plan_that_cannot_be_kept_is_a_note(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    report = compiled(sample_path(), tmp_path / "cache")
+    (note,) = told(report)
+    assert note.startswith("the plan of the set was not kept: ")
+    assert "chmod go-w" in note
+    assert plans(tmp_path / "cache") == []
+
+
+def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None:
+    compiled(sample_path(), tmp_path, plan=False)
+    assert plans(tmp_path) == []
+    compiled(sample_path(), tmp_path)
+    assert len(plans(tmp_path)) == 1
+    assert "read" in [each.name for each in compiled(sample_path(), tmp_path, plan=False).stages]
+    compiled(sample_path(), tmp_path / "none", mode=CacheMode.NONE)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_set_in_memory_has_no_plan(tmp_path: Path) -> None:
+    records = MemoryRecords("set")
+    builder = PipelineSetBuilder(records)
+    shader = (sample_manifest_path().parent / "shaders" / "blur.comp.spv").read_bytes()
+    builder.compute_pipeline("auto", builder.shader_module(shader), specialization={0: 64, 1: 4, 2: False})
+
+    async def main() -> CompileReport:
+        return await compile_set(
+            PipelineSet.from_records(records),
+            CompileOptions(workers=1),
+            cache_directory=tmp_path,
+            opener=opener(),
+        )
+
+    report = trio.run(main)
+    assert report.counts()[OutcomeStatus.COMPILED] == 1
+    assert plans(tmp_path) == []
+    assert told(report) == []

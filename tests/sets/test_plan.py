@@ -1,0 +1,214 @@
+"""A set's plan holds what decoding gave, byte for byte, and damage never becomes an image that points outside.
+
+How long: some hundred damaged plans; ORCHESTRATOR_DAMAGED_PLANS=10000 makes it so many.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from attrs import evolve, fields
+
+from orchestrator.devices.image import CreateInfoImage, ImageModule
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image.builder import BuiltImage
+from orchestrator.sets.needs.asking import changed_answer
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
+from orchestrator.sets.prepare import PlanOutdatedError, opened_groups, planned_group
+from orchestrator.sets.sample import sample_path
+from tests.drivers import corpora_folder
+
+DAMAGED = int(os.environ.get("ORCHESTRATOR_DAMAGED_PLANS", "400"))
+LACKING = frozenset(
+    {
+        ("VkPhysicalDeviceFeatures", "geometryShader"),
+        ("VkPhysicalDeviceMeshShaderFeaturesEXT", "meshShader"),
+        ("VkPhysicalDeviceRayTracingPipelineFeaturesKHR", "rayTracingPipeline"),
+    }
+)
+
+
+def device(lacking: frozenset[tuple[str, str]], **options: Any) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(capabilities=AnyDevice(missing_features=lacking), **options))
+
+
+def plan_of(source: PipelineSet, lacking: frozenset[tuple[str, str]] = frozenset()) -> SetPlan:
+    """A set as it is decoded for a device."""
+    groups = [
+        PlannedGroup(each.group, each.built, each.answers)
+        for each in opened_groups(source, lambda request: device(lacking, request=request))
+    ]
+    return SetPlan(SetFacts.of(source), tuple(groups))
+
+
+def in_bytes(plan: SetPlan, source: PipelineSet) -> bytes:
+    return b"".join(encode_plan(plan, source.module_place))
+
+
+def assert_same(one: BuiltImage, two: BuiltImage) -> None:
+    assert (one.problems, one.needs, one.dependencies) == (two.problems, two.needs, two.dependencies)
+    for each in fields(CreateInfoImage):
+        first, second = getattr(one.image, each.name), getattr(two.image, each.name)
+        if isinstance(first, np.ndarray):
+            assert first.dtype == second.dtype, each.name
+            assert np.array_equal(first, second), each.name
+        elif each.name == "modules":
+            assert [_named(module) for module in first] == [_named(module) for module in second]
+        elif each.name == "objects":
+            values = [[(o.kind, o.key, o.offset, o.dependencies) for o in some] for some in (first, second)]
+            assert values[0] == values[1]
+        else:
+            assert first == second, each.name
+
+
+def _named(module: ImageModule) -> tuple[int, int, int]:
+    return module.key, module.code_size, module.flags
+
+
+def assert_plan_is_what_was_decoded(path: Path, lacking: frozenset[tuple[str, str]]) -> None:
+    with PipelineSet.open(path) as source:
+        plan = plan_of(source, lacking)
+        data = in_bytes(plan, source)
+    with PipelineSet.open(path, indexed=False) as unread:
+        again = decode_plan(data, unread)
+        assert again.facts == plan.facts
+        assert len(again.groups) == len(plan.groups)
+        for one, two in zip(plan.groups, again.groups, strict=True):
+            assert one.group == two.group
+            assert one.answers == two.answers
+            assert_same(one.built, two.built)
+            for module, planned in zip(one.built.image.modules, two.built.image.modules, strict=True):
+                assert planned.load() == module.load()
+        assert unread.records.name == str(path)
+    assert in_bytes_again(again, path) == data
+
+
+def in_bytes_again(plan: SetPlan, path: Path) -> bytes:
+    with PipelineSet.open(path) as source:
+        return in_bytes(plan, source)
+
+
+@pytest.mark.parametrize("lacking", [frozenset(), LACKING], ids=["all", "less"])
+def test_the_sample_by_plan_is_the_sample_decoded(lacking: frozenset[tuple[str, str]]) -> None:
+    assert_plan_is_what_was_decoded(sample_path(), lacking)
+
+
+def test_captures_by_plan_are_captures_decoded() -> None:
+    names = []
+    for path in sorted(corpora_folder().glob("*.foz")):
+        for lacking in (frozenset[tuple[str, str]](), LACKING):
+            assert_plan_is_what_was_decoded(path, lacking)
+        names.append(path.stem)
+    assert len(names) >= 8
+
+
+@pytest.fixture(scope="module")
+def planned() -> Iterator[tuple[SetPlan, bytes]]:
+    with PipelineSet.open(sample_path()) as source:
+        plan = plan_of(source)
+        yield plan, in_bytes(plan, source)
+
+
+def points_inside(image: CreateInfoImage) -> bool:
+    """Whether everything that binding an image writes, or points to, is in its buffer."""
+    size = len(image.buffer)
+    slots = [image.pointer_slots, image.object_slots, image.module_slots, image.library_slots]
+    slots += [image.flags2_slots[image.flags2_slots >= 0], image.feedback_slots]
+    return (
+        all(not len(each) or (each.min() >= 0 and each.max() + 8 <= size) for each in slots)
+        and (not len(image.pointer_targets) or image.pointer_targets.min() >= 0)
+        and (not len(image.pointer_targets) or image.pointer_targets.max() < size)
+        and image.feedback_offset + 16 * len(image) <= size
+    )
+
+
+def test_damaged_plans_are_refused_or_stay_inside(planned: tuple[SetPlan, bytes]) -> None:
+    """Without the hash, which a file has: what passes the checks points nowhere else."""
+    whole = planned[1]
+    random_ = random.Random(11)
+    refused = 0
+    with PipelineSet.open(sample_path(), indexed=False) as source:
+        for _ in range(DAMAGED):
+            damaged = bytearray(whole)
+            for _ in range(random_.choice([1, 1, 2, 8])):
+                at = random_.randrange(len(damaged))
+                damaged[at] ^= random_.choice([1 << random_.randrange(8), 0xFF])
+            if random_.random() < 0.2:
+                del damaged[random_.randrange(len(damaged)) :]
+            try:
+                plan = decode_plan(bytes(damaged), source)
+            except (ValueError, msgspec.MsgspecError):
+                refused += 1
+                continue
+            for each in plan.groups:
+                assert points_inside(each.built.image)
+    assert refused
+
+
+ARRAYS = [
+    "pointer_slots", "pointer_targets", "object_slots", "object_slot_object", "module_slots", "module_slot_module",
+    "module_slot_start", "library_slots", "library_slot_pipeline", "library_slot_start", "object_start",
+    "object_index", "feedback_next", "flags2_slots",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("wrong", [-2, 1 << 30, "short"])
+def test_a_table_that_does_not_fit_is_refused(
+    name: str, wrong: int | str, planned: tuple[SetPlan, bytes]
+) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        (group, *others) = planned[0].groups
+        array = getattr(group.built.image, name)
+        if wrong == "short":
+            array = array[:-1]
+        else:
+            array = array.copy()
+            array[len(array) // 2] = wrong
+        built = evolve(group.built, image=evolve(group.built.image, **{name: array}))
+        bad = evolve(planned[0], groups=(evolve(group, built=built), *others))
+        with pytest.raises(ValueError, match=r"\w"):
+            decode_plan(in_bytes(bad, source), source)
+
+
+def test_what_a_plan_is_cut_to_is_refused(planned: tuple[SetPlan, bytes]) -> None:
+    whole = planned[1]
+    with PipelineSet.open(sample_path()) as source:
+        for size in [*range(0, len(whole), len(whole) // 97), len(whole) - 1]:
+            with pytest.raises((ValueError, msgspec.MsgspecError)):
+                decode_plan(whole[:size], source)
+        with pytest.raises(ValueError, match="are described"):
+            decode_plan(whole + bytes(64), source)
+
+
+def test_a_device_that_answers_otherwise_is_told(planned: tuple[SetPlan, bytes]) -> None:
+    (group, *_) = planned[0].groups
+    assert group.answers
+    with closing(device(frozenset(), request=group.group.request)) as same:
+        assert changed_answer(same, group.answers) == ""
+    less = device(LACKING, request=group.group.request)
+    said = changed_answer(less, group.answers)
+    less.close()
+    assert said.startswith("feature VkPhysicalDevice")
+    assert said.endswith("was True and is False")
+    with pytest.raises(PlanOutdatedError, match="the device answers otherwise: feature"):
+        next(planned_group(group, lambda request: device(LACKING, request=request)))
+
+
+def test_each_pipeline_of_a_plan_once(planned: tuple[SetPlan, bytes]) -> None:
+    plan = planned[0]
+    (group, *_) = plan.groups
+    twice = evolve(plan, groups=(*plan.groups, group))
+    with PipelineSet.open(sample_path()) as source:
+        assert set(twice.pipelines) == set(source.pipelines)
+        assert len(twice.pipelines) == len(source)
