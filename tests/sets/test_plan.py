@@ -18,7 +18,7 @@ import pytest
 from attrs import evolve, fields
 
 from orchestrator.devices.image import CreateInfoImage, ImageModule
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.needs.asking import changed_answer
@@ -26,6 +26,8 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import PlanOutdatedError, opened_groups, planned_group
 from orchestrator.sets.sample import sample_path
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
 from tests.drivers import corpora_folder
 
 DAMAGED = int(os.environ.get("ORCHESTRATOR_DAMAGED_PLANS", "400"))
@@ -132,21 +134,35 @@ def points_inside(image: CreateInfoImage) -> bool:
     )
 
 
+def damage(whole: bytes, random_: random.Random) -> bytes:
+    damaged = bytearray(whole)
+    for _ in range(random_.choice([1, 1, 2, 8])):
+        damaged[random_.randrange(len(damaged))] ^= random_.randrange(1, 256)
+    if random_.random() < 0.2:
+        del damaged[random_.randrange(len(damaged)) :]
+    return bytes(damaged)
+
+
+def test_damaged_files_of_plans_are_refused(planned: tuple[SetPlan, bytes], tmp_path: Path) -> None:
+    random_ = random.Random(12)
+    identity = PlanIdentity(bytes(range(16)), bytes(16))
+    path = save_plan(cache_path(tmp_path / "cache", simulated_identity()), identity, [planned[1]])
+    whole = path.read_bytes()
+    for number in range(DAMAGED):
+        path.write_bytes(damage(whole, random_))
+        assert read_plan(path)[0] is None, f"damage {number} of seed 12"
+    path.write_bytes(whole)
+    assert read_plan(path)[0] is not None
+
+
 def test_damaged_plans_are_refused_or_stay_inside(planned: tuple[SetPlan, bytes]) -> None:
     """Without the hash, which a file has: what passes the checks points nowhere else."""
-    whole = planned[1]
     random_ = random.Random(11)
     refused = 0
     with PipelineSet.open(sample_path(), indexed=False) as source:
         for _ in range(DAMAGED):
-            damaged = bytearray(whole)
-            for _ in range(random_.choice([1, 1, 2, 8])):
-                at = random_.randrange(len(damaged))
-                damaged[at] ^= random_.choice([1 << random_.randrange(8), 0xFF])
-            if random_.random() < 0.2:
-                del damaged[random_.randrange(len(damaged)) :]
             try:
-                plan = decode_plan(bytes(damaged), source)
+                plan = decode_plan(damage(planned[1], random_), source)
             except (ValueError, msgspec.MsgspecError):
                 refused += 1
                 continue
