@@ -44,6 +44,7 @@ from orchestrator.errors import ArchiveError, RecordError
 from orchestrator.sets.records import Closing, Damage, DamageLog, RecordSource, RecordTag
 
 FLAG_RAW, FLAG_DEFLATE = 1, 2
+_INFLATED_AT_ONCE = 4096  # stored bytes
 DEFLATE_RATIO, DEFLATE_SLACK = 1032, 64  # deflate cannot exceed this ratio: 258 bytes in two bits
 
 
@@ -54,6 +55,12 @@ def deflate_bound(stored: int) -> int:
 
 def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
     """Decode a zlib stream that must give exactly `size` bytes."""
+    if len(stored) <= _INFLATED_AT_ONCE and not whole:
+        # Half the time. It is bounded by what so little can hold; what is wrong is said below.
+        with contextlib.suppress(zlib.error):
+            data = zlib.decompress(stored, bufsize=size + 1)
+            if len(data) == size:
+                return data
     decoder = zlib.decompressobj()
     try:
         data = decoder.decompress(stored, size + 1)
@@ -574,10 +581,10 @@ class Archive(Closing):
             KeyError: There is no such record.
             RecordError: It is damaged.
         """
-        row = self._index.positions[tag][key]
-        stored = self._read(row)
-        size = int(self._index.sizes[row])
-        if self._index.flags[row] == FLAG_RAW:
+        index = self._index
+        row = index.positions[tag][key]
+        stored, flags, size = self._read(index, row)
+        if flags == FLAG_RAW:
             return stored
         try:
             return inflate(stored, size)
@@ -608,14 +615,10 @@ class Archive(Closing):
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
         """A record's payload as it stands in the file, for a copy without loss. Its crc is checked."""
-        row = self._index.positions[tag][key]
         index = self._index
-        return StoredPayload(
-            data=self._read(row),
-            flags=int(index.flags[row]),
-            crc=int(index.crcs[row]),
-            size=int(index.sizes[row]),
-        )
+        row = index.positions[tag][key]
+        stored, flags, size = self._read(index, row)
+        return StoredPayload(data=stored, flags=flags, crc=int(index.crcs[row]), size=size)
 
     def offset(self, tag: RecordTag, key: int) -> int:
         """Where a record's header is in the file, bytes."""
@@ -628,9 +631,8 @@ class Archive(Closing):
             self._data.close()
             os.close(descriptor)
 
-    def _read(self, row: int) -> bytes:
-        """Stored bytes of a record, checked against its header and crc."""
-        index = self._index
+    def _read(self, index: ArchiveIndex, row: int) -> tuple[bytes, int, int]:
+        """Stored bytes of a record, checked against its header and crc; its flags and its size."""
         refusal = index.refusals.get(row)
         if refusal is not None:
             raise self._damaged(row, refusal)
@@ -643,7 +645,7 @@ class Archive(Closing):
         crc = int(index.crcs[row])
         if crc != 0 and zlib.crc32(stored) != crc:
             raise self._damaged(row, f"crc32 {zlib.crc32(stored):08x} of the stored bytes is not {crc:08x}")
-        return stored
+        return stored, int(index.flags[row]), int(index.sizes[row])
 
     def _require_open(self) -> int:
         if self._descriptor is None:

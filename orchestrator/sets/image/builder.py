@@ -127,14 +127,14 @@ class ImageLayout:
         info = registry().struct(_YCBCR_INFO)
         data = binary.pack(f"<I{info.size - 4}x", info.s_type)
         pointers = [] if following is None else [(PNEXT, following)]
-        offset = self._heap.place(Piece(data, pointers), unique=True)
+        offset = self._heap.place(Piece(bytearray(data), pointers), unique=True)
         self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
         return offset
 
     def add_pipeline(self, entry: PipelineEntry) -> int:
         """Append a pipeline to its kind's array; returns its index within the kind."""
         following = next((target for slot, target in entry.piece.pointers if slot == PNEXT), -1)
-        header = self._feedback_header.pack(self._feedback_type)
+        header = bytearray(self._feedback_header.pack(self._feedback_type))
         pointers = [] if following < 0 else [(PNEXT, following)]
         entry.following = following
         entry.feedback_info = self._heap.place(Piece(header, pointers), unique=True)
@@ -691,7 +691,6 @@ class _ImageBuilder:
         slots = self._heap.take_handles()
         resolved = [(slot, self._object(slot.type, slot.key)) for slot in (*slots, *piece.handles)]
         if conversion is not None:
-            piece = Piece(bytearray(piece.data), piece.pointers, piece.handles)
             link = self._layout.ycbcr_link(conversion, following=_pointer_at(piece, 8))
             piece.pointers = [each for each in piece.pointers if each[0] != 8] + [(8, link)]
         dependencies = {index for _, index in resolved} | ({conversion} if conversion is not None else set())

@@ -40,7 +40,7 @@ class PackError(OrchestratorError):
     """A decoded value contradicts itself, as an array does that is not as long as its count."""
 
 
-class HandleSlot(msgspec.Struct, frozen=True):
+class HandleSlot(msgspec.Struct, frozen=True, gc=False):
     """A handle field of a packed piece.
 
     Attributes:
@@ -63,7 +63,7 @@ class Piece(msgspec.Struct, eq=False):
         handles: Handle fields.
     """
 
-    data: bytes | bytearray
+    data: bytearray
     pointers: list[tuple[int, int]] = msgspec.field(default_factory=list)
     handles: list[HandleSlot] = msgspec.field(default_factory=list)
 
@@ -87,9 +87,9 @@ class Heap:
     def place(self, piece: Piece, *, unique: bool = False) -> int:
         """Put a piece into the heap, or find its equal there unless it must be unique; returns its offset."""
         if piece.handles or unique:
-            offset = self._append(piece.data, piece.pointers)
-            self.handles += [HandleSlot(offset + each.offset, each.type, each.key) for each in piece.handles]
-            return offset
+            start = self._append(piece.data, piece.pointers)
+            self.handles += [HandleSlot(start + each.offset, each.type, each.key) for each in piece.handles]
+            return start
         return self.intern(bytes(piece.data), tuple(piece.pointers))
 
     def intern(self, data: bytes, pointers: tuple[tuple[int, int], ...] = ()) -> int:
@@ -117,7 +117,8 @@ class Heap:
     def _append(self, data: bytes | bytearray, pointers: Sequence[tuple[int, int]]) -> int:
         offset = len(self.data)
         self.data += data
-        self.data += bytes(-len(data) % _ALIGNMENT)
+        if len(data) % _ALIGNMENT:
+            self.data += bytes(-len(data) % _ALIGNMENT)
         for slot, target in pointers:
             self.targets[offset + slot] = target
         return offset
@@ -144,7 +145,8 @@ _LENGTH_EXPRESSIONS: dict[str, Callable[[Any], int]] = {
     "(rasterizationSamples + 31) / 32": lambda value: (value.rasterizationSamples + 31) // 32,
 }
 
-_Step = Callable[[Any, Piece, Heap], None]
+_Step = Callable[[Any, Piece, int, Heap], None]
+"""Packs a part of a value into a piece, whose structure begins at an offset."""
 _Place = Callable[[Any, Heap], int]
 
 
@@ -168,6 +170,7 @@ class StructPacker:
         self._format, self._attributes = self._compile()
         self._values = operator.attrgetter(*self._attributes) if self._attributes else None
         self._single = len(self._attributes) == 1
+        self._head = () if struct.s_type is None else (struct.s_type,)
 
     def pack(self, value: Any, heap: Heap) -> Piece:
         """Pack a decoded value; what it points to goes to the heap.
@@ -176,16 +179,18 @@ class StructPacker:
             PackError: An array and its count disagree, a handle is null that must not be, or a number has no
                 representation in its C type.
         """
+        piece = Piece(bytearray(self.struct.size))
+        self.pack_into(value, piece, 0, heap)
+        return piece
+
+    def pack_into(self, value: Any, piece: Piece, at: int, heap: Heap) -> None:
+        """Pack a decoded value into a piece that has room for it at an offset; raises as `pack`."""
         try:
-            data = self._pack_scalars(value)
-            if not self._steps:
-                return Piece(data)
-            piece = Piece(bytearray(data))
+            self._pack_scalars(value, piece.data, at)
             for step in self._steps:
-                step(value, piece, heap)
+                step(value, piece, at, heap)
         except (binary.error, OverflowError) as error:
             raise PackError(f"{self.struct.name}{self._culprit(value)}: {error}") from None
-        return piece
 
     def _culprit(self, value: Any) -> str:
         """The scalar or array of scalars that has no representation, as "::member"."""
@@ -200,13 +205,13 @@ class StructPacker:
                     return f"::{name}"
         return ""
 
-    def _pack_scalars(self, value: Any) -> bytes:
-        head = () if self.struct.s_type is None else (self.struct.s_type,)
+    def _pack_scalars(self, value: Any, data: bytearray, at: int) -> None:
         if self._values is None:
-            return self._format.pack(*head)
-        if self._single:
-            return self._format.pack(*head, self._values(value))
-        return self._format.pack(*head, *self._values(value))
+            self._format.pack_into(data, at, *self._head)
+        elif self._single:
+            self._format.pack_into(data, at, *self._head, self._values(value))
+        else:
+            self._format.pack_into(data, at, *self._head, *self._values(value))
 
     def _compile(self) -> tuple[binary.Struct, tuple[str, ...]]:
         """One struct format over all scalars, padded to the structure's size."""
@@ -271,32 +276,22 @@ def _unsigned(member: Member) -> str:
     return member.format
 
 
-def _write(piece: Piece, offset: int, data: bytes | bytearray) -> None:
-    piece.data[offset : offset + len(data)] = data  # type: ignore[index]
-
-
-def _adopt(piece: Piece, inner: Piece, offset: int) -> None:
-    """Take over the slots of a piece that was copied into this one at an offset."""
-    piece.pointers += [(offset + slot, target) for slot, target in inner.pointers]
-    piece.handles += [HandleSlot(offset + each.offset, each.type, each.key) for each in inner.handles]
-
-
 def _chain_step(offset: int) -> _Step:
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
+    def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         entries = getattr(value, "pNext", None)
         if entries:
-            piece.pointers.append((offset, chain(entries, heap)))
+            piece.pointers.append((at + offset, chain(entries, heap)))
 
     return step
 
 
 def _handle_step(struct: Struct, member: Member) -> _Step:
-    read = operator.attrgetter(member.name)
+    read, offset, kind = operator.attrgetter(member.name), member.offset, member.type
 
-    def step(value: Any, piece: Piece, _heap: Heap) -> None:
+    def step(value: Any, piece: Piece, at: int, _heap: Heap) -> None:
         key = read(value)
         if key:
-            piece.handles.append(HandleSlot(member.offset, member.type, key))
+            piece.handles.append(HandleSlot(at + offset, kind, key))
         elif not member.optional:
             raise PackError(f"{struct.name}::{member.name} is a null handle")
 
@@ -306,26 +301,25 @@ def _handle_step(struct: Struct, member: Member) -> _Step:
 def _fixed_step(member: Member, code: str) -> _Step:
     read, layout = operator.attrgetter(member.name), binary.Struct(code)
 
-    def step(value: Any, piece: Piece, _heap: Heap) -> None:
+    def step(value: Any, piece: Piece, at: int, _heap: Heap) -> None:
         elements = read(value)
         if elements is not None:
-            _write(piece, member.offset, layout.pack(*elements))
+            layout.pack_into(piece.data, at + member.offset, *elements)
 
     return step
 
 
 def _nested_step(member: Member, nested: StructPacker) -> _Step:
     """A structure, or an array of them, within the structure."""
-    read = operator.attrgetter(member.name)
+    read, offset, size = operator.attrgetter(member.name), member.offset, nested.struct.size
 
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
+    def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         found = read(value)
-        at = member.offset
-        for each in (found or ()) if member.array else (found,):
-            inner = nested.pack(each, heap)
-            _write(piece, at, inner.data)
-            _adopt(piece, inner, at)
-            at += nested.struct.size
+        if not member.array:
+            nested.pack_into(found, piece, at + offset, heap)
+            return
+        for index, each in enumerate(found or ()):
+            nested.pack_into(each, piece, at + offset + index * size, heap)
 
     return step
 
@@ -348,10 +342,12 @@ def _pointer_step(struct: Struct, member: Member) -> _Step:
         return _scalars_step(struct, member)
     empty_counts = member.length == "null-terminated"  # an empty text is one, an empty array is none
 
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
+    offset = member.offset
+
+    def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         pointed = read(value)
         if pointed is not None and (pointed or empty_counts):
-            piece.pointers.append((member.offset, place(pointed, heap)))
+            piece.pointers.append((at + offset, place(pointed, heap)))
 
     return step
 
@@ -376,7 +372,7 @@ def _bare_arrays(member: Member) -> _Place:
         array = Piece(bytearray(outer.size * len(lists)))
         for index, each in enumerate(lists):
             at = index * outer.size
-            _write(array, at + count.offset, binary.pack("<I", len(each)))
+            binary.pack_into("<I", array.data, at + count.offset, len(each))
             if each:
                 target = heap.intern(binary.pack(f"<{len(each)}{code}", *each))
                 array.pointers.append((at + pointer.offset, target))
@@ -396,11 +392,12 @@ def _structures(member: Member) -> _Place:
         return heap.remember(pointed, one(pointed, heap)) if offset is None else offset
 
     def several(pointed: Any, heap: Heap) -> int:
-        pieces = [nested.pack(each, heap) for each in pointed]
-        array = Piece(b"".join([each.data for each in pieces]))
-        for index, each in enumerate(pieces):
-            if each.pointers or each.handles:
-                _adopt(array, each, index * nested.struct.size)
+        size = nested.struct.size
+        array = Piece(bytearray(size * len(pointed)))
+        at = 0
+        for each in pointed:
+            nested.pack_into(each, array, at, heap)
+            at += size
         return heap.place(array)
 
     if member.name in SHARED_STATES:
@@ -412,7 +409,7 @@ def _handles(struct: Struct, member: Member) -> _Place:
     def place(keys: Any, heap: Heap) -> int:
         if not (member.optional_elements or all(keys)):
             raise PackError(f"{struct.name}::{member.name} holds a null handle at index {keys.index(0)}")
-        array = Piece(bytes(POINTER_SIZE * len(keys)))
+        array = Piece(bytearray(POINTER_SIZE * len(keys)))
         array.handles = [
             HandleSlot(POINTER_SIZE * index, member.type, key) for index, key in enumerate(keys) if key
         ]
@@ -425,8 +422,10 @@ def _scalars_step(struct: Struct, member: Member) -> _Step:
     code = _unsigned(member)
     expected = _LENGTH_EXPRESSIONS.get(member.length)
 
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
-        pointed = getattr(value, member.name)
+    read = operator.attrgetter(member.name)
+
+    def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
+        pointed = read(value)
         elements = pointed if member.length or pointed is None else [pointed]
         if not elements:
             return
@@ -434,7 +433,8 @@ def _scalars_step(struct: Struct, member: Member) -> _Step:
             raise PackError(
                 f"{struct.name}::{member.name} has {len(elements)} elements, {member.length} says {expected(value)}"
             )
-        piece.pointers.append((member.offset, heap.intern(binary.pack(f"<{len(elements)}{code}", *elements))))
+        target = heap.intern(binary.pack(f"<{len(elements)}{code}", *elements))
+        piece.pointers.append((at + member.offset, target))
 
     return step
 
@@ -446,15 +446,15 @@ def _may_be_null(struct: Struct, array: Member) -> bool:
 
 def _count_step(struct: Struct, name: str) -> _Step:
     count = next(each for each in struct.members if each.name == name)
-    code = "<" + count.format
+    layout, offset, read = binary.Struct("<" + count.format), count.offset, operator.attrgetter(name)
     arrays = [
         (each.name, json_name(struct.name, each), _may_be_null(struct, each))
         for each in struct.members
         if each.pointer and each.length == name
     ]
 
-    def step(value: Any, piece: Piece, _heap: Heap) -> None:
-        number = getattr(value, name)
+    def step(value: Any, piece: Piece, at: int, _heap: Heap) -> None:
+        number = read(value)
         for array, written, optional in arrays:
             elements = getattr(value, array)
             if elements is None:
@@ -467,13 +467,13 @@ def _count_step(struct: Struct, name: str) -> _Step:
                     f"{struct.name}::{name} is {number}, but its array {written!r} has {len(elements)} elements"
                 )
         if number:
-            _write(piece, count.offset, binary.pack(code, number))
+            layout.pack_into(piece.data, at + offset, number)
 
     return step
 
 
 def _union_step(struct: Struct, members: Sequence[Member]) -> _Step:
-    def step(value: Any, piece: Piece, heap: Heap) -> None:
+    def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         given = [each for each in members if getattr(value, each.name) is not None]
         if len(given) != 1:
             names = [each.name for each in given]
@@ -481,10 +481,8 @@ def _union_step(struct: Struct, members: Sequence[Member]) -> _Step:
         member = given[0]
         chosen = getattr(value, member.name)
         if member.category in ("struct", "union"):
-            inner = packer(member.type).pack(chosen, heap)
-            _write(piece, member.offset, inner.data)
-            _adopt(piece, inner, member.offset)
+            packer(member.type).pack_into(chosen, piece, at + member.offset, heap)
         else:
-            _write(piece, member.offset, binary.pack("<" + _unsigned(member), chosen))
+            binary.pack_into("<" + _unsigned(member), piece.data, at + member.offset, chosen)
 
     return step

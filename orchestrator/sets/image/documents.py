@@ -107,9 +107,17 @@ class UnknownStructureError(RecordError):
 
 def _decode_handle(expected: type, value: Any) -> Any:
     """Decode hook of msgspec for the one type that it does not know."""
-    if expected is Handle and isinstance(value, str) and _HANDLE.fullmatch(value):
-        return Handle(int(value, 16))
+    if expected is Handle and isinstance(value, str):
+        return _handle(value)
     raise ValueError(f"Expected 16 lower-case hexadecimal digits, got {value!r}"[:120])
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _handle(text: str) -> Handle:
+    """The handle that digits stand for; few of a set are different."""
+    if not _HANDLE.fullmatch(text):
+        raise ValueError(f"Expected 16 lower-case hexadecimal digits, got {text!r}"[:120])
+    return Handle(text, 16)
 
 
 def json_name(struct: str, member: Member) -> str:

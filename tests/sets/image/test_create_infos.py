@@ -326,11 +326,11 @@ def test_an_array_that_may_be_null_keeps_its_count() -> None:
 
 def test_equal_pieces_without_handles_share_memory() -> None:
     heap = Heap()
-    first = heap.place(Piece(b"12345678", [(0, 0)]))
-    assert heap.place(Piece(b"12345678", [(0, 0)])) == first
-    assert heap.place(Piece(b"12345678", [(0, 8)])) != first
-    assert heap.place(Piece(b"12345678", [(0, 0)]), unique=True) != first
-    with_handle = Piece(b"12345678", [], [HandleSlot(0, "VkSampler", 5)])
+    first = heap.place(Piece(bytearray(b"12345678"), [(0, 0)]))
+    assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)])) == first
+    assert heap.place(Piece(bytearray(b"12345678"), [(0, 8)])) != first
+    assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)]), unique=True) != first
+    with_handle = Piece(bytearray(b"12345678"), [], [HandleSlot(0, "VkSampler", 5)])
     assert heap.place(with_handle) != heap.place(with_handle)
     assert [each.key for each in heap.take_handles()] == [5, 5]
     assert heap.take_handles() == []
