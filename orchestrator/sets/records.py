@@ -157,6 +157,9 @@ class PipelineJob(msgspec.Struct, frozen=True, order=True):
         """The tag of its record."""
         return TAG_OF_KIND[self.kind]
 
+    def __hash__(self) -> int:
+        return self.key  # which tells nearly all apart; hashing the kind too would take five times as long
+
     def __str__(self) -> str:
         return f"{self.kind.value} {self.key:016x}"
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import struct as binary
 import threading
+from array import array
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -66,29 +67,50 @@ _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 PNEXT = 8
 
 
-class Slot(NamedTuple):
-    """A handle field of a pipeline that was packed."""
-
-    in_heap: bool  # or in the create info itself
-    offset: int  # relative to that
-    number: int  # what it refers to: an object, a module, or a library's index within its kind
+Slot = tuple[str, bool, int, int]
+"""A handle field of a pipeline that was packed: "objects", "modules" or "libraries"; whether it is in the heap, or
+in the create info itself; where in that; the object, the module, or the library's index within its kind."""
 
 
-@define(eq=False)
-class PipelineEntry:
-    """One pipeline, packed."""
+class Slots:
+    """Handle fields of the pipelines of one kind, in the order of the pipelines, in columns.
 
-    kind: PipelineKind
-    key: int
-    piece: Piece
-    has_flags_2: bool
-    objects: list[Slot] = field(factory=list)
-    modules: list[Slot] = field(factory=list)
-    libraries: list[Slot] = field(factory=list)
-    # Offsets in the heap, once it has a place in its kind's array; -1 where there is no such structure.
-    feedback_info: int = field(default=-1, init=False)
-    following: int = field(default=-1, init=False)
-    flags_2: int = field(default=-1, init=False)
+    Attributes:
+        places: Offset of each: in the heap, or, as a negative number, in the array of create infos: -1 - offset.
+        numbers: What each refers to: an object, a module, or a library's index within its kind.
+        ends: Where each pipeline's end.
+    """
+
+    def __init__(self) -> None:
+        self.places = array("q")
+        self.numbers = array("i")
+        self.ends = array("q")
+
+
+class Entries:
+    """The pipelines of one kind, packed, in columns; `-1` in the heap stands for nothing.
+
+    Attributes:
+        data: Their create infos, contiguous.
+        keys: Hash of each.
+        following: What stands first in each one's pNext chain, in the heap.
+        flags_2: The 64-bit flags in each one's chain, in the heap.
+        pointer_slots: Pointer fields in `data`, without the pNext of create infos.
+        pointer_targets: What they point to in the heap.
+        slots: Fields that hold handles of "objects", "modules" and "libraries".
+    """
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.keys = array("Q")
+        self.following = array("q")
+        self.flags_2 = array("q")
+        self.pointer_slots = array("q")
+        self.pointer_targets = array("q")
+        self.slots = {"objects": Slots(), "modules": Slots(), "libraries": Slots()}
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 class ImageLayout:
@@ -99,12 +121,11 @@ class ImageLayout:
         self._objects: list[ImageObject] = []
         self._object_slots: list[tuple[int, int]] = []
         self._modules: list[ImageModule] = []
-        self._laid: dict[PipelineKind, list[PipelineEntry]] = {kind: [] for kind in PipelineKind}
+        self._entries = {kind: Entries() for kind in PipelineKind}
         tables = registry()
         self._feedback_size = tables.struct(FEEDBACK).size
         info = tables.struct(_FEEDBACK_INFO)
-        self._feedback_header = binary.Struct(f"<I{info.size - 4}x")
-        self._feedback_type = info.s_type
+        self._feedback_info = binary.pack(f"<I{info.size - 4}x", info.s_type)
         self._feedback_pointer = _offset(_FEEDBACK_INFO, "pPipelineCreationFeedback")
         self._flags_2_offset = _offset(_FLAGS_2, "flags")
 
@@ -131,52 +152,107 @@ class ImageLayout:
         self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
         return offset
 
-    def add_pipeline(self, entry: PipelineEntry) -> int:
-        """Append a pipeline to its kind's array; returns its index within the kind."""
-        following = next((target for slot, target in entry.piece.pointers if slot == PNEXT), -1)
-        header = bytearray(self._feedback_header.pack(self._feedback_type))
-        pointers = [] if following < 0 else [(PNEXT, following)]
-        entry.following = following
-        entry.feedback_info = self._heap.place(Piece(header, pointers), unique=True)
-        entry.flags_2 = self._find_flags_2(following) if entry.has_flags_2 else -1
-        self._laid[entry.kind].append(entry)
-        return len(self._laid[entry.kind]) - 1
+    def add_pipeline(
+        self, kind: PipelineKind, key: int, piece: Piece, slots: Iterable[Slot], *, has_flags_2: bool
+    ) -> int:
+        """Append a pipeline to its kind's array; returns its index within the kind.
+
+        Args:
+            kind: Its kind.
+            key: Its hash.
+            piece: Its create info.
+            slots: Its handle fields, resolved.
+            has_flags_2: Whether its chain holds 64-bit flags.
+        """
+        entries = self._entries[kind]
+        at = len(entries.data)
+        following = -1
+        for slot, target in piece.pointers:
+            if slot == PNEXT:
+                following = target
+            else:
+                entries.pointer_slots.append(at + slot)
+                entries.pointer_targets.append(target)
+        entries.data += piece.data
+        entries.keys.append(key)
+        entries.following.append(following)
+        entries.flags_2.append(self._find_flags_2(following) if has_flags_2 else -1)
+        for what, in_heap, offset, number in slots:
+            column = entries.slots[what]
+            column.places.append(offset if in_heap else -1 - at - offset)
+            column.numbers.append(number)
+        for column in entries.slots.values():
+            column.ends.append(len(column.numbers))
+        return len(entries) - 1
 
     def finish(self) -> CreateInfoImage:
         """Lay everything out."""
-        laid = [each for kind in PipelineKind for each in self._laid[kind]]
-        self._drop_orphans(laid)
-        counts = {kind: len(self._laid[kind]) for kind in PipelineKind}
+        self._drop_orphans()
+        several = [self._entries[kind] for kind in PipelineKind]
+        counts = {kind: len(self._entries[kind]) for kind in PipelineKind}
         strides = {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
-        first: dict[PipelineKind, int] = {}
-        offsets: list[int] = []
-        at = number = 0
-        for kind in PipelineKind:
-            first[kind] = number
-            offsets += range(at, at + counts[kind] * strides[kind], strides[kind])
-            at += counts[kind] * strides[kind]
-            number += counts[kind]
-        feedback_offset = at
-        heap_offset = at + self._feedback_size * len(laid)
-        feedback = bytes(self._feedback_size * len(laid))
-        buffer = bytearray().join([*(each.piece.data for each in laid), feedback, self._heap.data])
-        slots, targets = self._pointers(laid, offsets, feedback_offset, heap_offset)
-        objects = [(heap_offset + slot, index) for slot, index in self._object_slots]
-        for at, each in zip(offsets, laid, strict=True):
-            objects += [(_place(slot, at, heap_offset), slot.number) for slot in each.objects]
-        objects.sort(key=lambda each: each[1])
-        module_slots, module_index, module_start = _grouped(laid, "modules", offsets, heap_offset, None)
-        library_slots, library_index, library_start = _grouped(laid, "libraries", offsets, heap_offset, first)
-        object_start, object_index = _direct_objects(laid)
-        is_library = np.zeros(len(laid), np.bool_)
+        starts = np.cumsum([0, *(len(each.data) for each in several)]).tolist()
+        first = np.cumsum([0, *counts.values()]).tolist()
+        count, feedback_offset = first[-1], starts[-1]
+        offsets = np.concatenate(
+            [
+                start + strides[kind] * np.arange(counts[kind], dtype=np.int64)
+                for kind, start in zip(PipelineKind, starts, strict=False)
+            ]
+        )
+        infos_offset = feedback_offset + self._feedback_size * count
+        heap_offset = infos_offset + len(self._feedback_info) * count
+        buffer = bytearray().join(
+            [
+                *(each.data for each in several),
+                bytes(self._feedback_size * count),
+                self._feedback_info * count,
+                self._heap.data,
+            ]
+        )
+        following = np.concatenate([_int64(each.following) for each in several])
+        flags_2 = np.concatenate([_int64(each.flags_2) for each in several])
+        feedback_next = np.where(following < 0, -1, following + heap_offset)
+        infos = infos_offset + len(self._feedback_info) * np.arange(count, dtype=np.int64)
+        chained = following >= 0
+        heap_slots, heap_targets = _int64(list(self._heap.targets)), _int64(list(self._heap.targets.values()))
+        own_slots = [_int64(each.pointer_slots) + start for each, start in zip(several, starts, strict=False)]
+        own_targets = [_int64(each.pointer_targets) + heap_offset for each in several]
+        laid = _Laid(several, starts, first, heap_offset)
+        objects, object_index, object_start = laid.slots("objects")
+        module_slots, module_index, module_start = laid.slots("modules")
+        library_slots, library_index, library_start = laid.slots("libraries", within_kind=True)
+        direct_start, direct_index = _distinct(object_start, object_index)
+        held = _int64([slot for slot, _ in self._object_slots]) + heap_offset
+        holding = np.concatenate(
+            [np.array([index for _, index in self._object_slots], np.int32), object_index]
+        )
+        by_object = np.argsort(holding, kind="stable")
+        is_library = np.zeros(count, np.bool_)
         is_library[library_index] = True
         return CreateInfoImage(
             buffer=np.frombuffer(buffer, np.uint8),
-            pointer_slots=slots,
-            pointer_targets=targets,
+            pointer_slots=np.concatenate(
+                [
+                    offsets + PNEXT,
+                    infos[chained] + PNEXT,
+                    infos + self._feedback_pointer,
+                    *own_slots,
+                    heap_slots + heap_offset,
+                ]
+            ),
+            pointer_targets=np.concatenate(
+                [
+                    infos,
+                    feedback_next[chained],
+                    feedback_offset + self._feedback_size * np.arange(count, dtype=np.int64),
+                    *own_targets,
+                    heap_targets + heap_offset,
+                ]
+            ),
             objects=tuple(evolve(each, offset=heap_offset + each.offset) for each in self._objects),
-            object_slots=_int64([slot for slot, _ in objects]),
-            object_slot_object=np.array([index for _, index in objects], np.int32),
+            object_slots=np.concatenate([held, objects])[by_object],
+            object_slot_object=holding[by_object],
             modules=tuple(self._modules),
             module_slots=module_slots,
             module_slot_module=module_index,
@@ -184,31 +260,28 @@ class ImageLayout:
             library_slots=library_slots,
             library_slot_pipeline=library_index,
             library_slot_start=library_start,
-            object_start=object_start,
-            object_index=object_index,
-            keys=np.array([each.key for each in laid], np.uint64),
-            kinds=np.repeat(
-                np.arange(len(PipelineKind), dtype=np.uint8), [counts[kind] for kind in PipelineKind]
-            ),
-            offsets=_int64(offsets),
+            object_start=direct_start,
+            object_index=direct_index,
+            keys=np.concatenate([np.array(each.keys, np.uint64) for each in several]),
+            kinds=np.repeat(np.arange(len(PipelineKind), dtype=np.uint8), list(counts.values())),
+            offsets=offsets,
             strides=strides,
             counts=counts,
             feedback_offset=feedback_offset,
-            feedback_slots=_int64([at + PNEXT for at in offsets]),
-            feedback_next=_int64(
-                [-1 if each.following < 0 else each.following + heap_offset for each in laid]
-            ),
-            flags2_slots=_int64([-1 if each.flags_2 < 0 else each.flags_2 + heap_offset for each in laid]),
+            feedback_slots=offsets + PNEXT,
+            feedback_next=feedback_next,
+            flags2_slots=np.where(flags_2 < 0, -1, flags_2 + heap_offset),
             is_library=is_library,
         )
 
-    def _drop_orphans(self, laid: Sequence[PipelineEntry]) -> None:
+    def _drop_orphans(self) -> None:
         """Leave out objects and modules of pipelines that are not in the image: no driver is given them."""
-        needed = {slot.number for each in laid for slot in each.objects}
+        several = self._entries.values()
+        needed = set[int]().union(*(each.slots["objects"].numbers for each in several))
         for number in range(len(self._objects) - 1, -1, -1):  # those that depend on others come after them
             if number in needed:
                 needed.update(self._objects[number].dependencies)
-        used = {slot.number for each in laid for slot in each.modules}
+        used = set[int]().union(*(each.slots["modules"].numbers for each in several))
         if len(needed) == len(self._objects) and len(used) == len(self._modules):
             return
         objects = {old: new for new, old in enumerate(sorted(needed))}
@@ -221,28 +294,10 @@ class ImageLayout:
         ]
         self._object_slots = [(at, objects[old]) for at, old in self._object_slots if old in objects]
         self._modules = [self._modules[old] for old in modules]
-        for each in laid:
-            each.objects = [slot._replace(number=objects[slot.number]) for slot in each.objects]
-            each.modules = [slot._replace(number=modules[slot.number]) for slot in each.modules]
-
-    def _pointers(
-        self, laid: Sequence[PipelineEntry], offsets: Sequence[int], feedback_offset: int, heap_offset: int
-    ) -> tuple[Offsets, Offsets]:
-        """Pointer slots and targets of the whole image."""
-        slots: list[int] = []
-        targets: list[int] = []
-        for number, (at, each) in enumerate(zip(offsets, laid, strict=True)):
-            slots += (at + PNEXT, heap_offset + each.feedback_info + self._feedback_pointer)
-            targets += (heap_offset + each.feedback_info, feedback_offset + number * self._feedback_size)
-            for slot, target in each.piece.pointers:
-                if slot != PNEXT:
-                    slots.append(at + slot)
-                    targets.append(heap_offset + target)
-        heap_slots, heap_targets = _int64(list(self._heap.targets)), _int64(list(self._heap.targets.values()))
-        return (
-            np.concatenate([_int64(slots), heap_slots + heap_offset]),
-            np.concatenate([_int64(targets), heap_targets + heap_offset]),
-        )
+        for each in several:
+            for what, renumbered in (("objects", objects), ("modules", modules)):
+                slots = each.slots[what]
+                slots.numbers = array("i", [renumbered[old] for old in slots.numbers])
 
     def _find_flags_2(self, following: int) -> int:
         """Offset in the heap of the 64-bit flags in a chain that has them."""
@@ -260,40 +315,41 @@ def _offset(struct: str, member: str) -> int:
     return next(each.offset for each in registry().struct(struct).members if each.name == member)
 
 
-def _int64(values: Sequence[int]) -> Offsets:
+def _int64(values: Sequence[int] | array[int]) -> Offsets:
     return np.array(values, np.int64)
 
 
-def _place(slot: Slot, at: int, heap_offset: int) -> int:
-    return slot.offset + (heap_offset if slot.in_heap else at)
+@frozen(eq=False)
+class _Laid:
+    """The entries of all kinds, and where they go in the buffer."""
+
+    entries: Sequence[Entries]
+    starts: Sequence[int]
+    first: Sequence[int]
+    heap_offset: int
+
+    def slots(
+        self, what: str, *, within_kind: bool = False
+    ) -> tuple[Offsets, npt.NDArray[np.int32], Offsets]:
+        """Handle fields of one sort, grouped by pipeline: offsets, numbers, starts."""
+        places, numbers, ends, before = [], [], [np.zeros(1, np.int64)], 0
+        for entries, start, first in zip(self.entries, self.starts, self.first, strict=False):
+            slots = entries.slots[what]
+            given = _int64(slots.places)
+            places.append(np.where(given < 0, start - 1 - given, given + self.heap_offset))
+            numbers.append(np.array(slots.numbers, np.int32) + np.int32(first if within_kind else 0))
+            ends.append(_int64(slots.ends) + before)
+            before += len(given)
+        return np.concatenate(places), np.concatenate(numbers), np.concatenate(ends)
 
 
-def _grouped(
-    laid: Sequence[PipelineEntry],
-    what: str,
-    offsets: Sequence[int],
-    heap_offset: int,
-    first: dict[PipelineKind, int] | None,
-) -> tuple[Offsets, npt.NDArray[np.int32], Offsets]:
-    """Slots of one sort, grouped by pipeline: offsets, indices, starts."""
-    slots: list[int] = []
-    indices: list[int] = []
-    starts = [0]
-    for at, each in zip(offsets, laid, strict=True):
-        base = 0 if first is None else first[each.kind]
-        for slot in getattr(each, what):
-            slots.append(_place(slot, at, heap_offset))
-            indices.append(base + slot.number)
-        starts.append(len(slots))
-    return _int64(slots), np.array(indices, np.int32), _int64(starts)
-
-
-def _direct_objects(laid: Sequence[PipelineEntry]) -> tuple[Offsets, npt.NDArray[np.int32]]:
-    starts, indices = [0], []
-    for each in laid:
-        indices += sorted({slot.number for slot in each.objects})
-        starts.append(len(indices))
-    return _int64(starts), np.array(indices, np.int32)
+def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, npt.NDArray[np.int32]]:
+    """The numbers of each pipeline once, ascending, and where each one's begin."""
+    count = len(start) - 1
+    size = int(index.max(initial=0)) + 1
+    owner, number = np.divmod(np.unique(np.repeat(np.arange(count), np.diff(start)) * size + index), size)
+    starts = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count)))).astype(np.int64)
+    return starts, number.astype(np.int32)
 
 
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
@@ -508,20 +564,19 @@ class _ImageBuilder:
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
             self._linkable[job] = GraphicsParts.of(value, linked)
         piece = self._pack(value)
-        placed = [(False, each) for each in piece.handles]
-        placed += [(True, each) for each in self._heap.take_handles()]
-        entry = PipelineEntry(kind=job.kind, key=job.key, piece=piece, has_flags_2=flags_2)
-        for in_heap, each in placed:
-            if each.type == "VkShaderModule":
-                entry.modules.append(Slot(in_heap, each.offset, self._module(each.key)[0]))
-            elif each.type == "VkPipeline":
-                entry.libraries.append(Slot(in_heap, each.offset, libraries[each.key]))
-            else:
-                entry.objects.append(Slot(in_heap, each.offset, self._object(each.type, each.key)))
+        slots: list[Slot] = []
+        for in_heap, handles in ((False, piece.handles), (True, self._heap.take_handles())):
+            for each in handles:
+                if each.type == "VkShaderModule":
+                    slots.append(("modules", in_heap, each.offset, self._module(each.key)[0]))
+                elif each.type == "VkPipeline":
+                    slots.append(("libraries", in_heap, each.offset, libraries[each.key]))
+                else:
+                    slots.append(("objects", in_heap, each.offset, self._object(each.type, each.key)))
         if (reason := self._source.left_out.get(job.key)) is not None:
             # After all that it needs: what a device is opened as does not depend on who is left out.
             raise _UnusableError(reason)
-        return self._layout.add_pipeline(entry)
+        return self._layout.add_pipeline(job.kind, job.key, piece, slots, has_flags_2=flags_2)
 
     def _document(self, tag: RecordTag, key: int) -> Any:
         try:

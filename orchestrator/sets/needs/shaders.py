@@ -171,6 +171,8 @@ class ShaderRequirements:
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
         self._answers = answers
+        # What stages without a chain lack, where specialization changes nothing about it.
+        self._stages: dict[tuple[int, int, str | None, int], tuple[SpirvModule, str | None]] = {}
         self._capabilities: dict[int, str | None] = {}
         self._extensions: dict[str, str | None] = {}
         self._versions: dict[tuple[int, int], str | None] = {}
@@ -203,6 +205,17 @@ class ShaderRequirements:
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
         """What a stage lacks: its entry point, or the room that the entry point asks for."""
+        key = (id(spirv), value.stage, value.pName, value.flags)
+        known = self._stages.get(key)
+        if known is not None and not value.pNext:
+            return known[1]
+        missing = self._stage(value, spirv)
+        if not value.pNext and not spirv.has_specialized_sizes:
+            # The reference to the module keeps its identity from being used again.
+            self._stages[key] = (spirv, missing)
+        return missing
+
+    def _stage(self, value: Any, spirv: SpirvModule) -> str | None:
         entry = stage_entry_point(value, spirv)
         if entry is not None:
             return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)

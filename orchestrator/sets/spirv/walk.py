@@ -229,6 +229,17 @@ class SpirvModule(msgspec.Struct, frozen=True):
                 return each
         return None
 
+    @property
+    def has_specialized_sizes(self) -> bool:
+        """Whether a workgroup size may depend on the values of specialization constants."""
+        if not self.spec_ids:
+            return False
+        ids = {*self.composites.get(self.workgroup_size, ())}
+        for each in self.execution_modes:
+            if each.mode == MODE_LOCAL_SIZE_ID:
+                ids.update(each.operands)
+        return not ids.isdisjoint(self.spec_ids)
+
     def local_size(self, entry_point: int, specialization: Mapping[int, int]) -> tuple[int, int, int] | None:
         """Workgroup size of a compute, task or mesh entry point.
 
