@@ -347,7 +347,8 @@ def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, np
     """The numbers of each pipeline once, ascending, and where each one's begin."""
     count = len(start) - 1
     size = int(index.max(initial=0)) + 1
-    owner, number = np.divmod(np.unique(np.repeat(np.arange(count), np.diff(start)) * size + index), size)
+    both = np.sort(np.repeat(np.arange(count), np.diff(start)) * size + index)  # np.unique imports numpy.ma
+    owner, number = np.divmod(both[np.diff(both, prepend=-1) > 0], size)
     starts = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count)))).astype(np.int64)
     return starts, number.astype(np.int32)
 

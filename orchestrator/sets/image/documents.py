@@ -161,7 +161,7 @@ def _scalar_type(member: Member) -> Any:
     return Annotated[int, _RANGES[member.format]]
 
 
-def _pointer_type(member: Member) -> tuple[Any, Any]:
+def _pointer_type(member: Member, chains: bool) -> tuple[Any, Any]:
     if member.length == "null-terminated":
         return str | None, None
     if member.category == "void":
@@ -171,11 +171,12 @@ def _pointer_type(member: Member) -> tuple[Any, Any]:
             each for each in registry().struct(member.type).members if each.name == BARE_ARRAYS[member.type]
         )
         return list[list[_scalar_type(inner)]] | None, None  # type: ignore[misc]
-    element = struct_type(member.type) if member.category in ("struct", "union") else _scalar_type(member)
+    is_struct = member.category in ("struct", "union")
+    element = struct_type(member.type, chains=chains) if is_struct else _scalar_type(member)
     return (list[element] if member.length else element) | None, None  # type: ignore[valid-type]
 
 
-def _member_type(struct: Struct, member: Member, counts: frozenset[str]) -> tuple[Any, Any]:
+def _member_type(struct: Struct, member: Member, counts: frozenset[str], chains: bool) -> tuple[Any, Any]:
     """The Python type and default of a member."""
     words = WORD_ARRAYS.get((struct.name, member.name))
     if words is not None:
@@ -183,9 +184,9 @@ def _member_type(struct: Struct, member: Member, counts: frozenset[str]) -> tupl
     if member.name in counts:
         return _scalar_type(member) | None, None
     if member.pointer:
-        return _pointer_type(member)
+        return _pointer_type(member, chains)
     if member.category in ("struct", "union"):
-        nested = struct_type(member.type)
+        nested = struct_type(member.type, chains=chains)
         if member.array:
             return _array_type(nested, member.array)
         return nested, msgspec.field(default_factory=nested)
@@ -229,7 +230,7 @@ class SharedStates:
             if value is None:
                 try:
                     with _making:
-                        decoder = _state_decoder(member)
+                        decoder = _state_decoder(member, _may_have_chains(text))
                     value = decoder.decode(text)
                 except msgspec.DecodeError as error:
                     raise ValueError(f"{error} in {written!r}") from error
@@ -253,19 +254,27 @@ def _shared_members() -> tuple[tuple[str, str], ...]:
 
 
 @functools.cache
-def _state_decoder(member: str) -> msgspec.json.Decoder[Any]:
+def _state_decoder(member: str, chains: bool) -> msgspec.json.Decoder[Any]:
     struct = next(each for each in registry().struct(_GRAPHICS).members if each.name == member)
-    return msgspec.json.Decoder(struct_type(struct.type), dec_hook=_decode_handle)
+    return msgspec.json.Decoder(struct_type(struct.type, chains=chains), dec_hook=_decode_handle)
+
+
+def _may_have_chains(text: bytes) -> bool:
+    """Whether a document may have a pNext chain, whose name may be written in escapes; few have one."""
+    return b'"pNext"' in text or b"\\u" in text
 
 
 @functools.cache
-def struct_type(name: str, *, chained: bool = False, raw_states: bool = False) -> type[msgspec.Struct]:
+def struct_type(
+    name: str, *, chained: bool = False, raw_states: bool = False, chains: bool = True
+) -> type[msgspec.Struct]:
     """The msgspec type of a structure.
 
     Args:
         name: Name of the structure, or an alias.
         chained: Its form as an entry of a pNext array: tagged by sType, without a pNext of its own.
         raw_states: Leave the members in `SHARED_STATES` undecoded, for `SharedStates.resolve`.
+        chains: Whether it, and what it holds, may have a pNext chain. Without, most types need not be made.
     """
     struct = registry().struct(name)
     counts = count_members(struct)
@@ -279,7 +288,7 @@ def struct_type(name: str, *, chained: bool = False, raw_states: bool = False) -
             continue
         if member.name == "pNext":
             if not chained and member.pointer:
-                fields.append(("pNext", _chain_type(struct.name), None))
+                fields.append(("pNext", _chain_type(struct.name) if chains else None, None))
             continue
         annotation: Any
         default: Any
@@ -288,9 +297,9 @@ def struct_type(name: str, *, chained: bool = False, raw_states: bool = False) -
         elif struct.union and member.category not in ("struct", "union"):
             annotation, default = _scalar_type(member) | None, None
         elif struct.union:
-            annotation, default = struct_type(member.type) | None, None
+            annotation, default = struct_type(member.type, chains=chains) | None, None
         else:
-            annotation, default = _member_type(struct, member, counts)
+            annotation, default = _member_type(struct, member, counts, chains)
         fields.append((member.name, annotation, default))
         names[member.name] = json_name(struct.name, member)
     return msgspec.defstruct(
@@ -320,10 +329,10 @@ _making: Final = threading.RLock()
 
 
 @functools.cache
-def _decoder(tag: RecordTag) -> msgspec.json.Decoder[Any]:
+def _decoder(tag: RecordTag, chains: bool) -> msgspec.json.Decoder[Any]:
     fields: list[Any] = [("version", int)]
     for table, struct in TABLES[tag]:
-        entry: Any = struct_type(struct, raw_states=struct == _GRAPHICS)
+        entry: Any = struct_type(struct, raw_states=struct == _GRAPHICS, chains=chains)
         fields.append((table, dict[str, entry], msgspec.field(default_factory=dict)))
     document = msgspec.defstruct(f"{tag.name.lower()}_document", fields, gc=False)
     return msgspec.json.Decoder(document, dec_hook=_decode_handle)
@@ -344,12 +353,7 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
     """
     text = payload.split(b"\0", 1)[0]
     try:
-        with _making:
-            decoder = _decoder(tag)
-        document = decoder.decode(text)
-        if tag is RecordTag.GRAPHICS_PIPELINE:
-            for each in document.graphicsPipelines.values():
-                (states or SharedStates()).resolve(each)
+        document = _decode(tag, text, states, chains=_may_have_chains(text))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
     if document.version not in FORMAT_VERSIONS:
@@ -359,6 +363,16 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
         if found is not None:
             return found
     raise RecordError(tag, key, f"its document has no entry {key:016x} in {TABLES[tag][0][0]!r}")
+
+
+def _decode(tag: RecordTag, text: bytes, states: SharedStates | None, *, chains: bool) -> Any:
+    with _making:
+        decoder = _decoder(tag, chains)
+    document = decoder.decode(text)
+    if tag is RecordTag.GRAPHICS_PIPELINE:
+        for each in document.graphicsPipelines.values():
+            (states or SharedStates()).resolve(each)
+    return document
 
 
 def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordError:

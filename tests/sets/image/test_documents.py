@@ -71,6 +71,20 @@ def test_what_follows_the_first_nul_is_not_json() -> None:
     assert decode_document(RecordTag.SAMPLER, KEY, data).minFilter == 1
 
 
+def test_a_chain_by_an_escaped_name_is_a_chain() -> None:
+    rates = {"sType": 1000225001, "requiredSubgroupSize": 32}
+    value = compute()
+    value["stage"]["pNext"] = [rates]
+    text = payload("computePipelines", value)
+    escaped = text.replace(b"pNext", b"p\\u004eext")
+    assert escaped != text
+    one, two = (decode_document(RecordTag.COMPUTE_PIPELINE, KEY, each) for each in (text, escaped))
+    assert one == two
+    assert one.stage.pNext[0].requiredSubgroupSize == 32
+    plain = decode_compute(compute())
+    assert (plain.pNext, plain.stage.pNext) == (None, None)
+
+
 @pytest.mark.parametrize("table", ["renderPasses", "renderPasses2"])
 def test_a_render_pass_may_be_of_either_form(table: str) -> None:
     value = decode_document(
