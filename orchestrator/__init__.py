@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from orchestrator.devices import adopt_device as adopt_device
     from orchestrator.devices import environment_of as environment_of
     from orchestrator.devices import list_devices as list_devices
     from orchestrator.devices import open_device as open_device
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import CreationBatch as CreationBatch
     from orchestrator.devices.device import Device as Device
     from orchestrator.devices.device import DeviceFeatures as DeviceFeatures
+    from orchestrator.devices.device import DeviceHandles as DeviceHandles
     from orchestrator.devices.device import DeviceIdentity as DeviceIdentity
     from orchestrator.devices.device import PipelineCache as PipelineCache
     from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind as PipelineKind
     from orchestrator.devices.request import ApplicationInfo as ApplicationInfo
     from orchestrator.devices.request import DeviceRequest as DeviceRequest
+    from orchestrator.devices.request import HostWishes as HostWishes
     from orchestrator.devices.request import OtherFeatures as OtherFeatures
     from orchestrator.errors import ArchiveError as ArchiveError
     from orchestrator.errors import DeviceError as DeviceError
@@ -84,13 +87,13 @@ if TYPE_CHECKING:
     from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 _HOMES = {
-    "orchestrator.devices": "environment_of list_devices open_device own_process",
+    "orchestrator.devices": "adopt_device environment_of list_devices open_device own_process",
     "orchestrator.devices.device": (
-        "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceIdentity PipelineCache "
+        "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceHandles DeviceIdentity PipelineCache "
         "PipelineCacheData PipelineSource PreparedPipelines"
     ),
     "orchestrator.devices.image": "CreateInfoImage PipelineKind",
-    "orchestrator.devices.request": "ApplicationInfo DeviceRequest OtherFeatures",
+    "orchestrator.devices.request": "ApplicationInfo DeviceRequest HostWishes OtherFeatures",
     "orchestrator.errors": (
         "ArchiveError DeviceError DriverError ExternalSynchronizationError ManifestError NoDeviceError "
         "OrchestratorError RecordError"

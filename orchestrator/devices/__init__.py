@@ -1,5 +1,6 @@
 """What compiles: the Device seam and its implementations."""
 
+from orchestrator.devices.opening import adopt_device as adopt_device
 from orchestrator.devices.opening import environment_of as environment_of
 from orchestrator.devices.opening import list_devices as list_devices
 from orchestrator.devices.opening import list_layers as list_layers

@@ -84,6 +84,34 @@ class DeviceIdentity:
 
 
 @frozen
+class DeviceHandles:
+    """Handles of Vulkan behind a device, as plain integers, for who calls Vulkan beside it.
+
+    They live as long as the device, and stay whoever's they are: see `adopt_device` and `open_device`. Calls
+    with them need no synchronization with this package, except where the specification wants the handle
+    itself externally synchronized: queues are never used here, and the device and the instance are destroyed
+    after `Device.close` only.
+
+    Attributes:
+        instance: VkInstance.
+        physical_device: VkPhysicalDevice.
+        device: VkDevice.
+        get_instance_proc_addr: Address of the vkGetInstanceProcAddr that found the commands.
+        allocation_callbacks: Address of the VkAllocationCallbacks that objects are created and destroyed
+            with, 0 for none.
+        queue_family: The family of the one queue that the device was created with; None where a host created
+            it.
+    """
+
+    instance: int
+    physical_device: int
+    device: int
+    get_instance_proc_addr: int = 0
+    allocation_callbacks: int = 0
+    queue_family: int | None = None
+
+
+@frozen
 class DeviceFeatures:
     """What the device offers to an orchestrator.
 
@@ -267,6 +295,10 @@ class Device(PipelineCaches, Protocol):
     @property
     def supported(self) -> DeviceCapabilities:
         """What could be enabled of it, by another `DeviceRequest` for the same application."""
+
+    @property
+    def handles(self) -> DeviceHandles | None:
+        """Handles of Vulkan, for who draws with what was created; None where there is no Vulkan behind it."""
 
     def prepare(
         self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False

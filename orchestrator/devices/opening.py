@@ -2,7 +2,7 @@
 
 A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
 null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
-one target. Opening a device changes nothing in the environment. A program that owns its process calls
+one target. Opening a device changes nothing in the environment, nor does adopting a host's. A program that owns its process calls
 `own_process` first; any other is told by NoDeviceError what to set.
 
 Nothing else above devices/vulkan imports the binding, and it is imported when a Vulkan device is asked for.
@@ -13,14 +13,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from orchestrator.devices.device import Device, DeviceIdentity
-from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
+from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
+from orchestrator.devices.request import DRIVER_CACHES_OFF, NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.errors import NoDeviceError
 
 SIMULATED = "simulated"
@@ -132,8 +132,9 @@ def open_device(
     request: DeviceRequest | None = None,
     driver_caches: bool = False,
     count_host_memory: bool = False,
+    wishes: HostWishes = NO_WISHES,
 ) -> Device:
-    """Open a device. Leaves the process's environment as it is. Blocks for as long as the driver needs.
+    """Open a device. Leaves the process as it is. Blocks for as long as the driver needs: any thread may call it.
 
     Args:
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
@@ -147,13 +148,16 @@ def open_device(
             which.
         count_host_memory: Count the host memory of caches and pipelines through VkAllocationCallbacks; it
             costs a call into Python per allocation.
+        wishes: What the caller wants of instance and device for use of its own; `Device.handles` has them.
+            Extensions that pipelines do not need may change the keys that a driver gives them. Without
+            effect on the simulated device.
 
     Returns:
-        The device; the caller closes it.
+        The device; the caller closes it, after everything that it made of the handles was destroyed.
 
     Raises:
-        NoDeviceError: Nothing answers to the selector, or this process's environment is another target's; the
-            message says what there is, what to set, or what to install.
+        NoDeviceError: Nothing answers to the selector, it lacks what is wished for, or this process's
+            environment is another target's; the message says what there is, what to set, or what to install.
         DriverError: The driver refused.
     """
     if selector == SIMULATED:
@@ -172,8 +176,59 @@ def open_device(
             request=request,
             driver_caches=driver_caches,
             count_host_memory=count_host_memory,
+            wishes=wishes,
         )
     )
+
+
+def adopt_device(
+    *,
+    instance: int,
+    physical_device: int,
+    device: int,
+    get_instance_proc_addr: int = 0,
+    api_version: int = 0,
+    enabled_extensions: Iterable[str] = (),
+    enabled_features: Iterable[Feature] | int = (),
+    allocation_callbacks: int = 0,
+) -> Device:
+    """Use a VkDevice that its host created. Nothing of the host's is destroyed, and no instance is created.
+
+    Vulkan cannot be asked what is enabled on a device, so the host says it. What it does not say counts as off:
+    pipelines that need it are skipped, with that reason, before the driver sees them. Any thread may call this
+    and use the device beside the host: no queue is used, and objects are this package's own. Several devices
+    may be adopted and opened in one process.
+
+    Args:
+        instance: VkInstance.
+        physical_device: VkPhysicalDevice.
+        device: VkDevice.
+        get_instance_proc_addr: Address of the vkGetInstanceProcAddr that created the instance; 0 for that of
+            the loader library of this process.
+        api_version: VkApplicationInfo::apiVersion of the instance; 0 as Vulkan has it, 1.0.
+        enabled_extensions: Those of the instance and those of the device, in any order. Names that the
+            registry does not know are passed over.
+        enabled_features: Pairs such as ("VkPhysicalDeviceFeatures", "samplerAnisotropy"), or the address of
+            the pNext chain that vkCreateDevice was given, VkPhysicalDeviceFeatures2 in it; only read, during
+            this call. What VkDeviceCreateInfo::pEnabledFeatures enabled is given as pairs.
+        allocation_callbacks: Address of VkAllocationCallbacks for what is created here, which must outlive
+            the device; 0 for none. They are called from every thread that compiles.
+
+    Returns:
+        The device. Its `close` destroys what was made with it here; the host calls that, after the last
+        session has ended, and then vkDestroyDevice.
+
+    Raises:
+        ValueError: A handle is null; a feature is not known, or the physical device does not have it.
+        NoDeviceError: No vkGetInstanceProcAddr is given, and the process has no loader library.
+        DeviceError: The instance is Vulkan 1.0 without VK_KHR_get_physical_device_properties2.
+        DriverError: The loader or the driver refused to tell something.
+    """
+    from orchestrator.devices.vulkan.context import DeviceContext
+    from orchestrator.devices.vulkan.device import VulkanDevice
+
+    handles = DeviceHandles(instance, physical_device, device, get_instance_proc_addr, allocation_callbacks)
+    return VulkanDevice(DeviceContext.adopt(handles, api_version, enabled_extensions, enabled_features))
 
 
 def preload(opener: str, selector: str) -> None:

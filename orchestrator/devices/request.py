@@ -12,9 +12,10 @@ what may not be enabled together; a driver's binding does. Pure values, thread-s
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
@@ -133,6 +134,28 @@ class DeviceRequest:
     ) -> DeviceRequest:
         """The same with more features and extensions."""
         return evolve(self, features=self.features | features, extensions=self.extensions | extensions)
+
+
+def _set_of(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(names)
+
+
+@frozen
+class HostWishes:
+    """What a device is opened with for its host's own use, beside what is compiled; all of it must be there.
+
+    Attributes:
+        instance_extensions: Such as those that a window wants.
+        device_extensions: Such as VK_KHR_swapchain.
+        queue_family: Family of the one queue; None for the first.
+    """
+
+    instance_extensions: frozenset[str] = field(default=(), converter=_set_of)
+    device_extensions: frozenset[str] = field(default=(), converter=_set_of)
+    queue_family: int | None = None
+
+
+NO_WISHES: Final = HostWishes()
 
 
 def is_recorded(struct: str, member: str) -> bool:

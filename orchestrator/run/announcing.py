@@ -27,6 +27,7 @@ from orchestrator.devices.device import (
     Device,
     DeviceCapabilities,
     DeviceFeatures,
+    DeviceHandles,
     DeviceIdentity,
     ExecutableInspector,
     PipelineCache,
@@ -84,6 +85,11 @@ class AnnouncingDevice:
     def supported(self) -> DeviceCapabilities:
         """See `Device.supported`."""
         return self.device.supported
+
+    @property
+    def handles(self) -> DeviceHandles | None:
+        """See `Device.handles`."""
+        return self.device.handles
 
     def prepare(
         self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False

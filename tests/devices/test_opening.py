@@ -59,27 +59,47 @@ _UNSET = {
     "MESA_SHADER_CACHE_DISABLE": "",
 }
 _SNAPSHOT = """
-import os
-from orchestrator import NoDeviceError, list_devices, open_device
+import locale, os, signal, threading
+from orchestrator import HostWishes, NoDeviceError, adopt_device, list_devices, open_device
+def state():
+    umask = os.umask(0o077)
+    os.umask(umask)
+    handlers = {each: signal.getsignal(each) for each in signal.valid_signals()}
+    with open("/proc/self/status") as file:
+        masks = [line for line in file if line.startswith("Sig") and not line.startswith("SigQ")]
+    with open("/proc/self/environ", "rb") as file:
+        began_with = file.read()
+    return [dict(os.environ), dict(os.environb), os.getcwd(), umask, locale.setlocale(locale.LC_ALL), handlers,
+        masks, began_with, signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpriority(os.PRIO_PROCESS, 0),
+        threading.excepthook]
+def adopted(device):
+    of = device.handles
+    return adopt_device(instance=of.instance, physical_device=of.physical_device, device=of.device,
+        get_instance_proc_addr=of.get_instance_proc_addr, api_version=device.capabilities.api_version)
 def main(selectors):
+    locale.setlocale(locale.LC_ALL, "C.UTF-8")
+    os.umask(0o027)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     answers = []
     for selector in selectors:
-        before = dict(os.environ)
+        before = state()
         try:
-            device = open_device(selector)
+            device = open_device(selector, wishes=HostWishes(device_extensions=["VK_KHR_swapchain"]))
+            assert state() == before
+            guest = adopted(device)
             answers.append([device.identity.device_name, device.features.driver_caches])
+            guest.close()
             device.close()
             list_devices(selector)
         except NoDeviceError as error:
             answers.append(str(error))
-        assert dict(os.environ) == before
-        assert os.environb == {os.fsencode(name): os.fsencode(value) for name, value in before.items()}
+        assert state() == before
     return answers
 """
 
 
 @pytest.mark.driver("radv:navi21")
-def test_opening_a_device_changes_nothing_in_the_environment() -> None:
+def test_opening_and_adopting_change_nothing_in_the_process() -> None:
     (name, caches), refused = run_on_device("radv:navi21", _SNAPSHOT, ["radv:navi21", "lavapipe"])
     assert "NAVI21" in name
     assert "environment MESA_SHADER_CACHE_DISABLE=true" in caches

@@ -5,20 +5,27 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
 import orchestrator
-from orchestrator import Progress
+from orchestrator import PipelineSet, Progress
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
+from tests.hosts.python_host import HostSettings, PythonHost
 
 PAGE = (REPOSITORY / "docs" / "embedding.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
-TESTED = {"shortest", "frames", "urgent", "producers", "level_change", "handles", "time_budget"}
+TESTED = {"adopted", "shortest", "frames", "urgent", "producers", "level_change", "handles", "time_budget"}
+
+
+CORE = "VkPhysicalDeviceFeatures"
 
 
 def example(name: str, function: str) -> Callable[..., Any]:
@@ -44,6 +51,23 @@ def test_the_shortest_session_is_a_program() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "OutcomeStatus.NOT_RUN: 'not_run'>: 0" in done.stdout
+
+
+@pytest.mark.driver("radv:navi21")
+def test_a_device_of_ones_own() -> None:
+    settings = HostSettings(device_extensions=("VK_KHR_swapchain",), features={CORE: ("tessellationShader",)})
+    with PipelineSet.open(sample_path()) as source, PythonHost(settings) as host:
+        said = host.arguments
+        mine = types.SimpleNamespace(
+            **said, extensions=said.pop("enabled_extensions"), features=said.pop("enabled_features")
+        )
+        device, prepared, lacking = example("adopted", "prepared_on_mine")(source, mine)
+        assert "SPIR-V capability Geometry (2): needs VkPhysicalDeviceFeatures::geometryShader" in set(
+            lacking.values()
+        )
+        assert len(prepared.image) + len(lacking) == len(source.pipelines)
+        prepared.close()
+        device.close()
 
 
 async def test_frames() -> None:

@@ -171,7 +171,7 @@ class SimulatedDevice:
     `compile_counts`, `live_caches`, `live_pipelines`.
 
     Attributes:
-        identity: See `Device.identity`; `features`, `capabilities` and `supported` likewise.
+        identity: See `Device.identity`; `features`, `capabilities`, `supported` and `handles` likewise.
         driver: The driver under the device, for calls that a device would not make.
     """
 
@@ -185,6 +185,7 @@ class SimulatedDevice:
         bumps = not chosen.bugs.uuid_not_bumped
         self.identity: Final = chosen.identity if bumps else without_bumped_uuid(chosen.identity)
         self.supported: Final = chosen.capabilities
+        self.handles: Final = None
         self.capabilities: Final[DeviceCapabilities] = (
             self.supported if chosen.request is None else EnabledCapabilities(self.supported, chosen.request)
         )

@@ -10,7 +10,9 @@ valid usage of VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), extensions from t
 extension all of whose features stay off is left out, and so is such a structure, since drivers are known to
 take the name alone for a difference.
 
-`Capabilities` answers for what is enabled, by any of the names that a feature has. Immutable; thread-safe.
+`Capabilities` answers for what is enabled, by any of the names that a feature has. `ChosenCapabilities` are
+chosen here, for a device that is to be created; `HostCapabilities` are what a host says that it enabled on a
+device of its own, because Vulkan cannot be asked. Immutable; thread-safe.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from orchestrator.registry.tables import (
     feature_structs,
     is_collection,
     same_members,
+    structs_by_type,
 )
 
 _PNEXT = 8
@@ -207,49 +210,39 @@ def provides(name: str, api_version: int, extensions: frozenset[str]) -> bool:
 
 
 class Capabilities:
-    """What a device is opened with. Implements `orchestrator.devices.device.DeviceCapabilities`.
+    """What a device has enabled. Implements `orchestrator.devices.device.DeviceCapabilities`.
 
     Attributes:
         api_version: See `DeviceCapabilities`.
-        extensions: Device extensions to enable, sorted.
-        features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
+        extensions: Device extensions, sorted.
     """
 
-    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, request: DeviceRequest) -> None:
-        """Ask a physical device of an instance, which must outlive this, what it has, and choose of it."""
+    extensions: tuple[str, ...]
+    _names: frozenset[str]
+    _enabled: frozenset[Feature]
+    _values: dict[Feature, _Value]
+
+    def __init__(self, instance: VulkanInstance, device: PhysicalDevice) -> None:
+        """Be those of a physical device of an instance, which must outlive this; what is enabled follows."""
         self._instance = instance
         self._commands = instance.commands
         self._device = device
-        self._request = request
         # Patches are of no account: 1.4.0 asked for on 1.4.305 is the device's own version.
         told, own = instance.api_version, device.identity.api_version
         self.api_version: Final = told if told >> _PATCH_BITS < own >> _PATCH_BITS else own
-        available = self._with_dependencies(
-            {
-                each
-                for each in device.extensions
-                if each in registry().extensions and not _UNWANTED_EXTENSIONS.fullmatch(each)
-            }
-        )
-        queried = StructChain(self._structs_with(available))
-        self._commands.vkGetPhysicalDeviceFeatures2(device.handle, queried.pointer(f"{FEATURES_ROOT} *"))
-        supported = {feature for feature, member, at in queried.members() if queried.value(member, at)}
-        enabled = self._choose(supported, available)
-        self.extensions, enabled = self._settle(available, supported, enabled)
-        self._names = frozenset(self.extensions) | instance.extensions
-        self.features = self._write(enabled)
-        self._enabled = frozenset(name for each in enabled for name in same_members(*each))
-        self._values = self._read_properties(self._names)
         self._formats: dict[int, tuple[int, int, int]] = {}
 
-    @cached_property
+    def _answer_for(self, extensions: Iterable[str], enabled: Iterable[Feature]) -> None:
+        """Answer for these extensions and features from now on; called once."""
+        self.extensions = tuple(sorted(extensions))
+        self._names = frozenset(self.extensions) | self._instance.extensions
+        self._enabled = frozenset(name for each in enabled for name in same_members(*each))
+        self._values = self._read_properties(self._names)
+
+    @property
     def supported(self) -> Capabilities:
-        """What the same device would have with everything enabled that may be."""
-        return Capabilities(
-            self._instance,
-            self._device,
-            evolve(self._request, others=OtherFeatures.ALL, orchestrator_features=True),
-        )
+        """What the device could have, if it were opened again: nothing else, if nobody here opens it."""
+        return self
 
     def has_extension(self, name: str) -> bool:
         """Whether an extension is enabled."""
@@ -271,6 +264,71 @@ class Capabilities:
             known = answer.linearTilingFeatures, answer.optimalTilingFeatures, answer.bufferFeatures
             self._formats[format_number] = known
         return known
+
+    def _features_of_device(self, extensions: frozenset[str]) -> set[Feature]:
+        """The features that the physical device has, as far as these extensions tell."""
+        queried = StructChain(self._structs_with(extensions))
+        self._commands.vkGetPhysicalDeviceFeatures2(
+            self._device.handle, queried.pointer(f"{FEATURES_ROOT} *")
+        )
+        return {feature for feature, member, at in queried.members() if queried.value(member, at)}
+
+    def _structs_with(self, extensions: frozenset[str]) -> tuple[Struct, ...]:
+        return _available(FEATURES_ROOT, self.api_version, extensions | self._instance.extensions)
+
+    def _features_with(self, extensions: frozenset[str]) -> set[Feature]:
+        return {
+            (_core_name(struct.name), member.name)
+            for struct in self._structs_with(extensions)
+            for member in _members(struct)
+        }
+
+    def _read_properties(self, present: frozenset[str]) -> dict[Feature, _Value]:
+        chain = StructChain(_available(PROPERTIES_ROOT, self.api_version, present, core_only=False))
+        self._commands.vkGetPhysicalDeviceProperties2(
+            self._device.handle, chain.pointer(f"{PROPERTIES_ROOT} *")
+        )
+        values = {name: chain.value(member, at) for name, member, at in chain.members()}
+        limits = {each.name for each in registry().struct("VkPhysicalDeviceLimits").members}
+        for (struct_name, member_name), value in list(values.items()):
+            if struct_name == "VkPhysicalDeviceProperties" and member_name in limits:
+                values["VkPhysicalDeviceLimits", member_name] = value
+        return values
+
+
+class ChosenCapabilities(Capabilities):
+    """What a device that is to be created is opened with.
+
+    Attributes:
+        features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
+    """
+
+    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, request: DeviceRequest) -> None:
+        """Ask a physical device of an instance, which must outlive this, what it has, and choose of it."""
+        super().__init__(instance, device)
+        self._request = request
+        available = self._with_dependencies(
+            {
+                each
+                for each in device.extensions
+                if each in registry().extensions
+                and (each in request.extensions or not _UNWANTED_EXTENSIONS.fullmatch(each))
+            }
+        )
+        supported = self._features_of_device(available)
+        enabled = self._choose(supported, available)
+        self.extensions, enabled = self._settle(available, supported, enabled)
+        self.features = self._write(enabled)
+        self._answer_for(self.extensions, enabled)
+
+    @cached_property
+    def supported(self) -> Capabilities:
+        """What the same device would have with everything enabled that may be."""
+        return ChosenCapabilities(
+            self._instance,
+            self._device,
+            evolve(self._request, others=OtherFeatures.ALL, orchestrator_features=True),
+        )
 
     def _choose(self, supported: set[Feature], available: frozenset[str]) -> set[Feature]:
         """The features to enable, of those that the device has; valid together."""
@@ -356,6 +414,7 @@ class Capabilities:
             chosen = self._complete(chosen, available)
         else:
             chosen = {name for name in available if any_of(name, enabled) or not any_of(name, supported)}
+            chosen = self._complete(chosen | (request.extensions & available), available)
         for feature, excluded in _EXCLUDES_EXTENSION:
             if not enabled.isdisjoint(same_members(*feature)):
                 chosen.discard(excluded)
@@ -394,16 +453,6 @@ class Capabilities:
         """Whether a name of the registry's is there with the version alone."""
         return bool(name) and provides(name, self.api_version, frozenset())
 
-    def _structs_with(self, extensions: frozenset[str]) -> tuple[Struct, ...]:
-        return _available(FEATURES_ROOT, self.api_version, extensions | self._instance.extensions)
-
-    def _features_with(self, extensions: frozenset[str]) -> set[Feature]:
-        return {
-            (_core_name(struct.name), member.name)
-            for struct in self._structs_with(extensions)
-            for member in _members(struct)
-        }
-
     def _write(self, enabled: set[Feature]) -> StructChain:
         """The chain for vkCreateDevice: structures with something to enable, and nothing else in them."""
         structs = [
@@ -427,17 +476,79 @@ class Capabilities:
         enabled |= written
         return chain
 
-    def _read_properties(self, present: frozenset[str]) -> dict[Feature, _Value]:
-        chain = StructChain(_available(PROPERTIES_ROOT, self.api_version, present, core_only=False))
-        self._commands.vkGetPhysicalDeviceProperties2(
-            self._device.handle, chain.pointer(f"{PROPERTIES_ROOT} *")
-        )
-        values = {name: chain.value(member, at) for name, member, at in chain.members()}
-        limits = {each.name for each in registry().struct("VkPhysicalDeviceLimits").members}
-        for (struct_name, member_name), value in list(values.items()):
-            if struct_name == "VkPhysicalDeviceProperties" and member_name in limits:
-                values["VkPhysicalDeviceLimits", member_name] = value
-        return values
+
+class HostCapabilities(Capabilities):
+    """What a host enabled on a device that it created itself."""
+
+    def __init__(
+        self,
+        instance: VulkanInstance,
+        device: PhysicalDevice,
+        extensions: Iterable[str],
+        features: Iterable[Feature],
+    ) -> None:
+        """Take a host's word, as far as it can be true.
+
+        Args:
+            instance: The host's; it must outlive this.
+            device: The physical device.
+            extensions: Device extensions that the host enabled.
+            features: Features that it enabled, by any of their names.
+
+        Raises:
+            ValueError: The registry does not know such a feature, or the physical device does not have it.
+        """
+        super().__init__(instance, device)
+        present = frozenset(extensions)
+        enabled = {_known_feature(*each) for each in features}
+        names = {each: same_members(*each) for each in enabled}
+        supported = self._features_of_device(present)
+        if lacking := sorted(each for each in enabled if supported.isdisjoint(names[each])):
+            listed = ", ".join("::".join(each) for each in lacking)
+            raise ValueError(
+                f"{device.identity.device_name} does not have {listed} with the version and the extensions "
+                "that are said to be enabled, so its host cannot have enabled it"
+            )
+        self._answer_for(present, enabled)
+
+
+def features_of_chain(address: int) -> frozenset[Feature]:
+    """The features that a pNext chain enables, as it was handed to vkCreateDevice.
+
+    Args:
+        address: Of the first structure: VkDeviceCreateInfo::pNext, or a VkPhysicalDeviceFeatures2. Structures
+            that are not features, or that the registry does not know, are passed over. Only read.
+    """
+    found = set()
+    while address:
+        s_type, address_of_next = binary.unpack("<I4xQ", ffi.buffer(ffi.cast("char *", address), 16))
+        known = structs_by_type().get(s_type)
+        if known is not None and FEATURES_ROOT in (known.name, *known.extends):
+            memory = ffi.buffer(ffi.cast("char *", address), known.size)
+            found |= {
+                (_core_name(known.name), member.name)
+                for member, at in _leaves(known, 0)
+                if any(memory[at : at + member.size])
+            }
+        address = address_of_next
+    return frozenset(found)
+
+
+def _known_feature(struct: str, member: str) -> Feature:
+    """A feature under the registry's own name.
+
+    Raises:
+        ValueError: The registry does not know it.
+    """
+    name = _core_name(registry().aliases.get(struct, struct))
+    known = registry().structs.get(name)
+    if known is None or not (name == BASE_FEATURES or FEATURES_ROOT in known.extends):
+        what = "a structure of features"
+    elif all(each.name != member for each in _members(known)):
+        what = "a feature"
+    else:
+        return name, member
+    raise ValueError(f"{struct}::{member} is not {what} of Vulkan {registry().version}: is it spelled right?")
 
 
 def _core_name(name: str) -> str:

@@ -43,6 +43,7 @@ COMMANDS = (
     "vkGetPhysicalDeviceProperties2",
     "vkGetPhysicalDeviceFeatures2",
     "vkGetPhysicalDeviceFormatProperties",
+    "vkGetPhysicalDeviceQueueFamilyProperties",
     "vkEnumerateDeviceExtensionProperties",
     "vkEnumerateDeviceLayerProperties",
     "vkCreateDevice",

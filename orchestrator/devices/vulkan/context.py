@@ -1,8 +1,8 @@
 """An open VkDevice: the handles that every call needs, what it offers, and who destroys it.
 
 What works on a device (`VulkanDevice` and its parts) is given a `DeviceContext` and creates nothing of it.
-Whether instance and device are destroyed by `close` is a field of the context, so that a device may also be
-its maker's.
+Whether instance and device are destroyed by `close` is a field of the context: `open` creates both and owns
+them, `adopt` takes a host's, who destroys them after the last use here.
 
 `HostMemory` counts what a driver takes through VkAllocationCallbacks (specification, "Host Memory"). Its
 callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never for
@@ -14,16 +14,28 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import evolve, frozen
 
-from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
-from orchestrator.devices.request import DRIVER_CACHES_OFF, DeviceRequest
+from orchestrator.devices.device import DeviceFeatures, DeviceHandles, DeviceIdentity
+from orchestrator.devices.request import (
+    DRIVER_CACHES_OFF,
+    NO_WISHES,
+    DeviceRequest,
+    Feature,
+    HostWishes,
+)
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.capabilities import (
+    Capabilities,
+    ChosenCapabilities,
+    HostCapabilities,
+    features_of_chain,
+)
 from orchestrator.devices.vulkan.instance import (
     DeviceCommands,
     Layer,
@@ -32,8 +44,11 @@ from orchestrator.devices.vulkan.instance import (
     active_layers,
     check,
     keys_withheld,
+    library,
     new_struct,
 )
+from orchestrator.errors import NoDeviceError
+from orchestrator.registry import registry
 
 _SMALLEST_ALIGNMENT: Final = 8
 
@@ -115,6 +130,7 @@ class DeviceContext:
 
     Attributes:
         handle: VkDevice.
+        handles: The same as plain integers, with what it comes from.
         allocator: VkAllocationCallbacks or null.
         host_memory: The counters behind the allocator, or None where memory is not counted.
         owned: Whether `close` destroys device and instance; False where they are somebody else's.
@@ -130,6 +146,7 @@ class DeviceContext:
     identity: DeviceIdentity
     capabilities: Capabilities
     features: DeviceFeatures
+    handles: DeviceHandles
     owned: bool = True
     internal_cache_off: bool = False
 
@@ -142,16 +159,22 @@ class DeviceContext:
         request: DeviceRequest | None = None,
         driver_caches: bool = False,
         count_host_memory: bool = False,
+        wishes: HostWishes = NO_WISHES,
     ) -> Self:
         """Create an instance and a device of it, found by `VulkanInstance.find`.
 
         See `orchestrator.devices.open_device` for the rest and for what is raised.
         """
         wanted = request or DeviceRequest()
-        instance = VulkanInstance.create(wanted.application if request is not None else None)
+        instance = VulkanInstance.create(
+            wanted.application if request is not None else None, wishes.instance_extensions
+        )
         try:
             physical = instance.find(index, name)
-            capabilities = Capabilities(instance, physical, wanted)
+            capabilities = ChosenCapabilities(
+                instance, physical, evolve(wanted, extensions=wanted.extensions | wishes.device_extensions)
+            )
+            _check_extensions(capabilities, physical, wishes)
             memory = HostMemory() if count_host_memory else None
             allocator = ffi.NULL if memory is None else memory.callbacks
             cache_control = not driver_caches and bool(
@@ -159,7 +182,10 @@ class DeviceContext:
                     "VkPhysicalDevicePipelineBinaryPropertiesKHR", "pipelineBinaryInternalCacheControl"
                 )
             )
-            handle = _create(instance, physical, capabilities, allocator, cache_control=cache_control)
+            family = _queue_family(instance, physical, wishes.queue_family)
+            handle = _create(
+                instance, physical, capabilities, allocator, queue_family=family, cache_control=cache_control
+            )
             layers = active_layers(instance.commands, physical.handle)
             return cls(
                 instance,
@@ -170,11 +196,53 @@ class DeviceContext:
                 physical.identity,
                 capabilities,
                 _offered(capabilities, _driver_caches(physical.identity, cache_control), layers),
+                DeviceHandles(
+                    _address(instance.handle),
+                    _address(physical.handle),
+                    _address(handle),
+                    _address(library().get_instance_proc_addr),
+                    _address(allocator),
+                    family,
+                ),
                 internal_cache_off=cache_control,
             )
         except BaseException:
             instance.close()
             raise
+
+    @classmethod
+    def adopt(
+        cls,
+        handles: DeviceHandles,
+        api_version: int,
+        extensions: Iterable[str],
+        features: Iterable[Feature] | int,
+    ) -> Self:
+        """Use a host's device; see `orchestrator.devices.adopt_device`."""
+        for name in ("instance", "physical_device", "device"):
+            if not getattr(handles, name):
+                raise ValueError(f"{name} is a null handle")
+        known = registry().extensions
+        named = {each for each in extensions if each in known}
+        of_device = {each for each in named if known[each].device}
+        instance = VulkanInstance.adopt(handles, api_version, frozenset(named - of_device))
+        (physical,) = instance.physical_devices
+        enabled = features_of_chain(features) if isinstance(features, int) else features
+        capabilities = HostCapabilities(instance, physical, of_device, enabled)
+        device = ffi.cast("VkDevice", handles.device)
+        layers = active_layers(instance.commands, physical.handle)
+        return cls(
+            instance,
+            device,
+            DeviceCommands(instance.commands, device),
+            ffi.cast("VkAllocationCallbacks *", handles.allocation_callbacks),
+            None,
+            physical.identity,
+            capabilities,
+            _offered(capabilities, _driver_caches(physical.identity, cache_control=False), layers),
+            handles,
+            owned=False,
+        )
 
     def create(self, command: str, info: Any) -> int:
         """Create an object by a command that takes its create info alone; its handle.
@@ -200,17 +268,45 @@ class DeviceContext:
             self.instance.close()
 
 
+def _address(pointer: Any) -> int:
+    return int(ffi.cast("uintptr_t", pointer))
+
+
+def _check_extensions(capabilities: Capabilities, physical: PhysicalDevice, wishes: HostWishes) -> None:
+    lacking = sorted(wishes.device_extensions.difference(capabilities.extensions))
+    if lacking:
+        raise NoDeviceError(f"{physical.identity.device_name} does not offer {', '.join(lacking)}")
+
+
+def _queue_family(instance: VulkanInstance, physical: PhysicalDevice, wanted: int | None) -> int:
+    """The queue family that a host wants, or the first: compiling uses no queue.
+
+    Raises:
+        NoDeviceError: There is none of that number.
+    """
+    count = ffi.new("uint32_t *")
+    instance.commands.vkGetPhysicalDeviceQueueFamilyProperties(physical.handle, count, ffi.NULL)
+    if wanted is not None and not 0 <= wanted < count[0]:
+        raise NoDeviceError(
+            f"{physical.identity.device_name} has no queue family {wanted}: its families are 0 to {count[0] - 1}"
+        )
+    return wanted or 0
+
+
 def _create(
     instance: VulkanInstance,
     physical: PhysicalDevice,
-    capabilities: Capabilities,
+    capabilities: ChosenCapabilities,
     allocator: Any,
     *,
+    queue_family: int,
     cache_control: bool,
 ) -> Any:
-    """Create a VkDevice, without the driver's internal caches where the device lets that be said."""
+    """Create a VkDevice with one queue, without the driver's internal caches where the device lets that be said."""
     priority = ffi.new("float *", 1.0)
-    queue = new_struct("VkDeviceQueueCreateInfo", queueCount=1, pQueuePriorities=priority)
+    queue = new_struct(
+        "VkDeviceQueueCreateInfo", queueFamilyIndex=queue_family, queueCount=1, pQueuePriorities=priority
+    )
     names = [ffi.new("char[]", each.encode()) for each in capabilities.extensions]
     extensions = ffi.new("char *[]", names)
     following = capabilities.features.pointer("void *")

@@ -64,7 +64,7 @@ class VulkanDevice:
     Attributes:
         context: The device itself; it stays this object's to close.
         host_memory: The counters of host memory, or None where it is not counted.
-        identity: See `Device.identity`; `features` and `capabilities` likewise.
+        identity: See `Device.identity`; `features`, `capabilities` and `handles` likewise.
     """
 
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
@@ -79,6 +79,7 @@ class VulkanDevice:
         self.identity: Final = context.identity
         self.features: Final = context.features
         self.capabilities: Final = context.capabilities
+        self.handles: Final = context.handles
         self._module_limit = module_limit
         self._prepared: set[VulkanPreparedPipelines] = set()
         self._lock = threading.Lock()

@@ -20,7 +20,7 @@ from typing import Any, Final, Self, TypeVar
 
 from attrs import frozen
 
-from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceIdentity
+from orchestrator.devices.device import ERROR_INITIALIZATION_FAILED, DeviceHandles, DeviceIdentity
 from orchestrator.devices.device import check as check
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
@@ -51,7 +51,14 @@ class Library:
 
     name: str
     get_instance_proc_addr: Any
-    _opened: Any  # closes the library when it is collected
+    _opened: Any = None  # closes the library when it is collected
+
+    @classmethod
+    def at(cls, get_instance_proc_addr: int) -> Self:
+        """A host's, by the address of its vkGetInstanceProcAddr, which stays valid as long as this is used."""
+        _check_process()
+        found = ffi.cast("PFN_vkVoidFunction (*)(VkInstance, const char *)", get_instance_proc_addr)
+        return cls("the host's", found)
 
 
 @lru_cache(maxsize=1)
@@ -67,10 +74,7 @@ def open_library(environment: Mapping[str, str]) -> Library:
         NoDeviceError: There is none; the message says what was tried and which package to install.
         DeviceError: The process is not a 64-bit little-endian one.
     """
-    if ffi.sizeof("void *") != 8 or sys.byteorder != "little":
-        raise DeviceError(
-            "Vulkan devices need a 64-bit little-endian process: structure layouts are made for it"
-        )
+    _check_process()
     chosen = environment.get(LIBRARY_VARIABLE, "")
     causes = []
     for name in (chosen,) if chosen else LIBRARY_NAMES:
@@ -86,6 +90,13 @@ def open_library(environment: Mapping[str, str]) -> Library:
         f"or set {LIBRARY_VARIABLE} to the loader's path"
     )
     raise NoDeviceError(f"no Vulkan loader library: {advice}. Tried: {'; '.join(causes)}")
+
+
+def _check_process() -> None:
+    if ffi.sizeof("void *") != 8 or sys.byteorder != "little":
+        raise DeviceError(
+            "Vulkan devices need a 64-bit little-endian process: structure layouts are made for it"
+        )
 
 
 class _Commands:
@@ -225,9 +236,8 @@ _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
 # Device extensions that captured pipelines name depend on these: the layout for presenting is
 # VK_KHR_swapchain's. An application of Vulkan 1.0 asks for features by the third.
-_WANTED_EXTENSIONS: Final = frozenset(
-    {"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", "VK_KHR_get_physical_device_properties2"}
-)
+_PROPERTIES_2: Final = "VK_KHR_get_physical_device_properties2"
+_WANTED_EXTENSIONS: Final = frozenset({"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", _PROPERTIES_2})
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NO_DRIVER: Final = (
     "the Vulkan loader found no driver: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
@@ -280,18 +290,25 @@ class VulkanInstance:
     physical_devices: tuple[PhysicalDevice, ...]
 
     @classmethod
-    def create(cls, application: ApplicationInfo | None = None) -> Self:
-        """Create an instance as an application's (None: our own, newest version); the caller closes it.
+    def create(cls, application: ApplicationInfo | None = None, required: Iterable[str] = ()) -> Self:
+        """Create an instance; the caller closes it.
+
+        Args:
+            application: Whose instance it is; None: our own, of the newest version.
+            required: Extensions without which it is of no use.
 
         Raises:
-            NoDeviceError: There is no loader, no driver, or no device.
+            NoDeviceError: There is no loader, no driver, or no device, or an extension is not there.
             DriverError: The loader or a driver refused.
         """
         opened = library()
         commands = GlobalCommands(opened)
-        extensions = _WANTED_EXTENSIONS & _extensions(
-            commands, "vkEnumerateInstanceExtensionProperties", ffi.NULL
-        )
+        there = _extensions(commands, "vkEnumerateInstanceExtensionProperties", ffi.NULL)
+        if lacking := sorted(frozenset(required) - there):
+            raise NoDeviceError(
+                f"no instance extension {', '.join(lacking)} in the Vulkan loader and its drivers"
+            )
+        extensions = (_WANTED_EXTENSIONS & there).union(required)
         told = application or ApplicationInfo("orchestrator")
         api_version = told.api_version or _newest_version(commands)
         texts = [
@@ -333,6 +350,31 @@ class VulkanInstance:
                 raise _none_found() from None
             raise
         return cls(handle[0], of_instance, extensions, api_version, tuple(devices))
+
+    @classmethod
+    def adopt(cls, handles: DeviceHandles, api_version: int, extensions: frozenset[str]) -> Self:
+        """Use a host's instance with one physical device of it; it stays the host's, who destroys it.
+
+        Args:
+            handles: The instance, the physical device, and vkGetInstanceProcAddr, 0 for that of our library.
+            api_version: VkApplicationInfo::apiVersion that the host gave, 0 as 1.0.
+            extensions: Enabled instance extensions.
+
+        Raises:
+            NoDeviceError: No vkGetInstanceProcAddr is given, and there is no loader.
+            DeviceError: The instance is Vulkan 1.0 without VK_KHR_get_physical_device_properties2.
+        """
+        version = api_version or _API_VERSION_1_0
+        if version < _API_VERSION_1_1 and _PROPERTIES_2 not in extensions:
+            raise DeviceError(
+                f"the host's instance is Vulkan 1.0 without {_PROPERTIES_2}: what the device is and has cannot "
+                "be asked; create it with Vulkan 1.1 or later, or with that extension"
+            )
+        opened = Library.at(handles.get_instance_proc_addr) if handles.get_instance_proc_addr else library()
+        instance = ffi.cast("VkInstance", handles.instance)
+        commands = InstanceCommands(opened, instance)
+        physical = _physical_device(commands, ffi.cast("VkPhysicalDevice", handles.physical_device))
+        return cls(instance, commands, extensions, version, (physical,))
 
     def __enter__(self) -> Self:
         return self

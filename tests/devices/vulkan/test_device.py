@@ -19,7 +19,7 @@ from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.capabilities import Capabilities
+from orchestrator.devices.vulkan.capabilities import ChosenCapabilities, StructChain
 from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.instance import InstanceCommands, VulkanInstance
@@ -55,11 +55,17 @@ RATE = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR", "pipelineFragmentShadin
 DENSITY = "VkPhysicalDeviceFragmentDensityMapFeaturesEXT", "fragmentDensityMap"
 
 
-def opened(selector: str, request: DeviceRequest | None = None, **options: bool) -> VulkanDevice:
+def opened(selector: str, request: DeviceRequest | None = None, **options: Any) -> VulkanDevice:
     """A device of the process's own driver."""
     device = open_device(selector, request=request, **options)
     assert isinstance(device, VulkanDevice)
     return device
+
+
+def chain_of(device: VulkanDevice) -> StructChain:
+    """The features that the device was created with."""
+    assert isinstance(device.capabilities, ChosenCapabilities)
+    return device.capabilities.features
 
 
 @each_driver
@@ -103,7 +109,7 @@ def test_nothing_but_what_is_asked_for() -> None:
     )
     device = opened(NAVI21, request=request)
     assert device.capabilities.has_feature(*geometry)
-    chain = device.capabilities.features
+    chain = chain_of(device)
     assert [each.name for each in chain.structs] == ["VkPhysicalDeviceFeatures2"]
     on = [member.name for _, member, at in chain.members() if chain.value(member, at)]
     assert on == ["geometryShader"]
@@ -130,13 +136,13 @@ def test_the_version_is_the_applications() -> None:
     told = ApplicationInfo("game", 3, "engine", 4, 1 << 22 | 2 << 12 | 7)
     device = opened(NAVI21, request=DeviceRequest(told))
     assert device.capabilities.api_version == told.api_version
-    assert not any("Vulkan13" in each.name for each in device.capabilities.features.structs)
+    assert not any("Vulkan13" in each.name for each in chain_of(device).structs)
     # What Vulkan 1.3 has is there as an extension.
     assert device.capabilities.has_feature("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
     device.close()
     oldest = opened(NAVI21, request=DeviceRequest(ApplicationInfo(api_version=1 << 22)))
     assert oldest.capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
-    assert not any("Vulkan1" in each.name for each in oldest.capabilities.features.structs)
+    assert not any("Vulkan1" in each.name for each in chain_of(oldest).structs)
     oldest.close()
 
 
@@ -192,7 +198,7 @@ def test_of_two_that_exclude_each_other_what_is_asked_for_stays(
         device = evolve(real, extensions=real.extensions | {"VK_EXT_fragment_density_map"})
         both = evolve(instance, commands=cast(InstanceCommands, BothOfAPair(instance.commands)))
         request = DeviceRequest(features=frozenset(asked), others=OtherFeatures.ALL)
-        capabilities = Capabilities(both, device, request)
+        capabilities = ChosenCapabilities(both, device, request)
         on = [each for each in (RATE, DENSITY) if capabilities.has_feature(*each)]
         assert on == [left]
 
@@ -201,7 +207,7 @@ def test_of_two_that_exclude_each_other_what_is_asked_for_stays(
 def test_a_structure_of_a_version_stands_for_those_that_it_took_over(driver: str) -> None:
     """VUID-VkDeviceCreateInfo-pNext-02829 and -02830; some features have no other structure."""
     device = opened(driver)
-    names = {each.name for each in device.capabilities.features.structs}
+    names = {each.name for each in chain_of(device).structs}
     assert {"VkPhysicalDeviceVulkan11Features", "VkPhysicalDeviceVulkan12Features"} <= names
     taken_over = {"VkPhysicalDevice16BitStorageFeatures", "VkPhysicalDeviceTimelineSemaphoreFeatures"}
     assert names.isdisjoint(taken_over)
