@@ -33,7 +33,8 @@ _WAIT = Wait()
 class Exchange:
     """The scheduler, shared by the workers and who steers.
 
-    `swap`, `cancel` and `lose_device` are thread-safe; all else belongs to the trio thread.
+    `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all else belongs to
+    the trio thread.
 
     Args:
         scheduler: Who decides what is next; nobody else may use it from now on.

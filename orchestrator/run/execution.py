@@ -25,6 +25,7 @@ release the GIL.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -210,6 +211,7 @@ class Run:
     ask_pipeline_keys: bool = False
     recorder: OutcomeRecorder = field(init=False)
     _shared: npt.NDArray[np.bool_] = field(init=False, repr=False)
+    _taking: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
     workers: list[Worker] = field(factory=list)
     calls: list[Calls] = field(factory=list)
     notes: list[str] = field(factory=list)
@@ -295,6 +297,16 @@ class Run:
         """How far the run is."""
         return self.recorder.progress(in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
 
+    def take_handles(self, settled: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+        """Take over the pipelines that were kept of some that no worker has any more. Any thread: each once."""
+        handles = self.table.handles
+        if handles is None:
+            return np.zeros(len(settled), np.uint64)
+        with self._taking:
+            taken = handles[settled]
+            handles[settled] = 0
+        return taken
+
     # --- after the barrier
 
     def close(self, reported: bool) -> None:
@@ -314,8 +326,8 @@ class Run:
             raise
         finally:
             self.caches.destroy()
-            if self.table.handles is not None and not reported:
-                self.device.destroy_pipelines(self.table.handles)
+            if not reported:
+                self.device.destroy_pipelines(self.take_handles(np.arange(len(self.table), dtype=np.int32)))
 
     def _count_duplicates(self) -> None:
         table, image = self.table, self.prepared.image

@@ -94,7 +94,7 @@ class RunOptions:
         skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
             links one of them is skipped too.
         keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
-            `PipelineSession.take_handles`. They are destroyed where there will be no report.
+            `PipelineSession.take`. They are destroyed where there will be no report.
         count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the
             barrier, to count those that two workers compiled. Costs a driver call a pipeline, outside of all
             timings.

@@ -268,7 +268,7 @@ class PipelineOutcome(Record, frozen=True, omit_defaults=True):
         driver_ns: Driver time, over all groups.
         index: Its row in the table; in a run, its number in the image.
         handle: The pipeline, where the run keeps them and it was not taken; 0 otherwise, and for a library,
-            which the device keeps. See `PipelineSession.take_handles` for who owns it.
+            which the device keeps. See `PipelineSession.take` for who owns it.
     """
 
     key: Hash
@@ -1747,6 +1747,9 @@ _ETA_AFTER_S: Final = 0.5
 class Progress(Record, frozen=True, rename=None):
     """How far a run is, or a compile over all its groups: the total is fixed, and `done` never falls.
 
+    Of a session the total is what was submitted and not cancelled, with the libraries that came along: when
+    nothing is left, `done` is exactly that.
+
     Attributes:
         total: Pipelines to create; in a compile those of each group counted.
         done: Those with an outcome: compiled + hits + failed + skipped.
@@ -1760,6 +1763,8 @@ class Progress(Record, frozen=True, rename=None):
         elapsed_s: Seconds since then.
         rate: Pipelines a second that were handed to the driver and came back, over that time.
         eta_s: Seconds to go, or None until that is known.
+        total_ns: Estimated cost of all of `total`, nanoseconds; of a session only, as is the next.
+        done_ns: Estimated cost of those that are done.
     """
 
     total: int = 0
@@ -1773,6 +1778,18 @@ class Progress(Record, frozen=True, rename=None):
     elapsed_s: float = 0.0
     rate: float = 0.0
     eta_s: float | None = None
+    total_ns: int = 0
+    done_ns: int = 0
+
+    @property
+    def share(self) -> float:
+        """Part of the pipelines that is done, 0..1; 1 where there is nothing to do."""
+        return self.done / self.total if self.total else 1.0
+
+    @property
+    def cost_share(self) -> float:
+        """Part of the work that is done by estimated cost, 0..1; exactly 1 when all of it is."""
+        return self.done_ns / self.total_ns if self.total_ns else self.share
 
 
 ProgressCallback = Callable[[Progress], None]

@@ -2,26 +2,31 @@
 
     open_session ──> caches, workers ──┐        submit, promote, require ─┐
                                        ├──────  limit_time, run_for       ├──> exchange ──> workers
-    finish / close <── merge, report ──┘        cancel_* ─────────────────┘
+    finish / close <── merge, report ──┘        cancel ───────────────────┘
 
 It is the run of `run_pipelines` (execution.py) with a streamed schedule: pipelines are queued as they are
 submitted.
 
 Guarantees, beside those of a run:
-- What `cancel_jobs`, `cancel_group` and `cancel_all` name has come to rest when they return: no driver call
-  is about it, so no cache is in use for it.
+- What `cancel` names has come to rest when it returns: no driver call is about it, so no cache is in use for
+  it.
 - A time limit stops between batches. What is left stays queued for the next one, and its order may be changed
   in between.
 - `submit` waits where the queue is full, and takes what it is given in order.
 - Leaving the block waits for what was submitted. Leaving it by an exception, or cancelled, does not: the
   calls in flight are waited for, what was compiled is merged, and what was kept and not taken is destroyed.
   What ends the block, the caller's exception or that of a worker, comes out as itself.
-Assumptions: a session belongs to the trio thread; any number of tasks may use it there.
+- Progress is that of what was submitted: it ends at exactly all of it.
+- A lost device is told once, by DeviceLostError: from `finish` or `close`, or else from the block.
+Assumptions: a session belongs to the trio thread; any number of tasks may use it there. `poll`, `take`,
+`progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. For programs
+that are not trio's there is session_thread.py.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -33,11 +38,19 @@ import trio
 from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
+from orchestrator.errors import DeviceError
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import Run, execute
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions
-from orchestrator.run.records import PipelineOutcome, Progress, ProgressCallback, RunReport
+from orchestrator.run.records import (
+    OutcomeStatus,
+    PipelineOutcome,
+    Progress,
+    ProgressCallback,
+    RunReport,
+    TimeToGo,
+)
 from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 
 
@@ -137,6 +150,39 @@ def checked_group(group: int | None) -> int:
 
 Int32s = npt.NDArray[np.int32]
 
+
+class DeviceLostError(DeviceError):
+    """VK_ERROR_DEVICE_LOST ended a session: each further call would fail.
+
+    Attributes:
+        report: What became of everything, with the primary's data as far as the driver gave it. What was kept
+            and not taken is the caller's, as with any report; the device should be closed.
+    """
+
+    def __init__(self, reason: str, report: RunReport) -> None:
+        super().__init__(f"the device was lost: {reason}")
+        self.report = report
+
+
+class _DeviceGoneError(trio.ClosedResourceError):
+    """Nothing can be submitted, because the device was lost; the session's end says it as DeviceLostError."""
+
+
+@frozen
+class News:
+    """What happened since the last `poll`.
+
+    Attributes:
+        progress: How far the session is.
+        settled: Pipelines that got their outcome meanwhile, ascending; those that were cancelled are not
+            among them.
+    """
+
+    progress: Progress
+    settled: Int32s = field(repr=False)
+
+
+_NOTHING: Int32s = np.empty(0, np.int32)
 _AT_ONCE = 1024
 """Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
 
@@ -147,7 +193,7 @@ class PipelineSession:
     It owns its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
-    def __init__(self, run: Run, scheduler: Scheduler) -> None:
+    def __init__(self, run: Run, scheduler: Scheduler, *, costs_known: bool = False) -> None:
         """Wrap a run; only `open_session` does this."""
         self._run = run
         self._capacity = scheduler.options.capacity
@@ -159,6 +205,17 @@ class PipelineSession:
         self._closing = False
         self._ended = trio.Event()
         self._report: RunReport | None = None
+        self._told_lost = False
+        self._to_go = TimeToGo(scheduler, run.worker_count, trusted=costs_known)
+        # What follows is under the lock, because any thread may look.
+        self._news_lock = threading.Lock()
+        self._fresh: list[Int32s] = []
+        self._unheard: set[int] = set()
+        self._counts = np.zeros(len(OutcomeStatus), np.int64)
+        self._done_ns = 0
+        self._total_ns = 0
+        self._stale_total = False
+        self._begun_ns = 0
 
     # --- pipelines in
 
@@ -189,7 +246,7 @@ class PipelineSession:
                 self._check_open()
                 with self._exchange.steering() as schedule:
                     taken = self._fitting(schedule, rest)
-                    schedule.enter(rest[:taken], priority, number)
+                    self._enter(schedule, rest[:taken], priority, number)
                     rest = rest[taken:]
                 if not len(rest):
                     return PipelineTicket(self, asked)
@@ -215,31 +272,41 @@ class PipelineSession:
             room = self._room(schedule)
             if room is not None and int(np.count_nonzero(schedule.absent(asked))) > room:
                 raise trio.WouldBlock
-            schedule.enter(asked, priority, number)
+            self._enter(schedule, asked, priority, number)
         return PipelineTicket(self, asked)
 
-    async def require(self, pipeline: int) -> PipelineOutcome:
+    async def require(self, pipeline: int, *, timeout_s: float | None = None) -> PipelineOutcome:
         """Wait until a pipeline is there, before everything else.
 
         It is submitted or promoted, or joined if it is in flight. It passes a full queue, and while somebody
         waits here what is due NOW passes a time limit that is over too.
 
+        Args:
+            pipeline: The pipeline.
+            timeout_s: How long to wait at most; None for as long as it takes. Afterwards it stays queued, or
+                in flight, as urgent as it is.
+
         Raises:
+            TimeoutError: It is not there yet.
             ValueError: There is no such pipeline.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = checked_pipelines(len(self._run.table), pipeline)
         self._check_open()
         with self._exchange.steering() as schedule:
-            schedule.enter(asked, Priority.NOW)
+            self._enter(schedule, asked, Priority.NOW)
             self._required += 1
             schedule.exempt(Priority.NOW)
+        outcome = None
         try:
-            (outcome,) = await self.wait(asked)
+            with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
+                (outcome,) = await self.wait(asked)
         finally:
             with self._exchange.steering() as schedule:
                 self._required -= 1
                 schedule.exempt(Priority.NOW if self._required else None)
+        if outcome is None:
+            raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
@@ -295,33 +362,32 @@ class PipelineSession:
 
     # --- cancelling
 
-    async def cancel_jobs(self, pipelines: Pipelines) -> int:
+    async def cancel(self, pipelines: Pipelines | None = None, *, group: int | None = None) -> int:
         """Cancel those of some pipelines that are queued, and wait for those that are in flight.
 
         What others link is created all the same. When this returns nothing uses a cache for any other of
-        them; cancelled itself, it returns early, but nothing more of them begins.
+        them; cancelled itself, it returns early, but nothing more of them begins. All may be submitted again.
+
+        Args:
+            pipelines: The pipelines; None for all that were submitted.
+            group: Of those the ones in this group only, such as those of a level that is left.
 
         Returns:
             How many were cancelled, libraries that only they needed included.
 
         Raises:
-            ValueError: There is no such pipeline.
+            ValueError: There is no such pipeline, or the group is negative.
         """
-        asked = checked_pipelines(len(self._run.table), pipelines)
-        return await self._cancel(lambda _: asked)
-
-    async def cancel_group(self, group: int) -> int:
-        """Cancel the pipelines of a group as `cancel_jobs` does, such as those of a level that is left.
-
-        Raises:
-            ValueError: It is negative.
-        """
-        number = checked_group(group)
-        return await self._cancel(lambda schedule: schedule.members(number))
-
-    async def cancel_all(self) -> int:
-        """Cancel everything that was submitted as `cancel_jobs` does; more may be submitted."""
-        return await self._cancel(lambda schedule: schedule.members(None))
+        asked = None if pipelines is None else checked_pipelines(len(self._run.table), pipelines)
+        number = None if group is None else checked_group(group)
+        with self._exchange.steering() as schedule:
+            chosen = schedule.members(number)
+            if asked is not None:
+                chosen = asked if number is None else np.intersect1d(asked, chosen)
+            cancellation = schedule.cancel_jobs(chosen)
+            self._stale_total = True
+        await self._until(lambda _: cancellation.quiet)
+        return cancellation.cancelled
 
     # --- looking
 
@@ -370,11 +436,43 @@ class PipelineSession:
 
     @property
     def progress(self) -> Progress:
-        """How far the session is; the total is that of the prepared set, submitted or not."""
-        self._take_news()
-        return self._run.progress(self._exchange.in_flight, time.perf_counter_ns())
+        """How far the session is with what was submitted."""
+        self._gather()
+        now_ns = time.perf_counter_ns()
+        with self._news_lock, self._exchange.looking() as schedule:
+            total = schedule.entered
+            if self._stale_total:
+                self._stale_total, self._total_ns = False, schedule.estimated_ns()
+            in_flight = schedule.in_flight
+            counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
+            done, done_ns = sum(counts.values()), self._done_ns
+            eta = 0.0 if done == total else self._to_go.eta_s(now_ns)
+            total_ns = self._total_ns
+        elapsed = (now_ns - self._begun_ns) / 1e9 if self._begun_ns else 0.0
+        return Progress(
+            total=total,
+            done=done,
+            compiled=counts[OutcomeStatus.COMPILED],
+            hits=counts[OutcomeStatus.CACHE_HIT],
+            failed=counts[OutcomeStatus.FAILED],
+            skipped=counts[OutcomeStatus.SKIPPED],
+            in_flight=in_flight,
+            started_ns=self._begun_ns,
+            elapsed_s=elapsed,
+            rate=done / elapsed if elapsed else 0.0,
+            eta_s=eta,
+            total_ns=total_ns,
+            done_ns=done_ns,
+        )
 
-    def take_handles(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
+    def poll(self) -> News:
+        """What happened since the last call, for who looks once a frame."""
+        progress = self.progress
+        with self._news_lock:
+            fresh, self._fresh = self._fresh, []
+        return News(progress, np.unique(np.concatenate(fresh)) if fresh else _NOTHING)
+
+    def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take pipelines that were kept: they are the caller's from now on.
 
         They are not in the report, and are not destroyed with a session that fails.
@@ -387,14 +485,12 @@ class PipelineSession:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
         """
         asked = checked_pipelines(len(self._run.table), pipelines)
-        handles = self._run.table.handles
-        if handles is None:
+        if self._run.table.handles is None:
             raise ValueError("the session keeps no pipelines: open it with keep=True")
         with self._exchange.looking() as schedule:
-            settled = np.setdiff1d(asked, schedule.unsettled(asked))
+            there = ~np.isin(asked, schedule.unsettled(asked))
         taken = np.zeros(len(asked), np.uint64)
-        taken[np.isin(asked, settled)] = handles[settled]
-        handles[settled] = 0
+        taken[there] = self._run.take_handles(asked[there])
         return taken
 
     # --- the end
@@ -413,6 +509,7 @@ class PipelineSession:
         """Create all that was submitted, whatever the time limit; then merge, report and end the session.
 
         Raises:
+            DeviceLostError: The device was lost; said once.
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
@@ -425,6 +522,7 @@ class PipelineSession:
         """End the session after the batches in flight: merge, and report; what was queued is NOT_RUN.
 
         Raises:
+            DeviceLostError: The device was lost; said once.
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
@@ -444,7 +542,7 @@ class PipelineSession:
             self._report = await execute(
                 self._run,
                 self._exchange,
-                on_progress=on_progress,
+                on_progress=None if on_progress is None else lambda _: on_progress(self.progress),
                 on_started=task_status.started,
                 on_barrier=self._take_news,
             )
@@ -454,24 +552,47 @@ class PipelineSession:
             for event in self._waiting:
                 event.set()
 
+    async def leave(self) -> None:
+        """Come to the end of the block: finish what was submitted, unless that was said otherwise before."""
+        if not self.closed:
+            await self.finish()
+        elif self._exchange.device_lost and not self._told_lost:
+            await self._end()
+
     async def _end(self) -> RunReport:
         await self._ended.wait()
         if self._report is None:
             raise trio.BrokenResourceError("the session failed; its block raises the cause")
+        if self._exchange.device_lost and not self._told_lost:
+            self._told_lost = True
+            raise DeviceLostError(self._exchange.device_lost, self._report)
         return self._report
 
-    def _take_news(self) -> None:
-        """Give outcomes that follow from others, and wake who waits. Runs in the trio thread."""
-        with self._exchange.looking() as schedule:
+    def _gather(self) -> Int32s:
+        """Give outcomes that follow from others, and count what is new; returns what was settled. Any thread."""
+        with self._news_lock, self._exchange.looking() as schedule:
             news = schedule.take_settled()
-            lost = schedule.unassignable
-            self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
-            self._run.take_shared(*schedule.shared())
-        settled = news.tolist()
-        for event, pending in self._waiting.items():
-            pending.difference_update(settled)
-            if not pending:
-                event.set()
+            if len(news):
+                lost = schedule.unassignable
+                self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
+                self._run.take_shared(*schedule.shared())
+                final = schedule.final(news)
+                self._fresh.append(final)
+                self._counts += np.bincount(self._run.table.status[final], minlength=len(self._counts))
+                self._done_ns += schedule.estimated_ns(final)
+                self._unheard.update(news.tolist())
+        return news
+
+    def _take_news(self) -> None:
+        """Count what is new, and wake who waits. Runs in the trio thread."""
+        self._gather()
+        with self._news_lock:
+            settled, self._unheard = self._unheard, set()
+        if settled:
+            for event, pending in self._waiting.items():
+                pending.difference_update(settled)
+                if not pending:
+                    event.set()
         self._lot.unpark_all()
 
     async def _until(self, condition: Callable[[Scheduler], bool]) -> None:
@@ -484,11 +605,12 @@ class PipelineSession:
                         return
                 await self._lot.park()
 
-    async def _cancel(self, choose: Callable[[Scheduler], Int32s]) -> int:
-        with self._exchange.steering() as schedule:
-            cancellation = schedule.cancel_jobs(choose(schedule))
-        await self._until(lambda _: cancellation.quiet)
-        return cancellation.cancelled
+    def _enter(
+        self, schedule: Scheduler, pipelines: Int32s, priority: Priority, group: int = NO_GROUP
+    ) -> None:
+        schedule.enter(pipelines, priority, group)
+        self._stale_total = True
+        self._begun_ns = self._begun_ns or time.perf_counter_ns()
 
     def _room(self, schedule: Scheduler) -> int | None:
         """How many more may be queued; None: any number."""
@@ -501,11 +623,10 @@ class PipelineSession:
         return int(np.searchsorted(np.cumsum(schedule.absent(pipelines)), most, "right"))
 
     def _check_open(self) -> None:
+        if lost := self._exchange.device_lost:
+            raise _DeviceGoneError(f"the device was lost: {lost}")
         if self.closed or self._exchange.cancelled:
-            lost = self._exchange.device_lost
-            raise trio.ClosedResourceError(
-                f"the device was lost: {lost}" if lost else "the session is closed"
-            )
+            raise trio.ClosedResourceError("the session is closed")
 
 
 @asynccontextmanager
@@ -540,6 +661,7 @@ async def open_session(
     Raises:
         ValueError: As from `run_pipelines`; there are not as many costs as pipelines.
         DriverError: A cache could not be created.
+        DeviceLostError: The device was lost, and neither `finish` nor `close` said it.
         ExternalSynchronizationError: The caller used one of the caches during the session.
     """
     run = Run.of(device, prepared, options, primary, on_merged)
@@ -547,15 +669,17 @@ async def open_session(
     jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, pipeline_keys=pipeline_keys)
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
     scheduler.exclude(run.table.reasons)
-    session = PipelineSession(run, scheduler)
+    session = PipelineSession(run, scheduler, costs_known=costs_ns is not None)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(session.serve, on_progress)
-            yield session
-            if not session.closed:
-                await session.finish()
+            try:
+                yield session
+            except* _DeviceGoneError:
+                pass  # the end says it, once, with the report
+            await session.leave()
     except BaseExceptionGroup as group:
         # The caller's own exception, or that of a worker, as itself.
         if len(group.exceptions) == 1:

@@ -253,6 +253,7 @@ class Lifecycle:
         hits: Those of them that a cache is expected to hold.
         duplicates: Ready duplicates, by worker; one queue for all where they are not pinned.
         settled: Jobs in the order in which they reached a state that does not change by itself any more.
+        costs: Estimated cost of compiling each job, nanoseconds.
         excluded: Jobs that cannot be created, with the reason.
         unassignable: Why jobs that were entered will never be assigned.
         failures: Why jobs that were assigned were not created.
@@ -277,7 +278,7 @@ class Lifecycle:
             for keys, second in ((jobs.keys, False), (jobs.pipeline_keys, True))
             if keys is not None and not separate
         ]
-        self._costs = (
+        self.costs = (
             np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
         )
         self.settled = Bucket()
@@ -288,7 +289,7 @@ class Lifecycle:
         self.saved_ns = 0
         self._joined_any = False
         table.kind[:] = jobs.kinds
-        table.cost[:] = self._costs
+        table.cost[:] = self.costs
         table.priority[:] = Priority.SOON if jobs.priorities is None else jobs.priorities
         if jobs.groups is not None:
             table.group[:] = jobs.groups
@@ -305,7 +306,7 @@ class Lifecycle:
         return (
             self.table.nbytes
             + self.links.nbytes
-            + self._costs.nbytes
+            + self.costs.nbytes
             + self.settled.jobs.nbytes
             + sum(queue.nbytes for queue in queues)
             + sum(known.nbytes for _, known, _ in self._keys)
@@ -324,7 +325,7 @@ class Lifecycle:
         new = jobs if not len(again) else jobs[table.state[jobs] == ABSENT]
         if len(again):
             table.flags[again] &= CHAINED | HIT | UNWANTED
-            table.cost[again] = self._costs[again]
+            table.cost[again] = self.costs[again]
             hits = again[table.flags[again] & HIT > 0]
             table.cost[hits] = HIT_COST_NS
             table.rank[again] = table.cost[again] if self._by_cost else 0
@@ -405,8 +406,8 @@ class Lifecycle:
         plain = (table.flags[jobs] & DUPLICATE == 0) & ((state <= JOINED) | (state == ABSENT))
         jobs, state = jobs[plain], state[plain]
         queued = jobs[state <= READY]
-        table.open_cost += int((self._costs[queued] - table.cost[queued]).sum())
-        table.cost[jobs] = self._costs[jobs]
+        table.open_cost += int((self.costs[queued] - table.cost[queued]).sum())
+        table.cost[jobs] = self.costs[jobs]
         table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
         self.hits = ReadyQueue(table, READY, HIT_COST_NS)
         self.queue.repeats = True
@@ -863,6 +864,25 @@ class Scheduler:
     def done(self) -> int:
         """Jobs that were assigned and have ended, well or badly."""
         return self._table.states[CREATED] + self._table.states[FAILED]
+
+    @property
+    def entered(self) -> int:
+        """Jobs that were entered and not cancelled, with the libraries that came along."""
+        states = self._table.states
+        return self._table.count - states[ABSENT] - states[CANCELLED]
+
+    def estimated_ns(self, jobs: Int32s | None = None) -> int:
+        """Estimated cost of compiling some jobs, or all that were entered, whatever became of them, nanoseconds.
+
+        It does not change with what is learned.
+        """
+        chosen = self._table.state < CANCELLED if jobs is None else jobs
+        return int(self._life.costs[chosen].sum())
+
+    def final(self, jobs: Int32s) -> Int32s:
+        """Those of some jobs whose state does not change any more."""
+        state = self._table.state[jobs]
+        return jobs[(state > ASSIGNED) & (state < CANCELLED)]
 
     @property
     def unassignable(self) -> Mapping[int, str]:

@@ -192,20 +192,20 @@ class _Callers:
             case _:
                 session.limit_time(None)
                 if keep:
-                    self.taken.append(session.take_handles(self.some()))
+                    self.taken.append(session.take(self.some()))
 
     async def _cancel(self, chance: random.Random) -> None:
         named = self.some()
         group = None
         match chance.randrange(3):
             case 0:
-                count = await self.session.cancel_jobs(named)
+                count = await self.session.cancel(named)
             case 1:
                 group = chance.randrange(GROUPS)
-                count = await self.session.cancel_group(group)
+                count = await self.session.cancel(group=group)
             case _:
                 named = list(range(len(self.image)))
-                count = await self.session.cancel_all()
+                count = await self.session.cancel()
         self.cancellations += 1
         self.cancelled_jobs += count
         # Between the return and this line nothing else runs in the trio thread. Other callers may have submitted them again

@@ -232,7 +232,7 @@ async def test_a_session_finds_them(store: BinaryStore) -> None:
     ) as session:
         ticket = await session.submit(range(10))
         assert all(each.status is OutcomeStatus.CACHE_HIT for each in await ticket.wait())
-        device.destroy_pipelines(session.take_handles(range(10)))
+        device.destroy_pipelines(session.take(range(10)))
     source.destroy()
     assert device.live_binaries == 0
     device.close()

@@ -24,10 +24,10 @@ async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:
     prepared = device.prepare(simulated_image(range(20)))
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
         ticket = await session.submit(range(10))
-        assert await session.cancel_jobs([3, 4, 15]) == 2
+        assert await session.cancel([3, 4, 15]) == 2
         outcomes = await session.wait([3, 4])
         assert [each.status for each in outcomes] == [OutcomeStatus.NOT_RUN] * 2
-        assert await session.cancel_jobs(ticket) == 8
+        assert await session.cancel(ticket) == 8
         assert ticket.done
         assert session.remainder.done
         await session.submit([4, 5])
@@ -44,9 +44,9 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:
         await session.submit([30, 31, 33, *range(10, 20)], group=7)
         await session.submit([32, 15, 3], group=8)
-        assert await session.cancel_group(7) == 3 + 9 + 1
-        assert await session.cancel_group(7) == 0
-        assert await session.cancel_group(99) == 0
+        assert await session.cancel(group=7) == 3 + 9 + 1
+        assert await session.cancel(group=7) == 0
+        assert await session.cancel(group=99) == 0
         assert sorted(session.remaining().tolist()) == [2, 3, 15, 32]
     assert sorted(recorder.order) == [2, 3, 15, 32]
 
@@ -56,12 +56,12 @@ async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_it
     prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))
     async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
         await session.submit([10, 11, 12])
-        assert await session.cancel_jobs(10) == 1
+        assert await session.cancel(10) == 1
         assert sorted(session.remaining().tolist()) == [0, 1, 2, 11, 12]
-        assert await session.cancel_jobs(1) == 0, "it is linked"
-        assert await session.cancel_jobs(11) == 3
+        assert await session.cancel(1) == 0, "it is linked"
+        assert await session.cancel(11) == 3
         await session.submit(2)
-        assert await session.cancel_jobs(12) == 1
+        assert await session.cancel(12) == 1
         assert session.remaining().tolist() == [2]
 
 
@@ -72,18 +72,18 @@ async def test_cancelling_all_leaves_a_session_that_goes_on() -> None:
         device, prepared, RunOptions(workers=2, schedule=evolve(ONE, capacity=8), time_limit_s=0)
     ) as session:
         await session.submit(range(20, 24))
-        assert await session.cancel_all() == 5
-        assert await session.cancel_all() == 0
+        assert await session.cancel() == 5
+        assert await session.cancel() == 0
         await session.submit(range(20, 26), priority=Priority.NOW)
     assert sorted(recorder.order) == [1, *range(20, 26)]
 
 
 CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
-    "job": lambda session: session.cancel_jobs(5),
-    "group": lambda session: session.cancel_group(1),
-    "all": lambda session: session.cancel_all(),
+    "job": lambda session: session.cancel(5),
+    "group": lambda session: session.cancel(group=1),
+    "all": lambda session: session.cancel(),
     # It is not in flight, but the library that only it needs is.
-    "linker": lambda session: session.cancel_jobs(12),
+    "linker": lambda session: session.cancel(12),
 }
 
 
@@ -121,7 +121,7 @@ async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> N
         await recorder.entered.wait()
         await session.submit(range(6, 20))
         with trio.move_on_after(0) as scope:
-            await session.cancel_all()
+            await session.cancel()
         assert scope.cancelled_caught
         recorder.open.set()
     assert recorder.order == [5]
@@ -140,7 +140,7 @@ async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
         nursery.start_soon(session.submit, [10, 11, 12])
         await trio.testing.wait_all_tasks_blocked()
         assert session.remaining().tolist() == [0, 1, 2]
-        await session.cancel_jobs([0, 2])
+        await session.cancel([0, 2])
         await trio.testing.wait_all_tasks_blocked()
         assert session.remaining().tolist() == [1, 10, 11]
         session.limit_time(None)

@@ -42,7 +42,7 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
             # Only they passed the budget.
             assert session.remainder.queued == queued - 1 - len(libraries)
             # Nothing is in flight, for the budget is used up: all the rest goes.
-            cancelled = await session.cancel_group(LEVEL)
+            cancelled = await session.cancel(group=LEVEL)
             assert cancelled == queued - 1 - len(libraries)
             assert session.remainder.done
             assert session.progress.done == queued - cancelled
@@ -51,14 +51,14 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
             # How many of them fit into a frame is the machine's affair; each is created or cancelled, and none is lost.
             left = await session.run_for(0.004)
             assert left.queued <= cancelled
-            cancelled = await session.cancel_group(LEVEL)
+            cancelled = await session.cancel(group=LEVEL)
             assert session.remainder.done
             assert cancelled <= left.queued
             assert session.progress.done == queued - cancelled
             session.limit_time(None)
             ticket = await session.submit(everything)
             assert all(each.created for each in await ticket.wait())
-            taken = session.take_handles(ticket)
+            taken = session.take(ticket)
         report = session.report
         assert report is not None
         assert not report.failed

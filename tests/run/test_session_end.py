@@ -14,7 +14,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
-from orchestrator.run.session import PipelineSession, open_session
+from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.support import RefusingDevice, check_sums, hits_of, prepared_set
 from tests.run.test_session import ONE, recorded, report_of
@@ -27,9 +27,9 @@ async def test_kept_pipelines_are_reported_or_taken() -> None:
         ticket = await session.submit(range(20))
         outcomes = await ticket.wait()
         assert all(each.handle for each in outcomes)
-        taken = session.take_handles([4, 5, 25])
+        taken = session.take([4, 5, 25])
         assert taken.tolist() == [outcomes[4].handle, outcomes[5].handle, 0]
-        assert session.take_handles(4).tolist() == [0]
+        assert session.take(4).tolist() == [0]
         assert session.outcome_of(4).handle == 0
     report = report_of(session)
     assert report.pipelines.handles is not None
@@ -46,7 +46,7 @@ async def test_what_is_in_flight_cannot_be_taken() -> None:
     async with open_session(device, prepared, RunOptions(workers=1, keep=True)) as session:
         await session.submit(3)
         await recorder.entered.wait()
-        assert session.take_handles(3).tolist() == [0]
+        assert session.take(3).tolist() == [0]
         recorder.open.set()
     report = report_of(session)
     assert report.pipelines.handles is not None
@@ -57,7 +57,7 @@ async def test_a_session_that_keeps_nothing_gives_nothing() -> None:
     device = SimulatedDevice()
     async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
         with pytest.raises(ValueError, match="keep=True"):
-            session.take_handles(0)
+            session.take(0)
 
 
 async def test_closing_leaves_the_rest() -> None:
@@ -108,16 +108,56 @@ async def test_finishing_waits_for_everything_whatever_the_budget() -> None:
         assert report.cache_data is not None
 
 
-async def test_progress_is_reported_as_in_a_run() -> None:
+async def test_progress_is_reported_of_what_was_submitted() -> None:
     seen: list[Progress] = []
     device = SimulatedDevice()
     prepared = prepared_set(device)
     async with open_session(
-        device, prepared, RunOptions(workers=1, skipped={4: "no"}), on_progress=seen.append
+        device, prepared, RunOptions(workers=1, skipped={4: "no", 299: "no"}), on_progress=seen.append
     ) as session:
+        assert (session.progress.total, session.progress.share, session.progress.eta_s) == (0, 1.0, 0.0)
         await session.submit(range(100))
-    assert (seen[0].total, seen[0].skipped) == (300, 1)
-    assert (seen[-1].done, seen[-1].compiled) == (100, 99)
+    assert (seen[0].total, seen[0].skipped) == (0, 0)
+    last = seen[-1]
+    assert (last.total, last.done, last.compiled, last.skipped) == (100, 100, 99, 1)
+    assert (last.share, last.cost_share, last.eta_s) == (1.0, 1.0, 0.0)
+    assert last.done_ns == last.total_ns > 0
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None:
+    """With libraries that come along, duplicates, failures, what links them, and what is cancelled on the way."""
+    device = RefusingDevice({7: -1})
+    prepared = prepared_set(device, libraries={200: [3, 4], 201: [7], 210: [200]})
+    options = RunOptions(workers=workers, schedule=ONE, skipped={11: "no"}, time_limit_s=0)
+    async with open_session(device, prepared, options) as session:
+        await session.submit([200, 201, 210, 11, *range(20, 60)])
+        assert session.progress.total == 4 + 3 + 40
+        await session.submit(range(100, 150), group=1)
+        assert session.progress.total == 47 + 50
+        seen = [session.progress]
+        cancelled = await session.cancel(group=1)
+        assert cancelled == 50
+        session.limit_time(None)
+        settled: set[int] = set()
+        while not session.remainder.done:
+            news = session.poll()
+            seen.append(news.progress)
+            assert not settled.intersection(news.settled.tolist())
+            settled.update(news.settled.tolist())
+            await trio.lowlevel.checkpoint()
+        settled.update(session.poll().settled.tolist())
+        assert settled == {3, 4, 7, 11, 200, 201, 210, *range(20, 60)}
+        assert len(session.poll().settled) == 0
+        end = session.progress
+        assert (end.total, end.done, end.failed, end.skipped) == (47, 47, 2, 1)
+        assert (end.share, end.cost_share, end.eta_s) == (1.0, 1.0, 0.0)
+        shares = [each.cost_share for each in seen[1:]]
+        assert shares == sorted(shares)
+        assert all(share < 1 or each.done == each.total for share, each in zip(shares, seen[1:], strict=True))
+        await session.submit(range(100, 110))
+        assert session.progress.total == 57
+    assert (session.progress.total, session.progress.done) == (57, 57)
 
 
 async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
@@ -185,18 +225,58 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
     assert (device.live_caches, device.live_pipelines) == (0, 0)
 
 
-async def test_a_lost_device_ends_the_session_with_a_report() -> None:
+@pytest.mark.parametrize("how", ["submit", "producers", "close", "finish", "leave"])
+async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
     device = RefusingDevice({0: ERROR_DEVICE_LOST})
     prepared = prepared_set(device)
-    async with open_session(device, prepared, RunOptions(workers=1)) as session:
-        ticket = await session.submit(range(300))
-        outcomes = await ticket.wait()
-        assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
-        with pytest.raises(trio.ClosedResourceError, match="device was lost"):
-            await session.submit(3)
-    report = await session.close()
+    told: list[DeviceLostError] = []
+    try:
+        async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, keep=True)) as session:
+            await (await session.submit(range(5, 9))).wait()
+            ticket = await session.submit(range(300))
+            outcomes = await ticket.wait()
+            assert any(each.status is OutcomeStatus.NOT_RUN for each in outcomes)
+            assert any("DEVICE_LOST" in each.reason or "VK_ERROR" in each.reason for each in outcomes)
+            if how == "submit":
+                await session.submit(3)
+            elif how == "producers":
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(session.submit, 3)
+                    nursery.start_soon(session.require, 4)
+            elif how in ("close", "finish"):
+                end = getattr(session, how)
+                try:
+                    await end()
+                except DeviceLostError as error:
+                    told.append(error)
+                assert await end() is told[0].report
+    except DeviceLostError as error:
+        told.append(error)
+    (lost,) = told
+    report = lost.report
+    assert report is session.report
     assert report.stopped
     assert any("device was lost" in note for note in report.notes)
+    # Everything comes back: what the primary holds, and what was kept.
+    assert report.cache_data is not None
+    assert await hits_of(report.cache_data) == report.compiled > 0
+    handles = report.pipelines.handles
+    assert handles is not None
+    assert np.count_nonzero(handles) == device.live_pipelines == report.compiled
+    device.destroy_pipelines(handles)
+    assert (device.live_caches, device.live_pipelines) == (0, 0)
+
+
+async def test_an_exception_of_the_block_goes_before_a_lost_device() -> None:
+    device = RefusingDevice({0: ERROR_DEVICE_LOST})
+
+    async def fail() -> None:
+        async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:
+            await (await session.submit(0)).wait()
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await fail()
     assert device.live_caches == 0
 
 

@@ -253,7 +253,7 @@ async def session(device, prepared):
     async with open_session(device, prepared, RunOptions(workers=2, keep=True)) as session:
         ticket = await session.submit(range(len(prepared.image)))
         await ticket.wait()
-        handles = session.take_handles(ticket)
+        handles = session.take(ticket)
     device.destroy_pipelines(handles)
     device.destroy_pipelines(session.report.pipelines.handles)
     return len(session.report.failed)
