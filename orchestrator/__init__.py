@@ -58,10 +58,15 @@ if TYPE_CHECKING:
     from orchestrator.run.records import PipelineOutcome as PipelineOutcome
     from orchestrator.run.records import Progress as Progress
     from orchestrator.run.records import RunReport as RunReport
+    from orchestrator.run.session import DeviceLostError as DeviceLostError
+    from orchestrator.run.session import News as News
     from orchestrator.run.session import PipelineSession as PipelineSession
     from orchestrator.run.session import PipelineTicket as PipelineTicket
     from orchestrator.run.session import Remainder as Remainder
     from orchestrator.run.session import open_session as open_session
+    from orchestrator.run.session_thread import SessionThread as SessionThread
+    from orchestrator.run.session_thread import Ticket as Ticket
+    from orchestrator.run.session_thread import start_session as start_session
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
@@ -106,7 +111,8 @@ _HOMES = {
     "orchestrator.run.records": (
         "CompileReport MergeReport OutcomeStatus PipelineOutcome Progress RunReport"
     ),
-    "orchestrator.run.session": "PipelineSession PipelineTicket Remainder open_session",
+    "orchestrator.run.session": "DeviceLostError News PipelineSession PipelineTicket Remainder open_session",
+    "orchestrator.run.session_thread": "SessionThread Ticket start_session",
     "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
     "orchestrator.sets.archive.reader": "Archive",
     "orchestrator.sets.archive.writer": "ArchiveWriter",

@@ -35,7 +35,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import evolve, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DeviceError
@@ -51,7 +51,7 @@ from orchestrator.run.records import (
     RunReport,
     TimeToGo,
 )
-from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
+from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
 
 
 @frozen
@@ -187,6 +187,14 @@ _AT_ONCE = 1024
 """Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
 
 
+@define(eq=False)
+class _Waiter:
+    """Somebody who waits until some pipelines are settled."""
+
+    pending: set[int]
+    event: trio.Event = field(factory=trio.Event)
+
+
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
@@ -199,7 +207,7 @@ class PipelineSession:
         self._capacity = scheduler.options.capacity
         self._exchange = Exchange(scheduler, self._take_news)
         self._lot = trio.lowlevel.ParkingLot()
-        self._waiting: dict[trio.Event, set[int]] = {}
+        self._waiting: dict[int, list[_Waiter]] = {}
         self._producers = {priority: trio.Lock() for priority in Priority}
         self._required = 0
         self._closing = False
@@ -291,22 +299,28 @@ class PipelineSession:
             ValueError: There is no such pipeline.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
+        self.begin_require(pipeline)
+        with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
+            return await self.end_require(pipeline)
+        raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
+
+    def begin_require(self, pipeline: int) -> None:
+        """The part of `require` that does not wait; `end_require` must follow."""
         asked = checked_pipelines(len(self._run.table), pipeline)
         self._check_open()
         with self._exchange.steering() as schedule:
             self._enter(schedule, asked, Priority.NOW)
             self._required += 1
             schedule.exempt(Priority.NOW)
-        outcome = None
+
+    async def end_require(self, pipeline: int) -> PipelineOutcome:
+        """Wait for a pipeline after `begin_require`."""
         try:
-            with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
-                (outcome,) = await self.wait(asked)
+            (outcome,) = await self.wait(pipeline)
         finally:
             with self._exchange.steering() as schedule:
                 self._required -= 1
                 schedule.exempt(Priority.NOW if self._required else None)
-        if outcome is None:
-            raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
@@ -378,6 +392,10 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline, or the group is negative.
         """
+        return await self.end_cancel(self.begin_cancel(pipelines, group=group))
+
+    def begin_cancel(self, pipelines: Pipelines | None, *, group: int | None) -> Cancellation:
+        """The part of `cancel` that does not wait."""
         asked = None if pipelines is None else checked_pipelines(len(self._run.table), pipelines)
         number = None if group is None else checked_group(group)
         with self._exchange.steering() as schedule:
@@ -386,6 +404,10 @@ class PipelineSession:
                 chosen = asked if number is None else np.intersect1d(asked, chosen)
             cancellation = schedule.cancel_jobs(chosen)
             self._stale_total = True
+        return cancellation
+
+    async def end_cancel(self, cancellation: Cancellation) -> int:
+        """Wait until nothing that `begin_cancel` named is in flight; how many were cancelled."""
         await self._until(lambda _: cancellation.quiet)
         return cancellation.cancelled
 
@@ -401,15 +423,16 @@ class PipelineSession:
         """
         asked = checked_pipelines(len(self._run.table), what)
         await trio.lowlevel.checkpoint()
-        event = trio.Event()
         with self._exchange.listening():
-            pending = set(self.unsettled(asked).tolist())
-            if pending and not self._ended.is_set():
-                self._waiting[event] = pending
+            waiter = _Waiter(set(self.unsettled(asked).tolist()))
+            if waiter.pending and not self._ended.is_set():
+                for index in waiter.pending:
+                    self._waiting.setdefault(index, []).append(waiter)
                 try:
-                    await event.wait()
+                    await waiter.event.wait()
                 finally:
-                    del self._waiting[event]
+                    for index in waiter.pending:
+                        self._forget(index, waiter)
         self._take_news()
         return tuple(self.outcome_of(index) for index in asked.tolist())
 
@@ -549,8 +572,9 @@ class PipelineSession:
         finally:
             self._ended.set()
             self._take_news()
-            for event in self._waiting:
-                event.set()
+            for waiters in self._waiting.values():
+                for each in waiters:
+                    each.event.set()
 
     async def leave(self) -> None:
         """Come to the end of the block: finish what was submitted, unless that was said otherwise before."""
@@ -583,16 +607,23 @@ class PipelineSession:
                 self._unheard.update(news.tolist())
         return news
 
+    def _forget(self, index: int, waiter: _Waiter) -> None:
+        waiters = self._waiting[index]
+        waiters.remove(waiter)
+        if not waiters:
+            del self._waiting[index]
+
     def _take_news(self) -> None:
         """Count what is new, and wake who waits. Runs in the trio thread."""
         self._gather()
         with self._news_lock:
             settled, self._unheard = self._unheard, set()
-        if settled:
-            for event, pending in self._waiting.items():
-                pending.difference_update(settled)
-                if not pending:
-                    event.set()
+        if self._waiting:
+            for index in settled.intersection(self._waiting):
+                for waiter in self._waiting.pop(index):
+                    waiter.pending.discard(index)
+                    if not waiter.pending:
+                        waiter.event.set()
         self._lot.unpark_all()
 
     async def _until(self, condition: Callable[[Scheduler], bool]) -> None:

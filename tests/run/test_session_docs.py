@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +24,18 @@ from tests.hosts.python_host import HostSettings, PythonHost
 
 PAGE = (REPOSITORY / "docs" / "embedding.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
-TESTED = {"adopted", "shortest", "frames", "urgent", "producers", "level_change", "handles", "time_budget"}
+TESTED = {
+    "adopted",
+    "asyncio",
+    "loop",
+    "shortest",
+    "frames",
+    "urgent",
+    "producers",
+    "level_change",
+    "handles",
+    "time_budget",
+}
 
 
 CORE = "VkPhysicalDeviceFeatures"
@@ -30,7 +43,8 @@ CORE = "VkPhysicalDeviceFeatures"
 
 def example(name: str, function: str) -> Callable[..., Any]:
     """A function that an example defines; it sees the public names."""
-    scope: dict[str, Any] = {each: getattr(orchestrator, each) for each in dir(orchestrator)} | {"trio": trio}
+    scope: dict[str, Any] = {each: getattr(orchestrator, each) for each in dir(orchestrator)}
+    scope |= {"asyncio": asyncio, "trio": trio}
     exec(EXAMPLES[name], scope)
     found: Callable[..., Any] = scope[function]
     return found
@@ -68,6 +82,30 @@ def test_a_device_of_ones_own() -> None:
         assert len(prepared.image) + len(lacking) == len(source.pipelines)
         prepared.close()
         device.close()
+
+
+def test_a_loop() -> None:
+    device = SimulatedDevice()
+    drawn: list[Progress] = []
+    report, handles, door = example("loop", "loading_screen")(
+        lambda: (device, device.prepare(simulated_image(range(50)))),
+        drawn.append,
+        lambda _: time.sleep(0.001),
+    )
+    assert report.compiled == np.count_nonzero(handles) == 50
+    assert door.created
+    assert (drawn[0].share, drawn[-1].share, drawn[-1].cost_share) == (1.0, 1.0, 1.0)
+    shares = [each.cost_share for each in drawn if each.total]
+    assert shares == sorted(shares)
+
+
+def test_asyncio() -> None:
+    device = SimulatedDevice()
+    run = example("asyncio", "fill")
+    prepared = device.prepare(simulated_image(range(50)))
+    outcomes, handles, report = asyncio.run(run(lambda: (device, prepared), range(10, 20)))
+    assert [each.created for each in outcomes] == [True] * 10
+    assert np.count_nonzero(handles) == report.compiled == 10
 
 
 async def test_frames() -> None:

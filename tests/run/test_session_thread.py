@@ -1,0 +1,451 @@
+"""Sessions in a thread of their own: the same as trio's from a loop, asyncio and callbacks; ends; commands and futures."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from orchestrator.devices.device import ERROR_DEVICE_LOST, Device, PreparedPipelines
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.session import DeviceLostError, open_session
+from orchestrator.run.session_thread import SessionThread, Ticket, start_session
+from orchestrator.schedule import Priority, ScheduleOptions
+from tests.drivers import REPOSITORY, each_device
+from tests.run.support import RefusingDevice, check_sums, hits_of, prepared_set
+from tests.run.test_session import ONE
+
+LIMIT_S = 60.0
+OPTIONS = RunOptions(workers=2, keep=True)
+
+
+class Gate:
+    """Holds the driver in one pipeline until it is opened."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.order: list[int] = []
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def __call__(self, key: int) -> None:
+        """Be called by the driver."""
+        self.order.append(key)
+        if key == self.key:
+            self.entered.set()
+            assert self.open.wait(LIMIT_S)
+
+
+def gated(key: int, count: int = 40) -> tuple[Gate, SimulatedDevice, PreparedPipelines]:
+    gate = Gate(key)
+    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    return gate, device, device.prepare(simulated_image(range(count)))
+
+
+# --- the same session in any host
+
+
+def level(device: Device, prepared: PreparedPipelines) -> tuple[list[int], list[int], int]:
+    """What every host does: some at once, some late, one that is needed."""
+    count = len(prepared.image)
+    return list(range(0, count, 2)), list(range(1, count, 2)), count - 1
+
+
+def in_trio(device: Device, prepared: PreparedPipelines) -> RunReport:
+    async def main() -> RunReport:
+        early, late, door = level(device, prepared)
+        async with open_session(device, prepared, OPTIONS) as session:
+            ticket = await session.submit(early, group=1)
+            await session.submit(late, priority=Priority.BACKGROUND)
+            assert (await session.require(door)).created
+            await ticket.wait()
+            handles = session.take(ticket)
+        device.destroy_pipelines(handles)
+        assert session.report is not None
+        return session.report
+
+    return trio.run(main)
+
+
+def in_a_loop(device: Device, prepared: PreparedPipelines) -> RunReport:
+    early, late, door = level(device, prepared)
+    session = start_session((device, prepared), OPTIONS)
+    ticket = session.submit(early, group=1)
+    session.submit(late, priority=Priority.BACKGROUND)
+    needed = session.require(door)
+    settled: list[int] = []
+    handles = np.empty(0, np.uint64)
+    while True:
+        news = session.poll()
+        settled += news.settled.tolist()
+        if needed.done() and ticket.done() and not handles.size:
+            assert needed.result().created
+            handles = session.take(ticket)
+        if len(settled) == len(prepared.image):
+            break
+        time.sleep(0.001)  # the frame
+    assert news.progress.share == news.progress.cost_share == 1.0
+    report = session.finish().result(LIMIT_S)
+    device.destroy_pipelines(handles)
+    return report
+
+
+def in_asyncio(device: Device, prepared: PreparedPipelines) -> RunReport:
+    async def main() -> RunReport:
+        early, late, door = level(device, prepared)
+        session = start_session(lambda: (device, prepared), OPTIONS)
+        await asyncio.wrap_future(session.opened)
+        ticket = session.submit(early, group=1)
+        session.submit(late, priority=Priority.BACKGROUND)
+        outcome, outcomes = await asyncio.gather(
+            asyncio.wrap_future(session.require(door)), asyncio.wrap_future(ticket)
+        )
+        assert outcome.created
+        assert len(outcomes) == len(early)
+        handles = session.take(ticket)
+        report = await asyncio.wrap_future(session.finish())
+        device.destroy_pipelines(handles)
+        return report
+
+    return asyncio.run(main())
+
+
+def with_callbacks(device: Device, prepared: PreparedPipelines) -> RunReport:
+    early, late, door = level(device, prepared)
+    taken: Future[int] = Future()
+    with start_session((device, prepared), OPTIONS) as session:
+        ticket = session.submit(early, group=1)
+
+        def took(_: object) -> None:
+            handles = session.take(ticket)
+            device.destroy_pipelines(handles)
+            taken.set_result(len(handles))
+
+        ticket.add_done_callback(took)
+        session.submit(late, priority=Priority.BACKGROUND)
+        assert session.require(door).result(LIMIT_S).created
+    assert taken.result(LIMIT_S) == len(early)
+    return session.ended.result()
+
+
+HOSTS: dict[str, Callable[[Device, PreparedPipelines], RunReport]] = {
+    "trio": in_trio,
+    "loop": in_a_loop,
+    "asyncio": in_asyncio,
+    "callbacks": with_callbacks,
+}
+
+
+@each_device
+@pytest.mark.parametrize("host", HOSTS)
+def test_any_host_has_the_same_session(
+    host: str, selector: str, open_driver_device: Callable[[str], Device]
+) -> None:
+    if selector == "simulated":
+        device: Device = SimulatedDevice()
+        prepared = device.prepare(simulated_image(range(120), libraries={7: [2], 60: [2, 8], 119: [60]}))
+    else:
+        from orchestrator.sets.image.builder import build_image
+        from orchestrator.sets.pipeline_set import PipelineSet
+        from orchestrator.sets.sample import sample_path
+
+        device = open_driver_device(selector)
+        with PipelineSet.open(sample_path()) as source:
+            prepared = device.prepare(build_image(source, source.pipelines[:60], device.capabilities).image)
+    report = HOSTS[host](device, prepared)
+    check_sums(report)
+    assert report.compiled + report.cache_hits == len(prepared.image)
+    assert not report.stopped
+    assert report.workers == 2
+    assert report.pipelines.handles is not None
+    early, _, _ = level(device, prepared)
+    assert not report.pipelines.handles[early].any(), "they were taken"
+    device.destroy_pipelines(report.pipelines.handles)
+    if isinstance(device, SimulatedDevice):
+        assert report.compiled == 120
+        prepared.close()
+        assert (device.live_caches, device.live_pipelines) == (0, 0)
+
+
+# --- opening
+
+
+def test_commands_before_it_is_open_take_effect_in_their_order() -> None:
+    gate = threading.Event()
+    device = SimulatedDevice()
+
+    def opener() -> tuple[Device, PreparedPipelines]:
+        assert gate.wait(LIMIT_S)
+        return device, prepared_set(device)
+
+    with start_session(opener, RunOptions(workers=1)) as session:
+        session.limit_time(0)
+        ticket = session.submit(range(20), group=3)
+        more = session.promote(ticket, Priority.NOW)
+        gone = session.cancel(group=3)
+        kept = session.submit([5, 6])
+        assert not session.opened.done()
+        assert (session.progress.total, session.remainder.done, len(session.poll().settled)) == (0, True, 0)
+        assert session.take(ticket).size == 0
+        gate.set()
+        assert session.opened.result(LIMIT_S)[0] is device
+        assert more.result(LIMIT_S) == 20
+        assert gone.result(LIMIT_S) == 20
+        assert [each.status for each in ticket.result(LIMIT_S)] == [OutcomeStatus.NOT_RUN] * 20
+        session.limit_time(None)
+        assert len(kept.result(LIMIT_S)) == 2
+    assert session.ended.result().compiled == 2
+
+
+def test_what_cannot_be_opened_is_in_every_future() -> None:
+    def opener() -> tuple[Device, PreparedPipelines]:
+        raise LookupError("no such set")
+
+    session = start_session(opener)
+    for each in (session.opened, session.ended):
+        with pytest.raises(LookupError):
+            each.result(LIMIT_S)
+    with pytest.raises(trio.ClosedResourceError):
+        session.submit([1]).result(LIMIT_S)
+    assert session.closed
+    assert session.finish() is session.close() is session.ended
+
+
+def test_what_cannot_be_meant() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    with pytest.raises(ValueError, match="capacity"):
+        start_session((device, prepared), RunOptions(schedule=ScheduleOptions(capacity=4)))
+    with start_session((device, prepared), RunOptions(workers=1)) as session:
+        wrong = session.submit([300])
+        asked: list[Future[Any]] = [
+            wrong,
+            session.submit([0], group=-1),
+            session.promote(-1, Priority.NOW),
+            session.limit_time(-1.0),
+            session.require(1000),
+            session.cancel(wrong),
+        ]
+        for each in asked:
+            with pytest.raises(ValueError):
+                each.result(LIMIT_S)
+        with pytest.raises(ValueError, match="keep=True"):
+            session.take([1])
+        assert session.submit([1, 2]).result(LIMIT_S)
+    assert session.ended.result().compiled == 2
+
+
+# --- futures
+
+
+def test_require_has_a_bound_and_the_pipeline_comes_all_the_same() -> None:
+    gate, _device, prepared = gated(30)
+    with start_session((_device, prepared), RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
+        session.submit(range(20), priority=Priority.BACKGROUND)
+        needed = session.require(30)
+        assert gate.entered.wait(LIMIT_S), "it passes the time limit that is over"
+        with pytest.raises(TimeoutError):
+            needed.result(0.001)
+        assert session.remainder.queued == 20
+        gate.open.set()
+        assert needed.result(LIMIT_S).created
+        assert gate.order == [30]
+
+
+async def test_require_has_a_bound_in_trio_too() -> None:
+    gate, device, prepared = gated(30)
+    options = RunOptions(workers=1, schedule=ONE, time_limit_s=0)
+    async with open_session(device, prepared, options) as session:
+        await session.submit(range(20), priority=Priority.BACKGROUND)
+        with pytest.raises(TimeoutError, match="pipeline 30"):
+            await session.require(30, timeout_s=0.01)
+        await trio.to_thread.run_sync(gate.entered.wait, LIMIT_S)
+        gate.open.set()
+        assert (await session.require(30, timeout_s=LIMIT_S)).created
+        assert gate.order == [30]
+        session.limit_time(None)
+
+
+def test_a_future_that_is_cancelled_ends_nothing() -> None:
+    gate, device, prepared = gated(0)
+    with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
+        session.submit(0).cancel()
+        assert gate.entered.wait(LIMIT_S)
+        given_up = session.submit(range(1, 10))
+        assert given_up.cancel()
+        with pytest.raises(CancelledError):
+            given_up.result()
+        kept = session.submit(range(10, 20))
+        gate.open.set()
+        assert len(kept.result(LIMIT_S)) == 10
+    assert session.ended.result().compiled == 20
+    assert sorted(gate.order) == list(range(20))
+
+
+async def _cancelled_wait(session: SessionThread) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.wrap_future(session.submit(range(5))), 0.001)
+
+
+def test_an_asyncio_task_that_gives_up_leaves_the_pipelines() -> None:
+    gate, device, prepared = gated(0)
+    with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
+        session.submit(0)
+        assert gate.entered.wait(LIMIT_S)
+        asyncio.run(_cancelled_wait(session))
+        gate.open.set()
+    assert session.ended.result().compiled == 5
+
+
+def test_many_threads_and_many_tickets() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    tickets: list[Ticket] = []
+    with start_session((device, prepared), RunOptions(workers=3)) as session:
+
+        def producer(first: int) -> None:
+            for index in range(first, 300, 4):
+                tickets.append(session.submit(index))
+
+        threads = [threading.Thread(target=producer, args=(first,)) for first in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        created = [outcome.created for each in tickets for outcome in each.result(LIMIT_S)]
+        assert created == [True] * 300
+    assert set(device.compile_counts.values()) == {1}
+
+
+# --- ends
+
+
+@pytest.mark.parametrize("end", ["finish", "close"])
+def test_ends(end: str) -> None:
+    gate, device, prepared = gated(0)
+    session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE, keep=True))
+    ticket = session.submit(range(20))
+    assert gate.entered.wait(LIMIT_S)
+    ended: Future[RunReport] = getattr(session, end)()
+    assert session.closed
+    with pytest.raises(trio.ClosedResourceError):
+        session.submit([30]).result(LIMIT_S)
+    assert not ended.done(), "the driver is busy, and is waited for"
+    inner = session._session
+    assert inner is not None
+    arrived_by = time.monotonic() + LIMIT_S
+    while end == "close" and not inner._exchange.cancelled:  # commands arrive a moment later
+        assert time.monotonic() < arrived_by
+        time.sleep(0.001)
+    gate.open.set()
+    report = ended.result(LIMIT_S)
+    created = 20 if end == "finish" else 1
+    assert report.compiled == created
+    assert report.stopped == (end == "close")
+    assert sum(each.created for each in ticket.result(LIMIT_S)) == created
+    handles = session.take(ticket)
+    assert np.count_nonzero(handles) == created
+    device.destroy_pipelines(handles)
+    assert (device.live_caches, device.live_pipelines) == (0, 0)
+    assert len(session.poll().settled) == created
+
+
+def test_leaving_the_block_by_an_exception_closes() -> None:
+    gate, device, prepared = gated(0)
+    sessions = []
+
+    def fail() -> None:
+        with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
+            sessions.append(session)
+            session.submit(range(20))
+            assert gate.entered.wait(LIMIT_S)
+            gate.open.set()
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
+    (session,) = sessions
+    assert session.ended.result(0).stopped
+    assert device.live_caches == 0
+
+
+def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> None:
+    device = RefusingDevice({40: ERROR_DEVICE_LOST})
+    session = start_session((device, prepared_set(device)), RunOptions(workers=1, schedule=ONE, keep=True))
+    assert len(session.submit(range(10)).result(LIMIT_S)) == 10
+    # The tickets are not the place where it is told: they have outcomes.
+    lost = session.submit(40).result(LIMIT_S)
+    assert [each.status for each in lost] == [OutcomeStatus.FAILED]
+    with pytest.raises(trio.ClosedResourceError, match="device was lost"):
+        session.submit([50]).result(LIMIT_S)
+    with pytest.raises(DeviceLostError) as told:
+        session.finish().result(LIMIT_S)
+    report = told.value.report
+    assert report.compiled == 10
+    assert report.pipelines.handles is not None
+    device.destroy_pipelines(report.pipelines.handles)
+    assert (device.live_caches, device.live_pipelines) == (0, 0)
+
+
+def test_a_bug_in_a_worker_resolves_every_future() -> None:
+    def broken(key: int) -> None:
+        raise ZeroDivisionError
+
+    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
+    session = start_session((device, prepared_set(device)), RunOptions(workers=2))
+    ticket = session.submit(range(300))
+    with pytest.raises(ZeroDivisionError):
+        session.ended.result(LIMIT_S)
+    assert not any(each.created for each in ticket.result(LIMIT_S))
+    assert device.live_caches == 0
+
+
+_FORGOTTEN = """
+import threading
+from orchestrator import RunOptions, start_session
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
+entered = threading.Event()
+done = []
+def compile(key):
+    entered.set()
+    done.append(key)
+device = SimulatedDevice(SimulatedOptions(on_compile=compile))
+session = start_session((device, device.prepare(simulated_image(range(500)))), RunOptions(workers=2))
+session.submit(range(500))
+assert entered.wait(60)
+session.ended.add_done_callback(lambda ended: print("ended", ended.result().stopped, device.live_caches))
+"""
+
+
+def test_a_program_that_forgets_its_session_ends_all_the_same() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORGOTTEN],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("ended ")
+    assert done.stdout.endswith(" 0\n")
+
+
+def test_the_primary_s_data_is_the_next_run_s() -> None:
+    device = SimulatedDevice()
+    with start_session((device, prepared_set(device)), RunOptions(workers=2)) as session:
+        session.submit(range(150))
+    data = session.ended.result().cache_data
+    assert data is not None
+    assert trio.run(hits_of, data) == 150
