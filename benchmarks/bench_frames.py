@@ -1,0 +1,239 @@
+"""What a session adds to the frames of a host in Python, at 60 Hz, with 3 ms of the host's own work in each.
+
+Each sample is a process: it opens the set's device, measures 240 frames without a session, then frames with a session
+beside them until all pipelines are created, in fresh caches. A frame is a fixed amount of Python (3 ms alone), `poll`
+where there is a session, and sleep until the next frame is due.
+
+added_*      how much longer work and poll took than the median of the frames without a session
+beside_*     the same of the frames without a session: what the machine does by itself
+poll_*       what `poll` took, of that
+late         frames that were over 18 ms after the one before them, in percent; alone_late without a session
+rate         pipelines a second; `unpaced` is run_pipelines without a host, by as many workers
+
+Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval`, the interpreter's
+switch interval at 0.5 ms in place of 5 ms; `child`, the run in a process of its own. `hits` must be 0.
+
+What this cannot show: a host in C++, whose frames need no interpreter; and more processors than there are.
+
+Command: python benchmarks/bench_frames.py --device radv:navi21 --set sascha.foz --output FILE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import trio
+
+from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
+from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.run.execution import available_workers
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import RunReport
+from orchestrator.run.session import News, open_session
+from orchestrator.run.session_thread import start_session
+
+FRAME_S = 1 / 60
+WORK_S = 0.003
+LATE_S = 0.018
+ALONE = 240
+
+
+def work(amount: int) -> int:
+    """The host's own work: Python that holds the interpreter's lock, as a host in Python does."""
+    total = 0
+    for number in range(amount):
+        total += number & 7
+    return total
+
+
+def amount_of_work() -> int:
+    """How much work takes 3 ms where nothing else runs."""
+    amount = 20_000
+    best = min(_timed(amount) for _ in range(50))
+    return round(amount * WORK_S / best)
+
+
+def _timed(amount: int) -> float:
+    began = time.perf_counter()
+    work(amount)
+    return time.perf_counter() - began
+
+
+class Frames:
+    """The frames of a host: `begin` does one and says how long to sleep."""
+
+    def __init__(self, amount: int, poll: Callable[[], News] | None) -> None:
+        self._amount = amount
+        self._poll = poll
+        self._due = time.perf_counter()
+        self.begins: list[float] = []
+        self.busy: list[float] = []
+        self.polls: list[float] = []
+        self.done = False
+
+    def begin(self) -> float:
+        """Work, poll, and the seconds until the next frame is due."""
+        began = time.perf_counter()
+        self.begins.append(began)
+        work(self._amount)
+        polled = time.perf_counter()
+        if self._poll is not None:
+            progress = self._poll().progress
+            self.done = progress.total > 0 and progress.done == progress.total
+        ended = time.perf_counter()
+        self.busy.append(ended - began)
+        self.polls.append(ended - polled)
+        self._due = max(self._due + FRAME_S, ended)
+        return self._due - ended
+
+    def figures(self, name: str, base: float) -> Figures:
+        """What they took beyond the median of the frames alone, and how many were late."""
+        added = (np.array(self.busy) - base) * 1e3
+        periods = np.diff(np.array(self.begins))
+        late = float(np.count_nonzero(periods > LATE_S)) / max(1, len(periods)) * 100
+        return {
+            f"{name}_median_ms": float(np.median(added)),
+            f"{name}_p99_ms": float(np.quantile(added, 0.99)),
+            f"{name}_max_ms": float(added.max()),
+            ("late" if name == "added" else "alone_late"): late,
+        }
+
+
+def in_a_loop(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
+    """A synchronous loop."""
+    session = start_session((device, prepared), options)
+    session.opened.result()
+    session.submit(range(len(prepared.image)))
+    frames = Frames(amount, session.poll)
+    while not frames.done:
+        time.sleep(frames.begin())
+    return frames, session.finish().result()
+
+
+def in_asyncio(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
+    """A program of asyncio."""
+
+    async def main() -> tuple[Frames, RunReport]:
+        session = start_session((device, prepared), options)
+        await asyncio.wrap_future(session.opened)
+        session.submit(range(len(prepared.image)))
+        frames = Frames(amount, session.poll)
+        while not frames.done:
+            await asyncio.sleep(frames.begin())
+        return frames, await asyncio.wrap_future(session.finish())
+
+    return asyncio.run(main())
+
+
+def in_trio(device: Device, prepared: PreparedPipelines, options: RunOptions, amount: int) -> Any:
+    """A program of trio."""
+
+    async def main() -> tuple[Frames, RunReport]:
+        async with open_session(device, prepared, options) as session:
+            await session.submit(range(len(prepared.image)))
+            frames = Frames(amount, session.poll)
+            while not frames.done:
+                await trio.sleep(frames.begin())
+            return frames, await session.finish()
+
+    return trio.run(main)
+
+
+def beside_a_child(job: Job, amount: int) -> tuple[Frames, Figures]:
+    """Frames while a process of its own compiles."""
+    command = [sys.executable, __file__, "--measure", json.dumps({**job, "host": "unpaced"})]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        frames = Frames(amount, None)
+        while child.poll() is None:
+            time.sleep(frames.begin())
+        assert child.stdout is not None
+        figures: Figures = json.loads(child.stdout.read().splitlines()[-1])
+    return frames, figures
+
+
+HOSTS = {"loop": in_a_loop, "asyncio": in_asyncio, "trio": in_trio}
+
+
+def measure(job: Job) -> Figures:
+    """One sample."""
+    if job["host"] == "unpaced":
+        with opened(job) as (device, prepared):
+            report = run_now(device, prepared, RunOptions(workers=job["workers"]))
+            return {**_of(report), **where(device)}
+    amount = amount_of_work()
+    alone = Frames(amount, None)
+    for _ in range(ALONE):
+        time.sleep(alone.begin())
+    base = float(np.median(alone.busy))
+    if job["host"] == "child":
+        frames, figures = beside_a_child(job, amount)
+    else:
+        if job["interval_s"]:
+            sys.setswitchinterval(job["interval_s"])
+        with opened(job) as (device, prepared):
+            gc.collect()
+            host = HOSTS[job["host"]]
+            frames, report = host(device, prepared, RunOptions(workers=job["workers"]), amount)
+            figures = {**_of(report), **where(device)}
+    polls = np.array(frames.polls) * 1e3
+    return {
+        **figures,
+        **alone.figures("beside", base),
+        **frames.figures("added", base),
+        "poll_median_ms": float(np.median(polls)),
+        "poll_p99_ms": float(np.quantile(polls, 0.99)),
+        "frames": len(frames.begins),
+        "base_ms": base * 1e3,
+    }
+
+
+def _of(report: RunReport) -> Figures:
+    if report.cache_hits:
+        raise SystemExit(f"{report.cache_hits} pipelines hit in fresh caches")
+    return {"rate": report.compiled / (report.timing.wall_ns / 1e9), "pipelines": report.compiled}
+
+
+def _contenders(common: Job) -> Iterator[tuple[str, Job]]:
+    for workers in (1, 2):
+        each = {**common, "workers": workers, "interval_s": 0}
+        plural = "worker" if workers == 1 else "workers"
+        yield f"loop, {workers} {plural}", {**each, "host": "loop"}
+        yield f"asyncio, {workers} {plural}", {**each, "host": "asyncio"}
+        yield f"trio, {workers} {plural}", {**each, "host": "trio"}
+        yield f"loop, {workers} {plural}, interval", {**each, "host": "loop", "interval_s": 0.0005}
+        yield f"loop, {workers} {plural}, child", {**each, "host": "child"}
+
+
+def main() -> None:
+    """What a session adds to frames, by host; and the rate beside a run without a host."""
+    parser = set_parser_of("What does a session add to the frames of a host in Python?")
+    options = parser.parse_args()
+    if answer_if_asked(options, measure):
+        return
+    if available_workers() < 2:
+        raise SystemExit("frames and workers need a processor each")
+    common = {"device": options.device, "set": options.set}
+    rows = compare(__file__, dict(_contenders(common)), options, figure="added_median_ms")
+    names = ("added_median_ms", "added_p99_ms", "poll_p99_ms", "late", "alone_late", "rate")
+    for name in dict(_contenders(common)):
+        mine = [row for row in rows if row["contender"] == name and row["round"] >= 0]
+        if mine:
+            shown = (f"{each} {np.median([row[each] for row in mine]):.3g}" for each in names)
+            print(f"{name:28} {'  '.join(shown)}", file=sys.stderr)
+    unpaced = {f"unpaced, {workers}": {**common, "host": "unpaced", "workers": workers} for workers in (1, 2)}
+    compare(__file__, unpaced, options, figure="rate", lower_is_better=False)
+
+
+if __name__ == "__main__":
+    main()
