@@ -65,6 +65,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(path / "game.foz", path / name)
     shutil.copy(sample_manifest_path(), path / "sample.toml")
     shutil.copytree(sample_manifest_path().parent / "shaders", path / "shaders")
+    shutil.copy(REPOSITORY / "docs" / "examples" / "engine.toml", path / "engine.toml")
     run(
         path,
         "orchestrator bench game.foz -d simulated -j 1 --samples 1 --modes shared,none --start cold -o results/navi21",

@@ -41,6 +41,7 @@ VERBS = {
     "compare": "compare:compare_verb",
     "calibrate": "calibrate:calibrate_verb",
     "inspect": "inspect:inspect_verb",
+    "export": "export:export_verb",
     "pack": "pack:pack_verb",
     "verify": "verify:verify_verb",
     "merge": "merge:merge_verb",

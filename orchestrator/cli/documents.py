@@ -367,6 +367,29 @@ class InspectDocument(Document, frozen=True, kw_only=True):
     bad: int
 
 
+# --- export
+
+
+class ExportDocument(Document, frozen=True, kw_only=True):
+    """`export --json`.
+
+    Attributes:
+        path: The cache file.
+        output: The file that was to be written.
+        status: LOADED where the driver's data was proven and written, else what is wrong.
+        field: The first field that is wrong or differs, as Vulkan names it.
+        detail: In words.
+        written_bytes: Bytes of the driver's data that were written; 0 where something is wrong.
+    """
+
+    path: str
+    output: str
+    status: LoadStatus
+    field: str | None
+    detail: str
+    written_bytes: int
+
+
 # --- pack
 
 
@@ -862,6 +885,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "compare": CompareDocument,
     "calibrate": CalibrateDocument,
     "inspect": InspectDocument,
+    "export": ExportDocument,
     "pack": PackDocument,
     "verify": VerifyDocument,
     "merge": MergeDocument,

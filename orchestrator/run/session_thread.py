@@ -31,7 +31,7 @@ import numpy.typing as npt
 import trio
 from attrs import frozen
 
-from orchestrator.devices.device import Device, PipelineCache, PreparedPipelines
+from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.options import RUN_DEFAULTS, RunOptions
 from orchestrator.run.records import PipelineOutcome, Progress, ProgressCallback, RunReport
@@ -320,7 +320,7 @@ def start_session(
     source: Opened | Callable[[], Opened],
     options: RunOptions = RUN_DEFAULTS,
     *,
-    primary: PipelineCache | bytes | None = None,
+    primary: PipelineSource | bytes | None = None,
     costs_ns: npt.NDArray[np.int64] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
     on_merged: MergedHook | None = None,

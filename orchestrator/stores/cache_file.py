@@ -501,7 +501,7 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
 
 def read_cache_file(
     path: Path,
-    identity: DeviceIdentity,
+    identity: DeviceIdentity | None,
     policy: LoadPolicy = DEFAULT_POLICY,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> LoadResult:
@@ -509,7 +509,7 @@ def read_cache_file(
 
     Args:
         path: The file, as from `cache_path`.
-        identity: Of the device that is to take the data.
+        identity: Of the device that is to take the data; None proves that the file is whole, and no more.
         policy: Which files the device may be given.
         operations: The calls to use.
 
@@ -518,11 +518,14 @@ def read_cache_file(
     """
     relaxed = {"driverVersion"} if policy.relax_driver_version else set()
 
+    def differing(header: PipelineCachePrefixHeader) -> tuple[FieldDifference, ...]:
+        return () if identity is None else header.differences(identity)
+
     def accept(head: bytes, size: int) -> None:
         """Refuse by the header, before a byte of the data is read."""
         header = PipelineCachePrefixHeader.unpack(head)
         _check_length(header, size - len(head))
-        refused = [one for one in header.differences(identity) if one.field not in relaxed]
+        refused = [one for one in differing(header) if one.field not in relaxed]
         if refused:
             raise CacheHeaderError(refused[0].status, refused[0].field, "; ".join(map(str, refused)))
 
@@ -537,8 +540,7 @@ def read_cache_file(
         return LoadResult(read_status(error), path, detail=error.reason)
     except CacheHeaderError as error:
         return LoadResult(error.status, path, error.field, error.reason)
-    differences = header.differences(identity)
-    accepted = "".join(f"{one}; accepted by policy" for one in differences)
+    accepted = "".join(f"{one}; accepted by policy" for one in differing(header))
     return LoadResult(LoadStatus.LOADED, path, detail=accepted, data=data, data_hash=header.data_hash)
 
 

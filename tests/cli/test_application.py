@@ -26,6 +26,7 @@ def test_verbs() -> None:
         "compile",
         "devices",
         "doctor",
+        "export",
         "inspect",
         "list",
         "merge",

@@ -17,7 +17,7 @@ from tests.drivers import REPOSITORY, require_header, require_tool
 from tests.hosts.run_host import COMPILER_FLAGS, strip_prefix_header
 
 PAGE = (REPOSITORY / "docs" / "cache-file.md").read_text("utf-8")
-EXAMPLES = dict(re.findall(r"```(\w+) example=check\n(.*?)```", PAGE, re.DOTALL))
+EXAMPLES = dict(re.findall(r"```(\w+ example=\w+)\n(.*?)```", PAGE, re.DOTALL))
 ROWS = [
     (int(offset), int(size), name)
     for offset, size, name in re.findall(r"^\| (\d+) \| (\d+) \| `(\w+)` \|", PAGE, re.MULTILINE)
@@ -27,7 +27,7 @@ ROWS = [
 def function(name: str) -> Callable[..., Any]:
     """A function of the example in Python."""
     scope: dict[str, Any] = {}
-    exec(EXAMPLES["python"], scope)
+    exec(EXAMPLES["python example=check"], scope)
     found: Callable[..., Any] = scope[name]
     return found
 
@@ -56,7 +56,7 @@ def content(payload: bytes) -> bytes:
 
 
 def test_every_block_of_code_is_tried() -> None:
-    assert set(EXAMPLES) == {"c", "python"}
+    assert set(EXAMPLES) == {"c example=check", "c example=read", "python example=check"}
     assert PAGE.count("```") == 2 * len(EXAMPLES)
 
 
@@ -107,10 +107,12 @@ def test_the_example_in_python_tells_hits_from_misses(content: bytes) -> None:
     device.close()
 
 
-def test_the_example_in_c_compiles(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["check", "read"])
+def test_the_examples_in_c_compile(name: str, tmp_path: Path) -> None:
     require_header("vulkan/vulkan.h", "libvulkan-dev")
     source = tmp_path / "check.c"
-    source.write_text(EXAMPLES["c"], "utf-8")
-    command = [require_tool("gcc"), *COMPILER_FLAGS, "-c", "-o", str(tmp_path / "check.o"), str(source)]
+    source.write_text(EXAMPLES[f"c example={name}"], "utf-8")
+    command = [require_tool("gcc"), *COMPILER_FLAGS, "-I", str(REPOSITORY / "docs" / "examples")]
+    command += ["-c", "-o", str(tmp_path / "check.o"), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
