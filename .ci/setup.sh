@@ -173,6 +173,10 @@ has_validation_layer() { # Where a loader looks for layers that are asked for.
         /usr/local/share/vulkan/explicit_layer.d/*.json /usr/share/vulkan/explicit_layer.d/*.json
 }
 
+has_library() { # Where the system's linker finds it.
+    PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q "$1"
+}
+
 set_up_test_tools() {
     local wanted=() reason
     command -v gcc >/dev/null || wanted+=(gcc)
@@ -181,6 +185,12 @@ set_up_test_tools() {
     command -v spirv-val >/dev/null || wanted+=(spirv-tools)
     command -v chromium >/dev/null || wanted+=(chromium) # draws the HTML report in its test
     command -v glslangValidator >/dev/null || wanted+=(glslang-tools)
+    command -v Xvfb >/dev/null || wanted+=(xvfb) # a display for the example with a window
+    has_library libX11.so.6 || wanted+=(libx11-6)
+    has_library libXrandr.so.2 || wanted+=(libxrandr2)
+    has_library libXinerama.so.1 || wanted+=(libxinerama1)
+    has_library libXcursor.so.1 || wanted+=(libxcursor1)
+    has_library libXi.so.6 || wanted+=(libxi6)
     has_validation_layer || wanted+=(vulkan-validationlayers)
     [ ${#wanted[@]} = 0 ] && return
     apt_install "${wanted[@]}" && return
