@@ -1,14 +1,23 @@
 """Compile Vulkan pipeline sets in parallel, and know what it costs.
 
-Only names that users build on are exported here. Each is loaded when it is first used, because everything else pays
-for this module: the command line's help would take three times as long with numpy and trio. Checkers read the imports
-below, the interpreter reads the table; a test compares the two. The rooms are described in docs/design.md.
+    PipelineSet.open           a set: archives, or one that `PipelineSetBuilder` makes of pipelines in code
+    compile_set                compile it, merge, keep the cache: a `CompileReport`
+    open_session               the same while a program goes on: priorities, frames, cancelling
+    run_pipelines              the layer below: your device, your prepared pipelines, your caches
+    open_device, list_devices  what compiles; `own_process` first in a program that owns its process
+    load_into_cache, save_merged, read_cache_file   cache files that can be trusted
+
+Only names that users build on are exported here. Each is loaded when it is first used, because everything
+else pays for this module: the command line's help would take three times as long with numpy and trio.
+Checkers read the imports below, the interpreter reads the table; a test compares the two.
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING
+
+from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
     from orchestrator.devices import adopt_device as adopt_device
@@ -72,8 +81,12 @@ if TYPE_CHECKING:
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
     from orchestrator.schedule import Scheduler as Scheduler
     from orchestrator.sets.archive.reader import Archive as Archive
+    from orchestrator.sets.archive.reader import MemoryRecords as MemoryRecords
     from orchestrator.sets.archive.writer import ArchiveWriter as ArchiveWriter
     from orchestrator.sets.authoring.builder import PipelineSetBuilder as PipelineSetBuilder
+    from orchestrator.sets.authoring.builder import Rendering as Rendering
+    from orchestrator.sets.authoring.builder import ShaderStage as ShaderStage
+    from orchestrator.sets.authoring.builder import Subpass as Subpass
     from orchestrator.sets.groups import FeatureGroup as FeatureGroup
     from orchestrator.sets.image.builder import BuiltImage as BuiltImage
     from orchestrator.sets.image.builder import build_image as build_image
@@ -91,6 +104,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.files.atomic_file import SaveError as SaveError
     from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
+__version__ = VERSION
 _HOMES = {
     "orchestrator.devices": "adopt_device environment_of list_devices open_device own_process",
     "orchestrator.devices.device": (
@@ -114,9 +128,9 @@ _HOMES = {
     "orchestrator.run.session": "DeviceLostError News PipelineSession PipelineTicket Remainder open_session",
     "orchestrator.run.session_thread": "SessionThread Ticket start_session",
     "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
-    "orchestrator.sets.archive.reader": "Archive",
+    "orchestrator.sets.archive.reader": "Archive MemoryRecords",
     "orchestrator.sets.archive.writer": "ArchiveWriter",
-    "orchestrator.sets.authoring.builder": "PipelineSetBuilder",
+    "orchestrator.sets.authoring.builder": "PipelineSetBuilder Rendering ShaderStage Subpass",
     "orchestrator.sets.groups": "FeatureGroup",
     "orchestrator.sets.image.builder": "BuiltImage build_image",
     "orchestrator.sets.pipeline_set": "PipelineSet",
@@ -128,6 +142,7 @@ _HOMES = {
     "orchestrator.stores.save_policy": "SavePolicy",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> object:
@@ -141,4 +156,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """The public names, loaded or not."""
-    return sorted(_HOME_OF)
+    return [*__all__, "__all__", "__doc__", "__version__"]

@@ -2,5 +2,9 @@
 
 from __future__ import annotations
 
-VERSION = "0.1.0"
+from typing import Final
+
+VERSION: Final = "0.1.0"
 """What pyproject.toml takes it from: looking it up in what is installed costs as much as the command line."""
+DISTRIBUTION: Final = "vulkan-pipeline-orchestrator"
+"""What `pip install` calls it: `orchestrator` is another project there."""

@@ -61,7 +61,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 keys = sample.keys(tag)
                 for key in keys[:12] if tag is RecordTag.COMPUTE_PIPELINE else keys:
                     writer.add(tag, key, sample.payload(tag, key))
-    for name in ("unknown.foz", "game.1.foz"):
+    (path / "captures").mkdir()
+    for name in (
+        "unknown.foz",
+        "captures/game.0123456789abcdef.1.foz",
+        "captures/game.0123456789abcdef.2.foz",
+    ):
         shutil.copy(path / "game.foz", path / name)
     shutil.copy(sample_manifest_path(), path / "sample.toml")
     shutil.copytree(sample_manifest_path().parent / "shaders", path / "shaders")
@@ -118,3 +123,20 @@ def test_every_command_of_a_page_runs(page: Path, directory: Path) -> None:
         if done.returncode not in expected:
             wrong.append(f"{command}: ended with {done.returncode}: {done.stderr[-500:]}")
     assert wrong == []
+
+
+EXAMPLES = dict(
+    re.findall(
+        r"^```python example=(\w+)\n(.*?)^```", (REPOSITORY / "README.md").read_text("utf-8"), re.M | re.S
+    )
+)
+
+
+@pytest.mark.driver
+@pytest.mark.parametrize(("name", "printed"), [("compile", "COMPILED"), ("builder", "4")])
+def test_the_examples_of_the_readme_run(name: str, printed: str, directory: Path) -> None:
+    driver_manifest("radv:navi21")
+    (directory / f"{name}.py").write_text(EXAMPLES[name], "utf-8")
+    done = run(directory, f"python {name}.py")
+    assert done.returncode == 0, done.stderr
+    assert printed in done.stdout

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pydoc
+import tomllib
 import types
 from pathlib import Path
 
@@ -15,7 +17,8 @@ import pytest
 
 import orchestrator
 import orchestrator.testing
-from tests.drivers import run_on_device
+from orchestrator.version import DISTRIBUTION, VERSION
+from tests.drivers import REPOSITORY, run_on_device
 
 # Heavy, or useless without a driver or a terminal: nothing that a library user pays for at import.
 KEPT_OUT = ("cffi", "_cffi_backend", "rich", "cyclopts", "orchestrator.cli", "orchestrator.devices.vulkan")
@@ -108,7 +111,35 @@ def test_checkers_and_the_interpreter_see_the_same_names() -> None:
         for alias in node.names
     }
     assert imported == orchestrator._HOME_OF
-    assert sorted(map(str, imported)) == dir(orchestrator)
+    assert sorted(map(str, imported)) == orchestrator.__all__
+    assert set(orchestrator.__all__) <= set(dir(orchestrator))
+
+
+def test_a_star_brings_every_public_name() -> None:
+    scope: dict[str, object] = {}
+    exec("from orchestrator import *", scope)
+    assert set(orchestrator.__all__) == scope.keys() - {"__builtins__"}
+
+
+def test_help_describes_the_package_and_its_classes() -> None:
+    text = pydoc.plain(pydoc.render_doc(orchestrator))
+    for words in (
+        "compile_set",
+        "class PipelineSetBuilder",
+        "Compile Vulkan pipeline sets",
+        orchestrator.__version__,
+    ):
+        assert words in text
+    for name in orchestrator.__all__:
+        assert name in text
+
+
+def test_the_version_is_the_distributions() -> None:
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))
+    assert declared["project"]["name"] == DISTRIBUTION
+    assert declared["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "orchestrator.version.VERSION"
+    assert orchestrator.__version__ == VERSION
+    assert f"\n## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -183,7 +183,9 @@ def bench_verb(
     if page is not None:
         output.line("report: ", path_text(page))
     elif report is not None:
-        output.message("no report.html: plotly is not installed (pip install 'orchestrator[report]')")
+        output.message(
+            "no report.html: plotly is not installed (pip install 'vulkan-pipeline-orchestrator[report]')"
+        )
     return _exit_code(outcome)
 
 

@@ -58,3 +58,13 @@ def test_a_place_that_takes_no_file(call: Call, tmp_path: Path) -> None:
     assert done.code == ExitCode.BAD_INPUT
     assert "check the path" in done.err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_source_text_is_told_which_command_makes_spirv_of_it(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "blur.comp").write_text("#version 450\nlayout(local_size_x = 64) in;\nvoid main() {}\n")
+    manifest = tmp_path / "game.toml"
+    manifest.write_text('manifest = 1\n[compute.blur]\nshader = "blur.comp"\n')
+    done = call("pack", manifest, "-o", tmp_path / "game.foz", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "glslangValidator -V" in done.document["error"]["message"]
+    assert "glslangValidator -V" in call("inspect", tmp_path / "blur.comp").out

@@ -511,7 +511,7 @@ class _Packer:
         if name in self.shaders:
             return self.shaders[name]
         table = self.manifest.shaders.get(name)
-        if table is None and not name.endswith(".spv"):
+        if table is None and not name.endswith(".spv") and not (self.path.parent / name).is_file():
             raise unknown(f"{self.path}: {where}", "shader", name, self.manifest.shaders)
         table = table or ShaderTable(path=name)
         file = self.path.parent / table.path

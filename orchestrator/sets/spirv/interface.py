@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from functools import lru_cache
+from typing import Final
 
 from attrs import Factory, define, frozen
 
@@ -144,6 +145,18 @@ class _Walk:
     entry_points: list[EntryPoint] = Factory(list)
 
 
+_SOURCE_TEXT: Final = (
+    "it is text, such as GLSL or HLSL, and SPIR-V is needed: `glslangValidator -V a.comp -o a.comp.spv` makes it of "
+    "GLSL (Debian: glslang-tools), and `dxc -spirv` of HLSL"
+)
+
+
+def _is_text(code: bytes) -> bool:
+    """Whether it begins as text does; a module's first words hold zeros."""
+    head = code[:256]
+    return bool(head) and all(each in b"\t\n\r\f" or each >= 32 for each in head) and b"\0" not in head
+
+
 @lru_cache(maxsize=512)
 def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
     """Read the interface of a module."""
@@ -157,7 +170,8 @@ def shader_interface(code: bytes, where: str = "SPIR-V") -> ShaderInterface:
             inputs=_inputs(walk),
         )
     except SpirvError as error:
-        raise ManifestError(f"{where}: {error}") from None
+        hint = f"; {_SOURCE_TEXT}" if _is_text(code) else ""
+        raise ManifestError(f"{where}: {error}{hint}") from None
     except (KeyError, IndexError, RecursionError) as error:
         raise ManifestError(
             f"{where}: malformed SPIR-V: a type refers to something that is not there ({error})"

@@ -203,7 +203,7 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
             ('["b8g8r8a8_srgb"]', "3"),
             r"\[graphics\.ui\]: Expected `array \| null`, got `int` - at `\$\.color_formats`",
         ),
-        (("ui.frag.spv", "ui.frag"), r"graphics\.ui: unknown shader 'shaders/ui.frag'"),
+        (("ui.frag.spv", "ui.frag"), r"graphics\.ui: shaders/ui\.frag: .*it is text, such as GLSL"),
         (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: cannot read .*uj\.frag\.spv: No such file"),
         (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
         (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is a key of the pipeline"),
