@@ -119,6 +119,7 @@ class ContentionReport:
         cells: Every cell, in the order of its key.
         comparisons: Every comparison, in the order of its conditions.
         verdicts: One sentence for each device and share of duplicates.
+        advice: Which mode to use on each device, and why.
         warnings: What weakens the figures.
         failed: Arms that could not be measured: the last attempt of each.
     """
@@ -126,6 +127,7 @@ class ContentionReport:
     cells: tuple[CellReport, ...]
     comparisons: tuple[Comparison, ...]
     verdicts: tuple[str, ...]
+    advice: tuple[str, ...]
     warnings: tuple[str, ...]
     failed: tuple[FailedSample, ...] = ()
 
@@ -148,6 +150,7 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
         reports,
         comparisons,
         tuple(verdicts(comparisons)),
+        tuple(advice(comparisons)),
         tuple(_warnings(reports, comparisons)),
         failed_arms(rows),
     )
@@ -281,6 +284,48 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
         copies = f", {duplicates:.0%} duplicates" if duplicates else ""
         sentences.append(f"on {device}{copies}, " + "; ".join(parts))
     return sentences
+
+
+def advice(comparisons: Sequence[Comparison]) -> list[str]:
+    """Which --mode to use on each device, and why, in a sentence; nothing where it was not measured."""
+    sentences = []
+    for device in sorted({each.conditions.device for each in comparisons}):
+        measured = [each for each in comparisons if each.conditions.device == device and each.topology]
+        most = max((each.conditions.workers for each in measured), default=0)
+        least = min((each.conditions.duplicates for each in measured), default=0)
+        modes, reasons = {}, []
+        for each in sorted(measured, key=lambda one: one.conditions.start == Start.COLD):
+            start, found = each.conditions.start, each.topology
+            if found is None or (each.conditions.workers, each.conditions.duplicates) != (most, least):
+                continue
+            mode, words = _choice(found)
+            if mode is not None:
+                modes[start] = mode
+            reasons.append(f"{start} {words}")
+        chosen = set(modes.values())
+        if chosen:
+            several = " and ".join(f"--mode {mode} {start}" for start, mode in modes.items())
+            use = several if len(chosen) > 1 else f"--mode {chosen.pop()}"
+            count = f"{most} workers" if most > 1 else "one worker"
+            sentences.append(f"On {device} with {count} use {use}: {'; '.join(reasons)}.")
+    return sentences
+
+
+def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
+    """The mode to use by private caches against the shared one, and why."""
+    if not difference.enough:
+        return None, "too little was measured"
+    if difference.higher:
+        return (
+            CacheMode.PER_WORKER,
+            f"private caches are {ratio_text(difference.ratio)} as fast as a shared one",
+        )
+    words = (
+        f"are only {ratio_text(difference.ratio)} as fast"
+        if difference.lower
+        else "are no faster beyond noise"
+    )
+    return CacheMode.SHARED, f"private caches {words}, and a shared one needs no merge"
 
 
 def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) -> list[str]:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, rate_text, ratio_text
-from orchestrator.bench.rows import QUANTILES, Cell, FailedSample, Latencies, Sample
+from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate, estimate
 from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
@@ -36,13 +36,15 @@ _CATEGORIES = {"call": "in a call", "barrier": "waiting at the barrier", "merge"
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """A figure of the plotting library.
+    """A figure of the plotting library, with its title, which stands above it.
 
     Attributes:
+        title: In words.
         data: Its traces.
         layout: Its layout; has a height.
     """
 
+    title: str
     data: list[dict[str, Any]]
     layout: dict[str, Any]
 
@@ -59,16 +61,27 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
     if len({each.cell.workers for each in cells}) > 1:
         figures: tuple[tuple[str, bool, Callable[[CellReport], Estimate | None]], ...] = (
             ("Throughput, pipelines a second", False, lambda each: each.throughput),
+            (
+                "Seconds until the whole set is ready, merge included",
+                False,
+                lambda each: each.of(lambda one: one.seconds / one.passes),
+            ),
             ("Efficiency against one worker", True, lambda each: each.efficiency),
             ("Blocked in the driver, share of its time", True, lambda each: each.blocked_share),
             ("Waiting for a processor, share of the calls' time", True, lambda each: each.run_delay_share),
             ("Peak memory, MiB", False, lambda each: each.of(lambda one: one.peak_memory_bytes / 2**20)),
             ("Merge, ms", False, lambda each: each.of(lambda one: one.merge_ns / 1e6)),
+            (
+                "Size of the cache at the end, KiB",
+                False,
+                lambda each: each.of(lambda one: one.primary_bytes / 1024),
+            ),
         )
         plots += [_against_workers(cells, title, value, share=share) for title, share, value in figures]
     plots += [
         _latencies(cells, most, "compiled", lambda each: each.compiled_latency),
         _latencies(cells, most, "found in the cache", lambda each: each.hit_latency),
+        _by_kind(cells, most),
         *(
             _timeline(each.cell, timelines[each.cell])
             for each in cells
@@ -85,29 +98,19 @@ def _modes(cells: Sequence[CellReport]) -> list[str]:
 def _plot(
     title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], height: int = 320
 ) -> Plot | None:
-    """A figure with a legend under its title, where it has anything in it."""
+    """A figure with a legend above it, where it has anything in it; colours of text are the page's."""
     line = {"showgrid": False, "linecolor": "#999", "ticks": "outside", "automargin": True, "zeroline": False}
     layout = {
-        "title": {
-            "text": html.escape(title),
-            "font": {"size": 15},
-            "x": 0,
-            "xref": "paper",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
-            "pad": {"t": 12},
-        },
         "xaxis": {**line, **x},
-        "yaxis": {**line, "showgrid": True, "gridcolor": "#eee", **y},
+        "yaxis": {**line, "showgrid": True, "gridcolor": "rgba(128, 128, 128, 0.25)", **y},
         "height": height,
-        "margin": {"l": 60, "r": 15, "t": 65, "b": 45},
+        "margin": {"l": 60, "r": 15, "t": 30, "b": 45},
         "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "paper_bgcolor": "rgba(0, 0, 0, 0)",
+        "plot_bgcolor": "rgba(0, 0, 0, 0)",
         "showlegend": True,
     }
-    return Plot(data, layout) if data else None
+    return Plot(title, data, layout) if data else None
 
 
 def _line(mode: str, number: int, x: Sequence[Any], y: Sequence[float]) -> dict[str, Any]:
@@ -193,6 +196,48 @@ def _latencies(
     )
 
 
+def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
+    """Driver time of compiled pipelines by kind at the largest number of workers, medians over the samples."""
+    data = []
+    for number, mode in enumerate(_modes(cells)):
+        for cell in cells:
+            if (cell.cell.workers, cell.cell.mode) != (most, mode):
+                continue
+            kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
+            seconds = [
+                estimate([each.kinds_ns.get(kind, 0) / 1e9 for each in cell.samples]).median for kind in kinds
+            ]
+            if kinds:
+                bars = {"type": "bar", "x": [each.replace("_", " ") for each in kinds], "y": seconds}
+                data.append(
+                    bars | {"name": html.escape(mode), "marker": {"color": COLOURS[number % len(COLOURS)]}}
+                )
+    y = {"title": {"text": "s, all workers"}, "rangemode": "tozero"}
+    return _plot(f"Driver time by kind of pipeline, {most} workers", data, {"type": "category"}, y)
+
+
+def _slowest(cells: Sequence[CellReport]) -> str:
+    """The pipelines that took the driver longest, by name: of each the median over all samples that list it."""
+    times: dict[tuple[str, str], list[int]] = {}
+    for cell in cells:
+        for sample in cell.samples:
+            for each in sample.slowest:
+                times.setdefault((each.key, each.kind), []).append(each.driver_ns)
+    if not times:
+        return ""
+    ranked = sorted(times.items(), key=lambda item: -estimate(list(map(float, item[1]))).median)[:SLOWEST]
+    rows = "".join(
+        f"<tr><td><code>{html.escape(key)}</code></td><td>{html.escape(kind.replace('_', ' '))}</td>"
+        f'<td class="number">{estimate(list(map(float, found))).median / 1e6:,.2f} ms</td></tr>'
+        for (key, kind), found in ranked
+    )
+    return (
+        "<h3>Slowest pipelines to compile</h3>"
+        '<div class="scroll"><table class="figures"><tr><th>key</th><th>kind</th><th class="number">driver time</th></tr>'
+        f"{rows}</table></div>"
+    )
+
+
 def _timeline(cell: Cell, trace: bytes) -> Plot | None:
     """Who did what when, in one sample: calls, waits at the barrier, the merge."""
     events = msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
@@ -232,17 +277,28 @@ _POLICY = (
     "img-src data: blob:; font-src data:"
 )
 
-_STYLE = """ body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem;
-color: #222; background: #fff; } h1 { font-size: 1.5rem; margin: .3rem 0; } .verdict { font-size: 1.3rem;
-border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: #f2f7fb; } .note { border-left: .4rem solid
-#E69F00; padding: .2rem 1rem; background: #fdf7ea; margin: .4rem 0; } .failed { border-left: .4rem solid
-#D55E00; padding: .2rem 1rem; background: #fdf0ea; margin: .4rem 0; } table { border-collapse: collapse;
-font-variant-numeric: tabular-nums; font-size: .9rem; } th, td { text-align: left; padding: .15rem .9rem
-.15rem 0; border-bottom: 1px solid #ddd; vertical-align: top; } .figures th, .figures td { white-space:
-nowrap; } td.number, th.number { text-align: right; } tr.few td { color: #767676; font-style: italic; }
-tr.first td { border-top: 2px solid #999; } .plots { display: grid; grid-template-columns: repeat(auto-fill,
-minmax(min(32rem, 100%), 1fr)); } .plots > * { min-width: 0; } .scroll { overflow-x: auto; } .where td {
-overflow-wrap: anywhere; } .small { color: #555; font-size: .9rem; } """
+_STYLE = """
+:root { color-scheme: light dark; --text: #222; --back: #fff; --soft: #555; --line: #ddd; --strong: #999;
+  --verdict: #f2f7fb; --note: #fdf7ea; --failed: #fdf0ea; --few: #767676; }
+@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --back: #16191d; --soft: #a8b0b8;
+  --line: #3a4048; --strong: #6b737c; --verdict: #1b2936; --note: #332a16; --failed: #382019; --few: #9aa0a6; } }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem;
+  color: var(--text); background: var(--back); }
+h1 { font-size: 1.5rem; margin: .3rem 0; } h3 { font-size: 1rem; margin: .8rem 0 .2rem; }
+.verdict { font-size: 1.3rem; border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: var(--verdict); }
+.verdict.small { font-size: 1rem; color: var(--text); }
+.note { border-left: .4rem solid #E69F00; padding: .2rem 1rem; background: var(--note); margin: .4rem 0; }
+.failed { border-left: .4rem solid #D55E00; padding: .2rem 1rem; background: var(--failed); margin: .4rem 0; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
+th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top; }
+.figures th, .figures td { white-space: nowrap; } td.number, th.number { text-align: right; }
+tr.few td { color: var(--few); font-style: italic; } tr.first td { border-top: 2px solid var(--strong); }
+.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(32rem, 100%), 1fr)); gap: 0 1rem; }
+.plots > * { min-width: 0; margin: 0; } .scroll { overflow-x: auto; } .where td { overflow-wrap: anywhere; }
+.small { color: var(--soft); font-size: .9rem; }
+@media (max-width: 40rem) { body { padding: .6rem; } .verdict { font-size: 1.1rem; padding: .4rem .6rem; } }
+"""
 
 _LEGEND = """ <p class="small"><b>n</b>: samples, each a process of its own; rows in grey have fewer than
 {least}, from which nothing is told. <b>Ratio</b>: throughput over the baseline's, round by round, with a
@@ -275,8 +331,22 @@ _DRAW = """
   const script = document.createElement("script");
   script.textContent = await new Response(stream).text();
   document.head.append(script);
-  for (const [id, figure] of Object.entries(JSON.parse(text("figures"))))
+  const narrow = window.innerWidth < 640;
+  const colour = () => getComputedStyle(document.body).color;
+  const drawn = JSON.parse(text("figures"));
+  for (const [id, figure] of Object.entries(drawn)) {
+    figure.layout.font = {color: colour()};
+    if (narrow) {  // a legend beside long names would be cut off: one below the other, under the plot
+      const lines = figure.data.length;
+      figure.layout.legend = {orientation: "v", x: 0, y: 0, yref: "container", yanchor: "bottom"};
+      figure.layout.margin = {l: 48, r: 8, t: 8, b: 60 + 20 * lines};
+      figure.layout.height += 20 * lines;
+    }
     await Plotly.newPlot(id, figure.data, figure.layout, {displayModeBar: false, responsive: true});
+  }
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const id of Object.keys(drawn)) Plotly.relayout(id, {"font.color": colour()});
+  });
   document.getElementById("undrawn")?.remove();
   document.body.dataset.drawn = "yes";
 })();
@@ -315,10 +385,11 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
         '<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{html.escape(_POLICY)}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        "<title>What the cache costs</title>",
+        "<title>What shared and private pipeline caches cost</title>",
         f"<style>{_STYLE}</style></head><body>",
-        "<h1>What a shared and private pipeline caches cost</h1>",
-        *(f'<p class="verdict">{html.escape(each)}</p>' for each in report.verdicts),
+        "<h1>What shared and private pipeline caches cost</h1>",
+        *(f'<p class="verdict">{html.escape(each)}</p>' for each in report.advice),
+        *(f'<p class="verdict small">{html.escape(each)}</p>' for each in report.verdicts),
         *(f'<p class="failed">failed: {html.escape(_failure_text(each))}</p>' for each in report.failed),
         *(f'<p class="note">{html.escape(each)}</p>' for each in report.warnings),
         *(f'<p class="small">{html.escape(each)}</p>' for each in _places(report)),
@@ -400,8 +471,11 @@ def _section(
     for place, plot in enumerate(section_plots(cells, timelines)):
         name = f"plot-{number}-{place}"
         figures[name] = plot
-        parts.append(f'<div id="{name}" style="height:{plot.layout["height"]}px"></div>')
-    return [*parts, "</div>"]
+        parts.append(
+            f"<figure><h3>{html.escape(plot.title)}</h3>"
+            f'<div id="{name}" style="min-height:{plot.layout["height"]}px"></div></figure>'
+        )
+    return [*parts, "</div>", _slowest(cells)]
 
 
 _COLUMNS = (

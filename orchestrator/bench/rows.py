@@ -25,6 +25,8 @@ from orchestrator.errors import OrchestratorError
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """What a `Latencies` holds of a distribution; the last is the largest."""
+SLOWEST = 10
+"""How many of the pipelines that took longest a sample names."""
 
 
 class RowsError(OrchestratorError):
@@ -181,6 +183,20 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     opened_as: tuple[str, ...] = ()
 
 
+class SlowPipeline(msgspec.Struct, frozen=True):
+    """A pipeline that took long.
+
+    Attributes:
+        key: Its hash in the set, 16 hex digits.
+        kind: What it is.
+        driver_ns: Driver time.
+    """
+
+    key: str
+    kind: str
+    driver_ns: int
+
+
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     """One run in a process of its own. Times are sums over all workers, except where they say otherwise.
 
@@ -219,6 +235,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         peak_memory_bytes: Largest resident size of the process (ru_maxrss).
         compiled_latency: Driver time of pipelines that were compiled.
         hit_latency: Driver time of pipelines that were found.
+        kinds_ns: Driver time by kind of pipeline, of those that were compiled.
+        slowest: The compiled pipelines that took the driver longest, slowest first.
         notes: What a reader must know, such as a fallback.
     """
 
@@ -256,6 +274,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     hit_latency: Latencies
     order: str = "given"
     keys_ns: int = 0
+    kinds_ns: dict[str, int] = {}
+    slowest: tuple[SlowPipeline, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -21,6 +21,7 @@ import platform
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -32,11 +33,11 @@ import trio
 from attrs import define, field
 
 from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
-from orchestrator.bench.rows import Environment, Latencies, Sample, Start, turn_of
+from orchestrator.bench.rows import SLOWEST, Environment, Latencies, Sample, SlowPipeline, Start, turn_of
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.execution import available_workers, run_pipelines
@@ -332,6 +333,8 @@ class _Totals:
     sums: dict[str, Any] = field(factory=dict)
     compiled_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
+    kinds_ns: Counter[str] = field(factory=Counter)
+    slow: list[SlowPipeline] = field(factory=list)
     notes: dict[str, None] = field(factory=dict)
     opened_as: list[str] = field(factory=list)
     spans: list[Span] = field(factory=list)
@@ -346,6 +349,13 @@ class _Totals:
         compiled, hit = of.status == _COMPILED, of.status == _HIT
         self.compiled_ns.append(of.driver_ns[compiled])
         self.hit_ns.append(of.driver_ns[hit])
+        for number, kind in enumerate(PipelineKind):
+            if took := int(of.driver_ns[compiled & (of.kinds == number)].sum()):
+                self.kinds_ns[kind.value] += took
+        places = np.flatnonzero(compiled)
+        for place in places[np.argsort(of.driver_ns[places])[::-1][:SLOWEST]]:
+            kind = tuple(PipelineKind)[of.kinds[place]]
+            self.slow.append(SlowPipeline(f"{of.keys[place]:016x}", kind.value, int(of.driver_ns[place])))
         duplicate_keys, duplicate_ns = repeated_work(of.keys[compiled], of.driver_ns[compiled])
         merge, timing, counts = report.merge, report.timing, report.counts()
         figures = {
@@ -398,6 +408,8 @@ class _Totals:
             peak_memory_bytes=peak_memory(),
             compiled_latency=Latencies.of(np.concatenate(self.compiled_ns)),
             hit_latency=Latencies.of(np.concatenate(self.hit_ns)),
+            kinds_ns=dict(self.kinds_ns),
+            slowest=tuple(sorted(self.slow, key=lambda each: -each.driver_ns)[:SLOWEST]),
             notes=tuple(self.notes),
         )
 

@@ -190,16 +190,19 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    """Write the timelines that were asked for, and the page where plotly is installed; returns its path.
+    """Write the tables, the timelines that were asked for, and the page where plotly is installed: its path.
 
     Raises:
         SaveError: One cannot be written.
     """
     from orchestrator.bench.html_report import ReportError, html_report
     from orchestrator.bench.runner import timelines_of
+    from orchestrator.bench.tables import csv_text, markdown_text
     from orchestrator.bench.trace import join_traces
     from orchestrator.stores.files.atomic_file import write_atomically
 
+    write_atomically(out / "report.csv", [csv_text(report).encode()])
+    write_atomically(out / "report.md", [markdown_text(report).encode()])
     timelines = timelines_of(out, [each.cell for each in report.cells])
     if trace is not None:
         write_atomically(trace, [join_traces(list(timelines.values()))])
@@ -312,6 +315,8 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             "of a pipeline against one worker."
         )
         output.line(styled(legend, "dim"))
+        for sentence in report.advice:
+            output.line(styled(sentence, "head"))
         for verdict in report.verdicts:
             output.line(styled(verdict, "head"))
         for warning in report.warnings:

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import html_report
-from orchestrator.bench.rows import FailedSample, Latencies, Row, Sample, Start
+from orchestrator.bench.rows import FailedSample, Latencies, Row, Sample, SlowPipeline, Start
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import ENVIRONMENT, series
@@ -60,6 +60,8 @@ def samples(**figures: object) -> list[Sample]:
                 workers=workers,
                 mode=mode,
                 compiled_latency=latency,
+                kinds_ns={"compute": 10**9, "graphics": 2 * 10**9},
+                slowest=(SlowPipeline(f"{0xABC:016x}", "graphics", 10**9),),
                 **figures,
             )
         found += series(reversed(WALLS), workers=workers, control=True, **figures)
@@ -74,6 +76,13 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
     text = html_report(report, {each.cell: trace for each in report.cells})
     page = Page(text)
     assert report.verdicts[0] in page.words
+    assert report.advice == (
+        "On test with 4 workers use --mode per-worker: cold private caches are 2.0× [2.0, 2.0] as fast as a "
+        "shared one.",
+    )
+    assert page.words.index(report.advice[0]) < page.words.index(report.verdicts[0])
+    assert page.words.index("Slowest pipelines") < page.words.index(f"{0xABC:016x}")
+    assert "What shared and private pipeline caches cost" in page.words
     assert page.words.index(report.verdicts[0]) < page.words.index("How this was measured")
     assert "What it cannot show" in page.words
     (policy,) = (attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes)
@@ -84,11 +93,11 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
         assert tag not in ("link", "iframe", "img", "object", "embed")
         assert not {"src", "href"} & attributes.keys()
     plots = figures(text)
-    # Throughput, efficiency, two shares, memory, merge, one distribution, two timelines.
-    assert len(plots) == 9
+    # Throughput, seconds, efficiency, two shares, memory, merge, size, a distribution, kinds, two timelines.
+    assert len(plots) == 12
     places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
     assert places == list(plots)
-    titles = [each["layout"]["title"]["text"] for each in plots.values()]
+    titles = [each["title"] for each in plots.values()]
     assert "Who did what when, one sample: per-worker, 4 workers" in titles
     assert len(text) < 2_500_000  # the library is in it
 
@@ -142,10 +151,11 @@ def test_few_samples_and_failures_are_marked() -> None:
 
 def test_one_number_of_workers_makes_no_lines() -> None:
     one = [each for each in samples() if each.workers == 4]
-    titles = [
-        each["layout"]["title"]["text"] for each in figures(html_report(contention_report(one))).values()
+    titles = [each["title"] for each in figures(html_report(contention_report(one))).values()]
+    assert titles == [
+        "Driver time of pipelines that were compiled, 4 workers",
+        "Driver time by kind of pipeline, 4 workers",
     ]
-    assert titles == ["Driver time of pipelines that were compiled, 4 workers"]
 
 
 def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -> None:
@@ -153,7 +163,7 @@ def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -
     throughput = plots[0]
     assert len({tuple(each["x"]) for each in throughput["data"]}) == 2
     assert throughput["layout"]["xaxis"]["ticktext"] == ["1", "4"]
-    blocked = next(each for each in plots if each["layout"]["title"]["text"].startswith("Blocked"))
+    blocked = next(each for each in plots if each["title"].startswith("Blocked"))
     assert blocked["layout"]["yaxis"]["range"] == [0, 0.01]
 
 
@@ -162,7 +172,7 @@ def test_times_of_more_than_two_decades_have_ticks_at_decades_only(highest: floa
     latency = Latencies(10, (1000.0, 1000.0, 2000.0, 2000.0, 3000.0, 3000.0, highest))
     spread = [msgspec.structs.replace(each, compiled_latency=latency) for each in samples()]
     plots = figures(html_report(contention_report(spread))).values()
-    (plot,) = (each for each in plots if "that were compiled" in each["layout"]["title"]["text"])
+    (plot,) = (each for each in plots if "that were compiled" in each["title"])
     assert plot["layout"]["yaxis"]["dtick"] == ticks
 
 
@@ -237,4 +247,4 @@ def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
     )
     title = re.search(r"<title>([^<]*)</title>", done.stdout)
     assert title is not None
-    assert title[1].strip() == "drawn 9 loaded 0 errors 0"
+    assert title[1].strip() == "drawn 12 loaded 0 errors 0"

@@ -1,0 +1,125 @@
+"""The topology on real graphics sets: matrix and calibration of each set on each driver, within a time limit.
+
+What does a shared cache cost on captured graphics pipelines, cold and warm, and what would `calibrate` choose?
+
+For each driver and set: `orchestrator bench` (shared and per-worker; those with all processors first, then one
+worker), then `orchestrator calibrate`, each with its share of the time; what a share does not allow is left
+out whole, so that what is there has its pairs and its control. The folder then holds DEVICE-SET.results.jsonl,
+.report.html, .report.csv, .report.md, .calibration.json and .calibration.txt, and README.md with all of it.
+
+Command on 16 cores: python benchmarks/bench_graphics.py --sets ../shared/corpora --minutes 8.5 --out OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from orchestrator.bench.take import processor_name
+from orchestrator.run.execution import available_workers
+from orchestrator.version import VERSION
+
+ROOT = Path(__file__).resolve().parent.parent
+# A pipeline takes the second driver several times as long as the first; so does a process until it has a device.
+WEIGHTS = {"nvidia": 2.0}
+BENCH_SHARE = 0.6
+START_UP_S = 4.0
+"""What a command needs beside the time that its --time-limit counts."""
+
+
+def call(*arguments: str | Path, output: Path) -> int:
+    """Run a verb; what it writes for people goes to a file."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "orchestrator", *map(str, arguments)]
+    with output.open("w") as text:
+        return subprocess.run(command, check=False, env=environment, stdout=text).returncode
+
+
+def main() -> None:
+    """Measure, and write the folder."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sets", type=Path, required=True, help="the folder of the archives")
+    parser.add_argument("--names", default="sascha,placebo,wgpu", help="archives, without their ending")
+    parser.add_argument("--devices", default="radv:navi21,nvidia", help="selectors, commas between them")
+    parser.add_argument("--minutes", type=float, default=8.5, help="end within so many minutes")
+    parser.add_argument("--out", type=Path, required=True, help="the folder for results")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    ends_at = time.monotonic() + 60 * options.minutes
+    jobs = [(device, name) for name in options.names.split(",") for device in options.devices.split(",")]
+    weights = [WEIGHTS.get(device, 1.0) for device, _ in jobs]
+    failed: list[str] = []
+    for place, (device, name) in enumerate(jobs):
+        left = ends_at - time.monotonic()
+        share = left * weights[place] / sum(weights[place:])
+        stem = f"{device.replace(':', '-')}-{name}"
+        print(f"{stem}: {share:.0f} s of the {left:.0f} s that are left", flush=True)
+        failed += measure(device, options.sets / f"{name}.foz", options.out / stem, share)
+    write_readme(
+        options.out, options.minutes, [f"{device.replace(':', '-')}-{name}" for device, name in jobs], failed
+    )
+    print(
+        f"{60 * options.minutes - (ends_at - time.monotonic()):.0f} s in all; {len(failed)} commands failed"
+    )
+    raise SystemExit(1 if failed else 0)
+
+
+def measure(device: str, archive: Path, stem: Path, share_s: float) -> list[str]:
+    """Matrix and calibration of a set on a driver; the commands that failed."""
+    failed = []
+    with tempfile.TemporaryDirectory() as work:
+        results, profiles = Path(work, "results"), Path(work, "profiles")
+        workers = ",".join(map(str, sorted({1, available_workers()})))
+        limit = max(1.0, share_s * BENCH_SHARE - START_UP_S)
+        started = time.monotonic()
+        code = call(
+            *("bench", archive, "-d", device, "-o", results, "-j", workers, "--samples", "5"),
+            *("--modes", "shared,per-worker", "--warm-passes", "5", "--time-limit", f"{limit:.0f}s"),
+            output=Path(f"{stem}.txt"),
+        )
+        if code:
+            failed.append(f"bench {device} {archive.name}: {code}")
+        for file in results.glob("re*.*"):
+            shutil.copy(file, f"{stem}.{file.name}")
+        limit = max(1.0, share_s - (time.monotonic() - started) - START_UP_S)
+        code = call(
+            *("calibrate", "-d", device, "--set", archive, "--samples", "5"),
+            *("--time-limit", f"{limit:.0f}s", "--cache-dir", profiles),
+            output=Path(f"{stem}.calibration.txt"),
+        )
+        if code:
+            failed.append(f"calibrate {device} {archive.name}: {code}")
+        for file in profiles.glob("*.calibration.json"):
+            shutil.copy(file, f"{stem}.calibration.json")
+    return failed
+
+
+def write_readme(out: Path, minutes: float, stems: list[str], failed: list[str]) -> None:
+    """What was measured where, with each matrix and what each calibration said."""
+    lines = [
+        "# Real graphics sets: matrix and calibration",
+        "",
+        f"{available_workers()} cores of {processor_name()}; Python {platform.python_version()}, orchestrator {VERSION}. "
+        f"Taken by `benchmarks/bench_graphics.py` in one call of {minutes:g} minutes; the sets are captures of real "
+        "programs, and lie beside the checkout.",
+        "",
+    ]
+    lines += [f"- failed: {each}" for each in failed]
+    for stem in stems:
+        matrix, calibration = out / f"{stem}.report.md", out / f"{stem}.calibration.txt"
+        lines += [f"## {stem}", "", matrix.read_text() if matrix.is_file() else "No cell was measured.", ""]
+        lines += ["```", calibration.read_text().rstrip() if calibration.is_file() else "", "```", ""]
+    (out / "README.md").write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
