@@ -119,18 +119,35 @@ class ChangeReport:
         return "; ".join([", ".join(parts), told] if parts else [told])
 
 
-def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> ChangeReport:
+def compare_samples(
+    before: Iterable[Sample], after: Iterable[Sample], devices: Mapping[str, str] | None = None
+) -> ChangeReport:
     """Compare two benchmarks.
 
+    Args:
+        before: Samples of the first.
+        after: Samples of the second.
+        devices: Which device of the second stands for one of the first, by selector; the others go by their
+            own selector. Not given: by selector, and where each file has just one device, by that.
+
     Raises:
-        ValueError: A file has no samples, or they have no cell in common.
+        ValueError: A file has no samples, or they have no cell in common; the message names what differs.
     """
     first, second = list(before), list(after)
     first_cells, second_cells = cells_of(first), cells_of(second)
-    rename = _renaming(first_cells, second_cells)
+    for place, (side, cells) in enumerate((("first", first_cells), ("second", second_cells))):
+        if not cells:
+            raise ValueError(f"the {side} has no samples")
+        there = {cell.device for cell in cells}
+        for pair in (devices or {}).items():
+            if pair[place] not in there:
+                raise ValueError(
+                    f"the {side} has no device {pair[place]!r}; it has {', '.join(sorted(there))}"
+                )
+    rename = _renaming(first_cells, second_cells, devices or {})
     matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
     if not matched:
-        raise ValueError("the two have no cell in common: no same start, duplicates, workers and mode")
+        raise ValueError(_nothing_in_common([rename(cell) for cell in first_cells], list(second_cells)))
     changes = tuple(
         _change(
             cell,
@@ -151,8 +168,28 @@ def compare_samples(before: Iterable[Sample], after: Iterable[Sample]) -> Change
     )
 
 
-def _renaming(first: Mapping[Cell, object], second: Mapping[Cell, object]) -> Callable[[Cell], Cell]:
+def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
+    """What two benchmarks differ in, so that no cell is in both."""
+    apart = []
+    for name in Cell._fields:
+        sides = [sorted({getattr(cell, name) for cell in cells}) for cells in (first, second)]
+        if not set(sides[0]) & set(sides[1]):
+            apart.append(f"{name}: {' and '.join(', '.join(map(str, side)) for side in sides)}")
+    if not apart:
+        return (
+            "the two have no cell in common: no cell has the same device, start, duplicates, workers and mode"
+        )
+    hint = "; --device A=B says which device of the second stands for which of the first"
+    differs = "; ".join(apart)
+    return f"the two have no cell in common, by {differs}" + (hint if differs.startswith("device") else "")
+
+
+def _renaming(
+    first: Mapping[Cell, object], second: Mapping[Cell, object], chosen: Mapping[str, str]
+) -> Callable[[Cell], Cell]:
     """How a cell of the first file is called in the second."""
+    if chosen:
+        return lambda cell: cell._replace(device=chosen.get(cell.device, cell.device))
     devices = {cell.device for cell in first}, {cell.device for cell in second}
     if all(len(each) == 1 for each in devices):
         (other,) = devices[1]

@@ -1,13 +1,15 @@
-"""The verb `compare`: two result files of `bench` against each other, with an exit code for a gate."""
+"""The verb `compare`: result files of `bench` against the first of them, with an exit code for a gate."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import JsonFlag
-from orchestrator.cli.output import Output, Style, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,26 +24,32 @@ if TYPE_CHECKING:
 
 def compare_verb(
     before: Path,
-    after: Path,
+    after: list[Path],
     /,
     *,
+    device: Annotated[
+        list[str] | None, Parameter(alias="-d", negative="", show_default=lambda _: "by selector")
+    ] = None,
     threshold: float = 0.0,
     fail_on: Literal["slower", "undecided", "change", "never"] = "slower",
     json: JsonFlag = False,
 ) -> int:
-    """Say what changed between two benchmarks beyond noise; exit code 1 where something is slower.
+    """Say what changed between benchmarks beyond noise; exit code 1 where something is slower.
 
-    Two drivers, two versions, two machines, two builds of a game. Cells are matched by start (cold or
-    warm), workers, duplicates and mode.
+    Two drivers, two versions, two machines, two builds of a game; of several, each against the first. Cells
+    are matched by start (cold or warm), workers, duplicates, mode, and by device where a file has several.
 
     **EXAMPLES**
 
         orchestrator compare before/results.jsonl after/results.jsonl
         orchestrator compare main/ branch/ --threshold 0.05
+        orchestrator compare monday/ tuesday/ wednesday/ --fail-on never
+        orchestrator compare both/ both/ --device radv:navi21=radv:navi31
 
     Args:
         before: A `results.jsonl` of `bench`, or its directory.
-        after: Another.
+        after: Others, each compared with the first.
+        device: Which device of the first is compared with which of the others, as `A=B`; again for several.
         threshold: Least change that counts, as a share of the time: 0.05 for 5 %.
         fail_on: What ends with exit code 1: a slower cell, one that is slower or of which nothing can be
             told, any difference, or nothing.
@@ -51,22 +59,39 @@ def compare_verb(
 
     if threshold < 0:
         raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected")
+    devices = _devices(device or [])
     output = Output(json=json)
-    first, second = read_samples(_results(before)), read_samples(_results(after))
-    try:
-        report = compare_samples(first, second)
-    except ValueError as error:
-        raise UsageError(f"{before}, {after}: {error}") from error
-    output.document(lambda: _document(report, threshold))
-    _show(output, report, threshold)
-    slower, faster = report.slower(threshold), report.faster(threshold)
+    first = read_samples(_results(before))
+    reports: list[tuple[Path, ChangeReport]] = []
+    for path in after:
+        try:
+            reports.append((path, compare_samples(first, read_samples(_results(path)), devices)))
+        except ValueError as error:
+            raise UsageError(f"{before}, {path}: {error}") from error
+    output.document(lambda: _document(before, reports, threshold))
+    for path, report in reports:
+        if len(reports) > 1:
+            output.line(styled(f"{path_text(before)} -> {path_text(path)}", "head"))
+        _show(output, report, threshold)
+    slower = any(report.slower(threshold) for _, report in reports)
     failed = {
-        "slower": bool(slower),
-        "undecided": bool(slower or report.undecided),
-        "change": bool(slower or faster),
+        "slower": slower,
+        "undecided": slower or any(report.undecided for _, report in reports),
+        "change": slower or any(report.faster(threshold) for _, report in reports),
         "never": False,
     }[fail_on]
     return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
+
+
+def _devices(pairs: list[str]) -> dict[str, str]:
+    """Device of the first by its counterpart; one that is named alone is its own."""
+    found = {}
+    for each in pairs:
+        first, _, other = each.partition("=") if "=" in each else (each, "", each)
+        if not first or not other:
+            raise UsageError(f"--device {each!r}: A=B is expected, two selectors")
+        found[first] = other
+    return found
 
 
 def _results(path: Path) -> Path:
@@ -75,8 +100,10 @@ def _results(path: Path) -> Path:
     return path / RESULTS if path.is_dir() else path
 
 
-def _document(report: ChangeReport, threshold: float) -> CompareDocument:
-    from orchestrator.cli.documents import CellName, ChangedCell, CompareDocument, RatioRecord
+def _document(
+    before: Path, reports: Sequence[tuple[Path, ChangeReport]], threshold: float
+) -> CompareDocument:
+    from orchestrator.cli.documents import CellName, ChangedCell, ComparedFile, CompareDocument, RatioRecord
 
     def changed(change: CellChange) -> ChangedCell:
         return ChangedCell(
@@ -90,17 +117,22 @@ def _document(report: ChangeReport, threshold: float) -> CompareDocument:
             memory=RatioRecord.of(change.memory, paired=False),
         )
 
-    return CompareDocument(
-        summary=report.summary(threshold),
-        pipelines_added=report.pipelines_added,
-        slower=len(report.slower(threshold)),
-        faster=len(report.faster(threshold)),
-        undecided=len(report.undecided),
-        cells=tuple(map(changed, report.changes)),
-        only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
-        only_after=tuple(CellName(**each._asdict()) for each in report.only_after),
-        differences=tuple(report.differences),
+    files = tuple(
+        ComparedFile(
+            path=path,
+            summary=report.summary(threshold),
+            pipelines_added=report.pipelines_added,
+            slower=len(report.slower(threshold)),
+            faster=len(report.faster(threshold)),
+            undecided=len(report.undecided),
+            cells=tuple(map(changed, report.changes)),
+            only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
+            only_after=tuple(CellName(**each._asdict()) for each in report.only_after),
+            differences=tuple(report.differences),
+        )
+        for path, report in reports
     )
+    return CompareDocument(before=before, files=files)
 
 
 def _show(output: Output, report: ChangeReport, threshold: float) -> None:

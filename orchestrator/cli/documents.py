@@ -851,21 +851,23 @@ class ChangedCell(CellName, frozen=True, kw_only=True):
     memory: RatioRecord
 
 
-class CompareDocument(Document, frozen=True, kw_only=True):
-    """`compare --json`.
+class ComparedFile(Record, frozen=True, kw_only=True):
+    """A benchmark against the first one.
 
     Attributes:
+        path: Its file or directory, as it was named.
         summary: The sentence for a gate.
-        pipelines_added: Pipelines that the second set has more; null where sets are several.
+        pipelines_added: Pipelines that its set has more; null where sets are several.
         slower: Cells that take longer beyond noise and threshold.
         faster: Cells that take less time beyond them.
         undecided: Cells of which nothing can be told.
         cells: Every cell that both have.
-        only_before: Cells of the first file only.
-        only_after: Cells of the second file only.
+        only_before: Cells of the first only.
+        only_after: Cells of this one only.
         differences: What else is different, one sentence each.
     """
 
+    path: Path
     summary: str
     pipelines_added: int | None
     slower: int
@@ -875,6 +877,19 @@ class CompareDocument(Document, frozen=True, kw_only=True):
     only_before: tuple[CellName, ...]
     only_after: tuple[CellName, ...]
     differences: tuple[str, ...]
+
+
+class CompareDocument(Document, frozen=True, kw_only=True):
+    """`compare --json`. Version 1 was of two files, without a version.
+
+    Attributes:
+        before: What the others are compared with.
+        files: Each of the others.
+    """
+
+    version: int = 2
+    before: Path
+    files: tuple[ComparedFile, ...]
 
 
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {

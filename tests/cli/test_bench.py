@@ -177,10 +177,47 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert (done.code, "nothing can be told" in done.out) == (0, True)
     assert call("compare", before, few, "--fail-on", "undecided").code == 1
     assert call("compare", before, same, "--fail-on", "undecided").code == 0
-    document = call("compare", before, slower, "--json").document
+    (document,) = call("compare", before, slower, "--json").document["files"]
     assert document["slower"] == 1
     assert document["cells"][0]["time"]["median"] == pytest.approx(1.5)
     assert document["cells"][0]["time"]["beyond_noise"] is True
+
+
+def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:
+    first, same, slower = results(tmp_path / "a"), results(tmp_path / "b"), results(tmp_path / "c", 1.5)
+    done = call("compare", first, same, slower)
+    assert done.code == 1
+    assert f"{first} -> {same}" in done.out
+    assert f"{first} -> {slower}" in done.out
+    document = call("compare", first, same, slower, "--json").document
+    assert document["before"] == str(first)
+    assert [(each["path"], each["slower"]) for each in document["files"]] == [
+        (str(same), 0),
+        (str(slower), 1),
+    ]
+
+
+def test_compare_pairs_the_devices_that_are_chosen(call: Call, tmp_path: Path) -> None:
+    path = results(tmp_path / "a", device="one")
+    with RowWriter(path / "results.jsonl") as writer:
+        for device, factor in (("two", 1.5), ("three", 1.0)):
+            for control in (False, True):
+                walls = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
+                for row in series([wall * factor for wall in walls], device=device, control=control):
+                    writer.write(row)
+    assert call("compare", path, path).code == 0
+    done = call("compare", path, path, "--device", "one=two", "--device", "two=one", "--json")
+    (document,) = done.document["files"]
+    assert done.code == 1
+    assert (document["slower"], document["faster"]) == (1, 1)
+    done = call("compare", path, path, "--device", "one=four")
+    assert (done.code, "has no device 'four'; it has one, three, two" in done.err) == (2, True)
+    assert call("compare", path, path, "--device", "=two").code == 2
+    other = results(tmp_path / "b", device="five")
+    done = call("compare", path, other)
+    assert done.code == 2
+    assert "no cell in common, by device: one, three, two and five; --device A=B says" in done.err
+    assert "start" not in done.err
 
 
 def test_compare_fits_into_80_columns(call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -202,7 +239,7 @@ def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -
     done = call("compare", good, bad)
     assert (done.code, "line 1" in done.err) == (2, True)
     done = call("compare", good, other)
-    assert (done.code, "no cell in common" in done.err) == (2, True)
+    assert (done.code, "no cell in common, by mode: shared and none" in done.err) == (2, True)
     assert call("compare", good, good, "--threshold", "-1").code == 2
 
 
