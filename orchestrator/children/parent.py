@@ -81,7 +81,9 @@ class Child(Generic[_A]):
         environment: All variables that it gets, those of Python's import path aside; None for this process's.
         program: The Python interpreter.
         descriptors: Files that it gets too, under the same numbers.
-        on_words: Called with all that it prints, in a thread of its own, piece by piece.
+
+    Attributes:
+        on_words: Called with what it prints from now on, piece by piece, in a thread of its own.
 
     Raises:
         OSError: It cannot be started.
@@ -96,7 +98,6 @@ class Child(Generic[_A]):
         environment: Mapping[str, str] | None = None,
         program: str = sys.executable,
         descriptors: Sequence[int] = (),
-        on_words: Callable[[bytes], None] | None = None,
     ) -> None:
         if service not in SERVICES:
             raise ValueError(f"{service!r} is no service; there are {', '.join(SERVICES)}")
@@ -107,7 +108,7 @@ class Child(Generic[_A]):
         self._ended: Ended | None = None
         self._reaping = threading.Lock()
         self._words = b""
-        self._on_words = on_words
+        self.on_words: Callable[[bytes], None] | None = None
         self._process = subprocess.Popen(
             # -P: what lies in the working directory is not imported, unless this process would import it.
             [program, "-P", "-m", ENTRY, service, msgspec.json.encode(self._limits).decode()],
@@ -261,8 +262,8 @@ class Child(Generic[_A]):
         with pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
                 self._words = (self._words + data)[-_WORDS_KEPT:]
-                if self._on_words is not None:
-                    self._on_words(data)
+                if (hear := self.on_words) is not None:
+                    hear(data)
 
     def _exits_within(self, limit_s: float) -> bool:
         """Whether it exits; it is not reaped yet, so that its group is still its own."""

@@ -46,6 +46,7 @@ VERBS = {
     "verify": "verify:verify_verb",
     "merge": "merge:merge_verb",
     "prune": "prune:prune_verb",
+    "quarantine": "quarantine:quarantine_verb",
     "doctor": "doctor:doctor_verb",
 }
 for _name, _function in VERBS.items():

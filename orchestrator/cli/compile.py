@@ -11,10 +11,12 @@ Guarantees:
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 from attrs import frozen
 from cyclopts import Parameter
@@ -28,8 +30,10 @@ from orchestrator.cli.options import (
     Flag,
     JsonFlag,
     SetNames,
-    open_set,
+    archive_paths,
+    hash_number,
     own_target,
+    size_bytes,
     time_limit_seconds,
     usable_directory,
 )
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.progress import ProgressView
     from orchestrator.devices.image import PipelineKind
     from orchestrator.process import StageClock
+    from orchestrator.run.compile_server import CompileServer
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import (
         BinariesRecord,
@@ -62,7 +67,6 @@ if TYPE_CHECKING:
         PipelineOutcome,
         Savings,
     )
-    from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
     _Rows = Iterator[tuple[str, str | Text]]
@@ -73,6 +77,8 @@ _FAILED_SHOWN = 20
 _DAMAGE_SHOWN = 5
 _GROUPS_SHOWN = 4
 _STAGES = {"read": "set", "open": "device", "cache_load": "loading", "save": "saving", "merge": "merging"}
+_MESSAGES_SHOWN = 5
+_LEAST_MEMORY = 64 << 20
 
 
 @frozen(kw_only=True)
@@ -109,6 +115,16 @@ class CompileArguments:
             which its key decides. For several processes or machines that share the work.
         plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes instead of
             reading the set. `off`: neither.
+        only: Compile the pipeline of this key only, 16 hex digits as reports show them, also where it is in
+            quarantine. May be given several times.
+        retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
+            leave the quarantine.
+        timeout: What the driver may take for one pipeline, such as `5s`, before its process is killed and the
+            pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more.
+        memory: What a process that compiles may have for its data, such as `2G` or `500M`. Where a pipeline
+            alone takes more, it is blamed.
+        driver_log: Write all that the driver prints to this file.
+        in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
     """
 
     device: DeviceSelector = ""
@@ -129,6 +145,12 @@ class CompileArguments:
     time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
     shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
     plan: Literal["auto", "off"] = "auto"
+    only: tuple[str, ...] = ()
+    retry_quarantined: Flag = False
+    timeout: str = "auto"
+    memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""
+    driver_log: Path | None = None
+    in_process: Flag = False
 
     def options(self) -> CompileOptions:
         """What is asked for.
@@ -136,7 +158,7 @@ class CompileArguments:
         Raises:
             UsageError: A number or a time is none, or two options contradict each other.
         """
-        from orchestrator.run.options import BARRIER, ROLLING, CompileOptions
+        from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 
         if self.merge == "rolling" and self.mode in ("shared", "binaries", "none"):
             raise UsageError(
@@ -153,19 +175,34 @@ class CompileArguments:
             spirv_val=self.spirv_val,
             pipeline_keys=self.pipeline_keys,
             inspect_executables=self.pipeline_stats is not None,
-            subset=_shard(self.shard),
+            subset=_subset(self.shard, self.only),
+            retry_quarantined=self.retry_quarantined or bool(self.only),
+            trial_limits=TrialLimits(
+                pipeline_s=_timeout_seconds(self.timeout),
+                memory_bytes=size_bytes(self.memory, "--memory", _LEAST_MEMORY) if self.memory else 0,
+            ),
             time_limit_s=time_limit_seconds(self.time_limit) if self.time_limit else None,
             plan=self.plan == "auto",
         )
 
 
-def _shard(text: str) -> Subset:
+def _subset(shard: str, only: Sequence[str]) -> Subset:
     from orchestrator.sets.prepare import WHOLE, Subset
 
+    if only:
+        if shard:
+            raise UsageError("--only and --shard: a key is in one shard only", "leave --shard out")
+        return Subset(keys=frozenset(map(hash_number, only)))
     try:
-        return Subset.from_text(text) if text else WHOLE
+        return Subset.from_text(shard) if shard else WHOLE
     except ValueError as error:
-        raise UsageError(f"--shard {text!r}: {error}") from None
+        raise UsageError(f"--shard {shard!r}: {error}") from None
+
+
+def _timeout_seconds(text: str) -> float | None:
+    if text == "auto":
+        return None
+    return math.inf if text == "off" else time_limit_seconds(text, "--timeout")
 
 
 def _worker_count(workers: str) -> int | None:
@@ -189,31 +226,106 @@ def compile_verb(
     """Compile a set on a device over several workers, merge their caches, and keep the result.
 
     A second run loads the file that the first one saved. Ctrl-C stops after the calls in flight and keeps
-    what is done.
+    what is done. The driver works in a child process: a pipeline that it dies of fails, is named, and is left
+    out by later runs, and everything else is compiled.
 
     **EXAMPLES**
 
         orchestrator compile sample --device radv:navi21
         orchestrator compile game.foz game.1.foz --workers 8 --cache-dir build/cache
         orchestrator compile game.foz --mode shared --json > shared.json
-        orchestrator compile unknown.foz --spirv-val isolate
+        orchestrator compile unknown.foz --timeout 20s --memory 4G
+        orchestrator compile game.foz --only 43210c2d62f9536c
         orchestrator compile game.foz --time-limit 8h
         orchestrator compile game.foz --shard 2/4 --cache-dir build/shard2
     """
-    import trio
-
-    from orchestrator.cli.progress import progress_view
     from orchestrator.process import process_clock
-    from orchestrator.run.compile import compile_set
-    from orchestrator.run.records import encode_report
 
     clock = process_clock()
-    options = arguments.options()
-    directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
-    _require_writable(arguments.trace, arguments.pipeline_stats)
-    output = Output(json=json)
+    with ExitStack() as held:
+        # First of all: the child loads what takes longest, while this process loads the rest.
+        server = None if arguments.in_process else held.enter_context(_started())
+        from orchestrator.cli.progress import progress_view
+        from orchestrator.run.records import encode_report
+
+        paths = archive_paths(sets)
+        options = arguments.options()
+        directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
+        _require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
+        output = Output(json=json)
+        with progress_view(output) as view:
+            if server is None:
+                report = _compile_here(paths, options, directory, view, clock)
+            else:
+                log = arguments.driver_log
+                file = None if log is None else held.enter_context(log.open("wb"))
+                clock.enter("supervise")
+                report = _compile_supervised(server, paths, options, directory, view, file)
+                for name in report.clock.__struct_fields__:
+                    clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
+                clock.enter("report")
+    _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
+    if output.json:
+        write_json(encode_report(report, clock))
+    else:
+        show_report(output, report)
+        _show_clock(output, clock)
+    return _exit_code(report)
+
+
+@contextmanager
+def _started() -> Iterator[CompileServer]:
+    """A child that compiles, for the block."""
+    from orchestrator.run.compile_server import CompileServer
+
+    server = CompileServer.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _compile_supervised(
+    server: CompileServer,
+    paths: Sequence[str],
+    options: CompileOptions,
+    directory: Path | None,
+    view: ProgressView,
+    log: BinaryIO | None,
+) -> CompileReport:
+    import trio
+
+    from orchestrator.run.supervisor import compile_supervised
+
+    async def job(stop: trio.Event) -> CompileReport:
+        return await compile_supervised(
+            paths,
+            options,
+            cache_directory=directory,
+            stop=stop,
+            on_stage=view.stage,
+            on_progress=view.progress,
+            server=server,
+            log=log,
+        )
+
+    return trio.run(_until_signal, job, view)
+
+
+def _compile_here(
+    paths: Sequence[str],
+    options: CompileOptions,
+    directory: Path | None,
+    view: ProgressView,
+    clock: StageClock,
+) -> CompileReport:
+    import trio
+
+    from orchestrator.run.compile import compile_set
+    from orchestrator.sets.opening import open_paths
+
     clock.enter("read")
-    with open_set(sets, indexed=False) as opened, progress_view(output) as view:
+    with open_paths(paths, indexed=False) as opened:
 
         async def job(stop: trio.Event) -> CompileReport:
             return await compile_set(
@@ -227,14 +339,7 @@ def compile_verb(
             )
 
         own_target(options.selector, driver_caches=options.driver_caches)
-        report = trio.run(_until_signal, job, view)
-        _write_extras(opened, report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
-    if output.json:
-        write_json(encode_report(report, clock))
-    else:
-        show_report(output, report)
-        _show_clock(output, clock)
-    return _exit_code(report)
+        return trio.run(_until_signal, job, view)
 
 
 def _require_writable(*paths: Path | None) -> None:
@@ -244,9 +349,7 @@ def _require_writable(*paths: Path | None) -> None:
             raise UsageError(f"{path}: cannot be written: it is a directory, or its directory is not there")
 
 
-def _write_extras(
-    source: PipelineSet, report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None
-) -> None:
+def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None) -> None:
     """Write the timeline and the statistics that were asked for.
 
     Raises:
@@ -261,7 +364,7 @@ def _write_extras(
     if pipeline_stats is not None:
         from orchestrator.cli.executable_statistics import statistics_csv
 
-        text = statistics_csv(source.name, report.inspected)
+        text = statistics_csv(report.set.path, report.inspected)
         write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
 
 
@@ -321,6 +424,7 @@ def show_report(output: Output, report: CompileReport) -> None:
     _show_counts(output, report)
     _show_skipped(output, report.skipped)
     _show_failed(output, report.failed)
+    _show_supervision(output, report)
     _show_damage(output, report)
     output.line("")
     output.facts(
@@ -424,6 +528,29 @@ def _show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
     for each in failed[:_FAILED_SHOWN]:
         output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
     _show_rest(output, len(failed) - _FAILED_SHOWN, "pipeline")
+
+
+def _show_supervision(output: Output, report: CompileReport) -> None:
+    supervision = report.supervision
+    if supervision is None:
+        return
+    if supervision.deaths:
+        took = _time(supervision.explaining_ns)
+        output.line("")
+        output.line(
+            styled(f"the driver ended {plural(len(supervision.deaths), 'process', 'processes')}", "bad"),
+            f" of {supervision.processes:,}; finding out why took {took}, in "
+            f"{plural(supervision.trials, 'process', 'processes')} of one pipeline at a time",
+        )
+    if supervision.culprits:
+        first = supervision.culprits[0].key
+        output.line(f"  try one alone: orchestrator compile SET --device ... --only {first}")
+    for each in supervision.messages[:_MESSAGES_SHOWN]:
+        keys = ", ".join(key_text(key) for key in each.keys[:_KEYS_SHOWN])
+        whose = f" while it had {'one of ' if len(each.keys) > 1 else ''}{keys}" if keys else ""
+        amount = f"{plural(each.lines, 'line')}, {byte_text(each.size)}"
+        output.line(styled("the driver printed", "warn"), f" {amount}{whose}: {each.first}")
+    _show_rest(output, len(supervision.messages) - _MESSAGES_SHOWN, "message")
 
 
 def _show_damage(output: Output, report: CompileReport) -> None:

@@ -29,6 +29,7 @@ from orchestrator.run.records import (
     identity_fields,
 )
 from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, PipelineCachePrefixHeader
+from orchestrator.stores.culprits import Culprit
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile
 
 
@@ -588,6 +589,41 @@ class PruneDocument(Document, frozen=True, kw_only=True):
     note: str | None
 
 
+# --- quarantine
+
+
+class HeldQuarantine(Record, frozen=True, kw_only=True):
+    """The pipelines in quarantine on one device and driver.
+
+    Attributes:
+        path: Where they are kept.
+        problem: Why the file cannot be used, or "".
+        device_name: The device.
+        driver: Name and version of the driver.
+        culprits: The pipelines.
+    """
+
+    path: Path
+    problem: str
+    device_name: str
+    driver: str
+    culprits: tuple[Culprit, ...]
+
+
+class QuarantineDocument(Document, frozen=True, kw_only=True):
+    """`quarantine --json`.
+
+    Attributes:
+        directory: The directory of cache files.
+        cleared: How many pipelines `clear` took out; null for `list`.
+        quarantines: What is in quarantine now.
+    """
+
+    directory: Path
+    cleared: int | None
+    quarantines: tuple[HeldQuarantine, ...]
+
+
 # --- doctor
 
 
@@ -905,6 +941,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "verify": VerifyDocument,
     "merge": MergeDocument,
     "prune": PruneDocument,
+    "quarantine": QuarantineDocument,
     "doctor": DoctorDocument,
     "doctor --keys": KeysDocument,
 }

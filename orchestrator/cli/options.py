@@ -84,7 +84,36 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
 SAMPLE = "sample"
 
 
-def time_limit_seconds(text: str) -> float:
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+
+
+def size_bytes(text: str, option: str, least: int = 0) -> int:
+    """Bytes of a size such as ``500M`` or ``2G``.
+
+    Raises:
+        UsageError: It is none, or too little.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{option} {text!r}: a size is expected", "such as 500M or 2G")
+    size = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+    if size < least:
+        raise UsageError(f"{option} {text!r}: at least {least >> 20}M are needed")
+    return size
+
+
+def hash_number(text: str) -> int:
+    """The hash that 16 hex digits stand for.
+
+    Raises:
+        UsageError: They are not.
+    """
+    if not re.fullmatch(r"[0-9a-fA-F]{1,16}", text):
+        raise UsageError(f"{text!r} is no key of a pipeline: up to 16 hex digits are expected")
+    return int(text, 16)
+
+
+def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
     """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds.
 
     Raises:
@@ -92,7 +121,7 @@ def time_limit_seconds(text: str) -> float:
     """
     found = _TIME.fullmatch(text)
     if found is None or not float(found[1]):
-        raise UsageError(f"--time-limit {text!r}: a time such as 90s, 20m or 2h is expected")
+        raise UsageError(f"{option} {text!r}: a time such as 90s, 20m or 2h is expected")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -153,28 +182,36 @@ def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterat
         device.close()
 
 
-def open_set(names: Sequence[str], *, indexed: bool = True) -> PipelineSet:
+def open_set(names: Sequence[str]) -> PipelineSet:
     """Open a set; the caller closes it.
 
     Args:
         names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path
             of a manifest.
-        indexed: As for `Archive.open`.
 
     Raises:
         UsageError: A manifest stands beside something else, or the package came without its sample.
         ArchiveError: An archive cannot be read as a whole.
         ManifestError: The manifest cannot be understood.
     """
-    from orchestrator.sets.opening import is_manifest, open_paths
+    from orchestrator.sets.opening import open_paths
 
-    manifests = [name for name in names if is_manifest(name)]
+    return open_paths(archive_paths(names))
+
+
+def archive_paths(names: Sequence[str]) -> list[str]:
+    """Paths of a set's archives, or of one manifest.
+
+    Raises:
+        UsageError: As `open_set`.
+    """
+    manifests = [name for name in names if name.lower().endswith(".toml")]
     if manifests and len(names) > 1:
         raise UsageError(
             f"{manifests[0]}: a manifest cannot be combined with other sets",
             f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
         )
-    return open_paths([_archive(name) for name in names], indexed=indexed)
+    return [_archive(name) for name in names]
 
 
 def set_paths(names: Sequence[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory
+from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory, size_bytes
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.errors import DeviceError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.stores.pruning import PruneItem
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE | re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
 
@@ -53,7 +52,7 @@ def prune_verb(
     from orchestrator.stores.files.recovery import SweepReport
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
-    bound, age = _size(max_size), _age(older_than)
+    bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), _age(older_than)
     directory = cache_directory(cache_dir)
     if cache_dir is not None and not cache_dir.is_dir():
         raise UsageError(
@@ -115,15 +114,6 @@ def _devices_here() -> tuple[list[DeviceIdentity], str]:
         return list_devices(), ""
     except DeviceError as error:
         return [], f"no driver was asked, so no file counts as another driver's: {error}"
-
-
-def _size(text: str | None) -> int | None:
-    if text is None:
-        return None
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--max-size {text!r}: a size is expected", "such as 500M or 2G")
-    return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 
 def _age(text: str | None) -> int | None:

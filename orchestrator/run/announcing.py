@@ -40,22 +40,26 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.memory import MemoryGate
 
 _NOTHING = np.zeros(0, np.int32)
 _OBJECTS = {"object": Doing.OBJECT, "module": Doing.MODULE}
 _HITS = np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)
 
 
-def announcing(device: Device, table: InFlightTable, on_image: Callable[[CreateInfoImage], None]) -> Device:
+def announcing(
+    device: Device, table: InFlightTable, on_image: Callable[[CreateInfoImage], None], gate: MemoryGate
+) -> Device:
     """A device that announces its calls.
 
     Args:
         device: The device; it is closed with what is returned.
         table: Where calls are announced.
         on_image: Called with each image before the driver gets any of its objects.
+        gate: Lets batches begin.
     """
     kind = AnnouncingInspector if isinstance(device, ExecutableInspector) else AnnouncingDevice
-    return kind(device, table, on_image)
+    return kind(device, table, on_image, gate)
 
 
 @frozen(eq=False)
@@ -65,6 +69,7 @@ class AnnouncingDevice:
     device: Device
     table: InFlightTable
     on_image: Callable[[CreateInfoImage], None]
+    gate: MemoryGate
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -120,6 +125,8 @@ class AnnouncingDevice:
         fail_on_compile_required: bool = False,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
+        if self.gate.is_short:
+            self.gate.wait(self.table)
         slot = self.table.begin(Doing.CREATE, indices)
         try:
             batch = self.device.create_pipelines(

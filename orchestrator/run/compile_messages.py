@@ -43,14 +43,14 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         options: `CompileOptions`, as MessagePack: whoever starts a child need not have loaded them.
         cache_directory: As `compile_set`; "" for none.
         left_out: Pipelines that the driver is not to be given, by key, with the reason.
-        memory_bytes: Address space of the fork, 0 for no limit.
+        measured_ns: What trying pipelines took, by key: better than an estimate.
     """
 
     number: int
     options: bytes
     cache_directory: str = ""
     left_out: dict[int, str] = {}
-    memory_bytes: int = 0
+    measured_ns: dict[int, int] = {}
 
 
 class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
@@ -62,7 +62,7 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
         request: What the device is opened as: a `DeviceRequest`, as MessagePack.
         jobs: Kind and key of each.
         junk: Whether memory is filled with junk, so that a driver that reads what it did not write crashes.
-        memory_bytes: As in `Compile`.
+        memory_bytes: Memory that the fork may have for its data, 0 for no limit.
     """
 
     number: int
@@ -86,6 +86,13 @@ class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
 
 
 Request = Open | Compile | Try | Stop | Kill
+
+
+class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):
+    """A device is open: its `DeviceIdentity`, as MessagePack."""
+
+    number: int
+    identity: bytes
 
 
 class Staged(msgspec.Struct, tag="stage", forbid_unknown_fields=True):
@@ -171,7 +178,7 @@ class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
     peak_bytes: int = 0
 
 
-Answer = Staged | Progressed | Prepared | Done | Failed | Trying | Survived | Exited
+Answer = Opened | Staged | Progressed | Prepared | Done | Failed | Trying | Survived | Exited
 
 
 class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
@@ -183,6 +190,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
         request: What the device is opened as.
         keys: Of each pipeline.
         kinds: Of each pipeline.
+        recorded_ns: What compiling each took before, int64; 0 where that is not known.
         object_start: As in the image.
         object_index: As in the image.
         dependencies: Of each object.
@@ -193,6 +201,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     request: bytes
     keys: bytes
     kinds: bytes
+    recorded_ns: bytes
     object_start: bytes
     object_index: bytes
     dependencies: tuple[tuple[int, ...], ...]

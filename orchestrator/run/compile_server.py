@@ -7,7 +7,6 @@ takes longest, while this process loads the rest.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Final, Self
 
 from attrs import define
@@ -36,8 +35,8 @@ class CompileServer:
     papers: int
 
     @classmethod
-    def start(cls, on_words: Callable[[bytes], None] | None = None) -> Self:
-        """Start one; `on_words` as `Child` takes it.
+    def start(cls) -> Self:
+        """Start one.
 
         Raises:
             OSError: It cannot be started.
@@ -45,9 +44,7 @@ class CompileServer:
         table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
         papers = os.memfd_create("orchestrator-papers", os.MFD_CLOEXEC)
         try:
-            child: Child[Answer] = Child(
-                SERVICE, Answer, limits=_LIMITS, descriptors=(table, papers), on_words=on_words
-            )
+            child: Child[Answer] = Child(SERVICE, Answer, limits=_LIMITS, descriptors=(table, papers))
         except BaseException:
             os.close(table)
             os.close(papers)

@@ -27,6 +27,7 @@ from attrs import define, field
 
 from orchestrator.children.child import Channel
 from orchestrator.devices.device import NO_SOURCE, Device
+from orchestrator.devices.families import require_family
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
@@ -42,6 +43,7 @@ from orchestrator.run.compile_messages import (
     ImageTables,
     Kill,
     Open,
+    Opened,
     Prepared,
     Progressed,
     Request,
@@ -53,6 +55,8 @@ from orchestrator.run.compile_messages import (
     append,
 )
 from orchestrator.run.in_flight import InFlightTable
+from orchestrator.run.keeping import RecordedCosts
+from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.sets.image.builder import build_image
@@ -75,7 +79,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
     if not isinstance(opening, Open):
         raise TypeError("a compile begins with its set")
     try:
-        source = open_paths(opening.archives)
+        source = open_paths(opening.archives, indexed=False)
     except OrchestratorError as error:
         channel.send(Failed.of(0, error))
         return
@@ -160,20 +164,28 @@ class _Server:
 
     def _compile(self, request: Compile, control: int) -> None:
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
-        _limit_memory(request.memory_bytes)
+        _limit_memory(options.trial_limits.memory_bytes)
+        directory = Path(request.cache_directory) if request.cache_directory else None
         source = self.source.leaving_out(request.left_out) if request.left_out else self.source
-        opened_as = b""
+        opened_as, costs = b"", RecordedCosts(None)
 
         def opener(device_request: DeviceRequest) -> Device:
-            nonlocal opened_as
+            nonlocal opened_as, costs
             opened_as = msgspec.msgpack.encode(device_request)
-            return announcing(_open(options, device_request), self.table, on_image)
+            device = _open(options, device_request)
+            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity)))
+            costs = RecordedCosts.open(directory, device.identity)
+            if request.measured_ns:
+                keys = np.array(list(request.measured_ns), np.uint64)
+                costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
+            return announcing(device, self.table, on_image, gate)
 
         def on_image(image: CreateInfoImage) -> None:
             tables = ImageTables(
                 request=opened_as,
                 keys=image.keys.tobytes(),
                 kinds=image.kinds.tobytes(),
+                recorded_ns=costs.of(image).tobytes(),
                 object_start=image.object_start.tobytes(),
                 object_index=image.object_index.tobytes(),
                 dependencies=tuple(each.dependencies for each in image.objects),
@@ -191,14 +203,18 @@ class _Server:
             return await compile_set(
                 source,
                 options,
-                cache_directory=None if not request.cache_directory else Path(request.cache_directory),
+                cache_directory=directory,
                 opener=opener,
                 stop=stop,
                 on_stage=lambda name: self.channel.send(Staged(request.number, name)),
                 on_progress=on_progress,
             )
 
+        gate = MemoryGate()
+        gate.watch()
         try:
+            if not options.trial_limits.opener:
+                require_family(options.selector)
             report = trio.run(main)
         except (OrchestratorError, ValueError) as error:
             self.channel.send(Failed.of(request.number, error))
@@ -233,8 +249,9 @@ def _open(options: CompileOptions, request: DeviceRequest) -> Device:
 
 
 def _limit_memory(size: int) -> None:
+    """Bound the memory for data: a driver reserves much more of the address space than it uses."""
     if size:
-        resource.setrlimit(resource.RLIMIT_AS, (size, resource.getrlimit(resource.RLIMIT_AS)[1]))
+        resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 def _obey(control: int, stop: Callable[[], object]) -> None:

@@ -85,10 +85,6 @@ class InFlightTable:
         self._lock = threading.Lock()
         self._marks: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
 
-    def close(self) -> None:
-        """Give the mapping back."""
-        self._memory.close()
-
     # --- the process that is in the driver
 
     def clear(self) -> None:

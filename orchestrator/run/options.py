@@ -183,20 +183,34 @@ class PipelineKeyUse(enum.StrEnum):
     OFF = "off"
 
 
+LEAST_LIMIT_S = 60.0
+"""Seconds that a driver has for a pipeline where nothing else is said."""
+
+LIMIT_FACTOR = 20
+"""So many times what compiling a pipeline took before it may take again."""
+
+
 @frozen
 class TrialLimits:
-    """What a trial in a child process may take.
+    """What a child process may take that compiles, or tries pipelines.
 
     Attributes:
-        pipeline_s: Seconds for one pipeline.
-        memory_bytes: Address space of a child, 0 for no limit.
+        pipeline_s: Seconds for one pipeline; None for `LEAST_LIMIT_S`, or `LIMIT_FACTOR` times what was
+            recorded of it, whichever is more.
+        memory_bytes: Memory that a child may have for its data, 0 for no limit.
         opener: "package.module:function" that opens the device in a child, where the run's own opener is a
             function that a child does not have; called with a DeviceRequest.
     """
 
-    pipeline_s: float = field(default=120.0, validator=validators.gt(0))
+    pipeline_s: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
     memory_bytes: int = field(default=0, validator=validators.ge(0))
     opener: str = ""
+
+    def limit_s(self, recorded_ns: int = 0) -> float:
+        """Seconds for a pipeline of which this was recorded, 0 for nothing."""
+        if self.pipeline_s is not None:
+            return self.pipeline_s
+        return max(LEAST_LIMIT_S, LIMIT_FACTOR * recorded_ns / 1e9)
 
 
 @frozen(kw_only=True)
@@ -215,14 +229,16 @@ class CompileOptions:
         relax_driver_version: Load a cache file whose driverVersion alone differs.
         binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk.
         spirv_val: What is done about shader modules that may be invalid.
-        trial_limits: What a trial in a child process may take; with an `opener` of one's own, also how a
-            child opens the device.
+        trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
+            device.
         pipeline_keys: Whether the driver is asked for pipeline keys.
         count_duplicate_pipeline_keys: As in `RunOptions`.
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the
             driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         subset: Which of the set's pipelines; the report counts these alone.
         batch_limit: Largest batch; None for what suits the run.
+        retry_quarantined: Try pipelines again that are in the quarantine of the cache directory: those that
+            ended the driver in an earlier run, which otherwise fail without being tried.
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
             all groups.
         plan: Whether the decoded set is kept beside the cache file, as a plan, and taken from there.
@@ -243,6 +259,7 @@ class CompileOptions:
     inspect_executables: bool = False
     subset: Subset = WHOLE
     batch_limit: int | None = _at_least(1, None)
+    retry_quarantined: bool = False
     time_limit_s: float | None = _time_limit()
     plan: bool = True
 

@@ -75,8 +75,14 @@ class CompilePlan:
         self.facts = self.pipelines = None
         self.notes.append(f"the plan of the set was made anew: {why}")
 
+    def set_aside(self) -> None:
+        """The set leaves pipelines out: what is decoded is for this run alone, and the plan holds too much."""
+        self.facts = self.pipelines = self._identity = None
+
     def take(self, opened: OpenedGroup) -> None:
         """A group was decoded, or is as planned."""
+        if self.source.left_out:  # known since the device was opened
+            self.set_aside()
         if self._identity is not None:
             self._beside = self._beside or opened.device.identity
             self._groups.append(PlannedGroup(opened.group, opened.built, opened.answers))

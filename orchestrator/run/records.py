@@ -47,6 +47,7 @@ from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
+from orchestrator.stores.culprits import Culprit
 from orchestrator.stores.save_policy import SaveReason
 
 FORMAT: Final = 2
@@ -924,7 +925,7 @@ def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0
     return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
 
 
-_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord)
+_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord, "Supervision")
 
 
 def _of_those_there(one: _Summed | None, two: _Summed | None) -> _Summed | None:
@@ -1509,6 +1510,7 @@ class Clock(Sums, frozen=True):
         cache_load_ns: Reading cache files and creating primaries.
         keys_ns: Reading recorded times, and asking the driver for pipeline keys.
         run_ns: Making worker caches, and creating pipelines.
+        supervise_ns: Waiting for the process that compiles: its start, and what died; 0 without one.
         merge_ns: Merging after the barrier, and reading back.
         save_ns: Writing cache files, recorded times and notes.
         inspect_ns: Asking the driver about the code of pipelines.
@@ -1529,6 +1531,7 @@ class Clock(Sums, frozen=True):
     merge_ns: Nanoseconds = 0
     save_ns: Nanoseconds = 0
     inspect_ns: Nanoseconds = 0
+    supervise_ns: Nanoseconds = 0
     close_ns: Nanoseconds = 0
     report_ns: Nanoseconds = 0
 
@@ -1571,6 +1574,70 @@ class Versions(Record, frozen=True):
     registry: str
 
 
+class Death(Record, frozen=True):
+    """The end of a process that compiled.
+
+    Attributes:
+        how: The signal or the exit code; or that it was killed, because the driver did not come back.
+        where: What it was doing.
+        suspects: Pipelines that it may have died of, for they were in the driver.
+        blamed: Pipelines that were then found to blame; others may have been tried with the suspects.
+    """
+
+    how: str
+    where: str
+    suspects: int
+    blamed: int
+
+
+class DriverMessages(Record, frozen=True):
+    """What the driver printed, and for which pipelines as far as that is known.
+
+    Attributes:
+        lines: How many lines.
+        size: How many bytes.
+        first: The first of them, cut off where it is long.
+        keys: Pipelines that were in the driver while it printed; one where it is known which.
+    """
+
+    lines: int
+    size: int
+    first: str
+    keys: tuple[Hash, ...]
+
+
+class Supervision(Record, frozen=True):
+    """What supervising a compile took, and what it found. Adds up.
+
+    Attributes:
+        processes: Processes that compiled, one after the other.
+        deaths: How all but the last of them ended.
+        trials: Processes that tried suspects alone.
+        explaining_ns: Time from each death to when it was explained.
+        culprits: Pipelines of the set that are not compiled because they ended a process, in this run or in
+            an earlier one.
+        messages: What the driver printed.
+    """
+
+    processes: int = 0
+    deaths: tuple[Death, ...] = ()
+    trials: int = 0
+    explaining_ns: Nanoseconds = _NO_TIME
+    culprits: tuple[Culprit, ...] = ()
+    messages: tuple[DriverMessages, ...] = ()
+
+    def __add__(self, other: Self) -> Self:
+        """Both together."""
+        return type(self)(
+            self.processes + other.processes,
+            self.deaths + other.deaths,
+            self.trials + other.trials,
+            self.explaining_ns + other.explaining_ns,
+            _each_once(self.culprits, other.culprits),
+            self.messages + other.messages,
+        )
+
+
 class CompileReport(Record, frozen=True, kw_only=True):
     """What compiling a set did. Its encoding is the JSON of `compile`.
 
@@ -1599,6 +1666,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         runs: The report of each group's run, in the order of `set.groups`.
         stages: What took time beside the runs, in the order in which it ended.
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
+        supervision: What became of the processes that compiled; null where it was this one.
         binaries: What was done with binaries, over all groups; null in other modes.
         clock: Where the time of the process went.
     """
@@ -1624,6 +1692,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
     runs: tuple[RunReport, ...]
     stages: tuple[Stage, ...] = ()
     inspected: tuple[InspectedPipeline, ...] = ()
+    supervision: Supervision | None = None
     binaries: BinariesRecord | None = None
     clock: Clock = Clock()
 
@@ -1731,6 +1800,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             runs=totals,
             stages=tuple(stage for each in parts for stage in each.stages),
             inspected=tuple(found for each in parts for found in each.inspected),
+            supervision=reduce(_of_those_there, [each.supervision for each in parts]),
             clock=reduce(operator.add, [each.clock for each in parts]),
         )
 

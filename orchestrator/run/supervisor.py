@@ -14,14 +14,11 @@ Assumptions: the set lies in files, which the child opens by their paths.
 
 from __future__ import annotations
 
-import math
-import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 import numpy as np
@@ -30,10 +27,10 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.children.parent import Ended
+from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile_messages import (
-    Answer,
     Compile,
     Done,
     Exited,
@@ -41,48 +38,54 @@ from orchestrator.run.compile_messages import (
     ImageTables,
     Kill,
     Open,
+    Opened,
     Prepared,
     Progressed,
-    Request,
     Staged,
     Stop,
-    Survived,
-    Try,
-    Trying,
 )
 from orchestrator.run.compile_server import CompileServer
-from orchestrator.run.execution import available_workers
-from orchestrator.run.in_flight import Doing, Flight, InFlightTable
-from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions
+from orchestrator.run.connection import Connection
+from orchestrator.run.driver_words import DriverWords
+from orchestrator.run.in_flight import Doing, Flight
+from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, TrialLimits
 from orchestrator.run.records import (
     CompileReport,
+    Death,
     OutcomeStatus,
     Progress,
     ProgressCallback,
+    Supervision,
     decode_msgpack,
     status_code,
 )
+from orchestrator.run.suspects import SuspectTrials
 from orchestrator.run.trial import first_error
 from orchestrator.sets.records import PipelineJob
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
-_OPENING_S: Final = 120.0
 _LOOK_S: Final = 0.1
-_ALONE: Final = "in a process of its own"
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
+_FEW: Final = 8
+_STREAK: Final = 3
+_MOST_AHEAD: Final = 7
 _KINDS: Final = tuple(PipelineKind)
 _DERIVED: Final = ("version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries")
+_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 _WHERE: Final = {
-    Doing.CREATE: "it created pipelines",
-    Doing.KEYS: "it was asked for keys of pipelines",
-    Doing.OBJECT: "it created a layout, render pass or sampler",
-    Doing.MODULE: "it created a shader module",
-    Doing.CACHE: "it made a cache",
-    Doing.OPEN: "it opened the device or prepared an image",
+    Doing.CREATE: "creating pipelines",
+    Doing.KEYS: "asking for keys of pipelines",
+    Doing.OBJECT: "creating a layout, render pass or sampler",
+    Doing.MODULE: "creating a shader module",
+    Doing.CACHE: "creating a pipeline cache",
+    Doing.OPEN: "preparing an image",
+    None: "outside of any pipeline",
 }
 _CHECKPOINTS: Final = SavePolicy(overdue_ns=10 * SECOND_NS)
-"""A crash costs what was compiled since the last save, and the save a part of that."""
+"""A crash costs what was compiled since the last save."""
 
 
 async def compile_supervised(
@@ -94,6 +97,7 @@ async def compile_supervised(
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
     server: CompileServer | None = None,
+    log: BinaryIO | None = None,
 ) -> CompileReport:
     """Compile a set as `compile_set` does, in a supervised child process.
 
@@ -107,6 +111,7 @@ async def compile_supervised(
         on_progress: Called in the trio thread as pipelines get done; must not block. What is done never gets
             less, whatever dies.
         server: A child that was started before; it is closed in the end. None starts one.
+        log: Where all that the driver prints is written.
 
     Returns:
         The report. What a worker process compiled that died later counts as compiled.
@@ -117,7 +122,8 @@ async def compile_supervised(
         trio.Cancelled: The surrounding scope was cancelled. The child is gone; what it compiled since the last
             checkpoint is lost.
     """
-    supervisor = _Supervisor(tuple(archives), options, cache_directory, stop, on_stage, on_progress)
+    words = DriverWords(log)
+    supervisor = _Supervisor(tuple(archives), options, cache_directory, stop, on_stage, on_progress, words)
     return await supervisor.run(CompileServer.start() if server is None else server)
 
 
@@ -129,80 +135,34 @@ class _Death:
         status: Exit code, or the negative signal.
         suspects: What it had in the driver, and may have died of.
         request: What its device was opened as, encoded.
-        overdue: Whether it was killed, because it had that in the driver for too long.
-        where: What it was doing, where it had no pipeline in the driver.
+        recorded_ns: What compiling pipelines of its image took before, by key.
+        others: The other pipelines of its image.
+        overdue: Whether it was killed, because the driver had the suspects for too long.
+        where: What it was doing.
+        at_ns: When, on the clock of time.perf_counter_ns.
     """
 
     status: int
-    suspects: tuple[PipelineJob, ...] = ()
-    request: bytes = b""
-    overdue: bool = False
-    where: str = ""
+    suspects: tuple[PipelineJob, ...]
+    request: bytes
+    recorded_ns: dict[int, int]
+    others: tuple[PipelineJob, ...]
+    overdue: bool
+    where: str
+    at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
     def killed(self) -> bool:
-        """Whether somebody else killed it: a person, or the system for want of memory."""
+        """Whether somebody else killed it: a person, or the system."""
         return self.status == -signal.SIGKILL and not self.overdue
 
-
-@define(eq=False)
-class _Connection:
-    """A server, and its answers by the fork that they are about. Belongs to the trio thread."""
-
-    server: CompileServer
-    table: InFlightTable
-    ended: Ended | None = None
-    _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
-
-    @classmethod
-    def to(cls, server: CompileServer) -> _Connection:
-        return cls(server, InFlightTable(server.table))
-
-    def mailbox(self, number: int) -> trio.MemoryReceiveChannel[Answer | Ended]:
-        """Where the answers about a fork come, and in the end how the server ended."""
-        send, receive = trio.open_memory_channel[Answer | Ended](math.inf)
-        self._mail[number] = send
-        if self.ended is not None:
-            send.send_nowait(self.ended)
-        return receive
-
     @property
-    def lost(self) -> bool:
-        """Whether the server has ended."""
-        return self.ended is not None
-
-    async def send(self, request: Request) -> None:
-        """Send a request; to a server that has ended this does nothing."""
-        child = self.server.child
-        left = child.packed(request)
-        while not self.lost and (left := left[child.write_some(left) :]):
-            await trio.lowlevel.wait_writable(child.request_descriptor)
-
-    async def listen(self) -> None:
-        """Sort answers until the server ends."""
-        child = self.server.child
-        while True:
-            while (answer := child.take()) is not None:
-                addressed = self._mail.values() if not answer.number else [self._mail[answer.number]]
-                for each in addressed:
-                    each.send_nowait(answer)
-            if child.is_over:
-                break
-            await trio.lowlevel.wait_readable(child.answer_descriptor)
-            child.read_some()
-        self.ended = await trio.to_thread.run_sync(child.end)
-        for each in self._mail.values():
-            each.send_nowait(self.ended)
-
-    def tables(self, prepared: Prepared) -> ImageTables:
-        """Tables of the image that is in the driver."""
-        data = os.pread(self.server.papers, prepared.size, prepared.offset)
-        return msgspec.msgpack.decode(data, type=ImageTables)
-
-    def close(self) -> None:
-        """End the server. Blocking."""
-        self.table.close()
-        self.server.close()
+    def how(self) -> str:
+        """It in words."""
+        if self.overdue:
+            return "killed: the driver did not come back"
+        ended = Ended(self.status)
+        return ended.signal or ended.how
 
 
 @define(eq=False)
@@ -213,19 +173,25 @@ class _Supervisor:
     stop: trio.Event | None
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
-    left_out: dict[int, str] = field(factory=dict)
-    notes: list[str] = field(factory=list)
+    words: DriverWords
+    _culprits: dict[int, Culprit] = field(factory=dict)
+    _measured_ns: dict[int, int] = field(factory=dict)
     _compiled: set[int] = field(factory=set)
-    _numbers: int = 0
+    _identities: dict[bytes, DeviceIdentity] = field(factory=dict)
+    _notes: list[str] = field(factory=list)
+    _supervision: Supervision = field(factory=Supervision)
     _fruitless: int = 0
     _unexplained: int = 0
+    _streak: int = 0
+    _compiled_before: int = 0
     _pending: _Death | None = None
     _shown: Progress = field(factory=Progress)
 
     async def run(self, server: CompileServer) -> CompileReport:
         """Compile, with this server and, should it die, others; see `compile_supervised`."""
         while True:
-            connection = _Connection.to(server)
+            connection = Connection.to(server)
+            server.child.on_words = self.words.take
             try:
                 with first_error():
                     async with trio.open_nursery() as nursery:
@@ -237,27 +203,27 @@ class _Supervisor:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(connection.close)
             if report is not None:
-                return self._joined(report)
+                return await trio.to_thread.run_sync(self._joined, report)
             server = CompileServer.start()
 
-    async def _work(self, connection: _Connection) -> CompileReport | None:
+    async def _work(self, connection: Connection) -> CompileReport | None:
         """Compile as long as the server lives; the report, or None where the server died."""
-        while not connection.lost:
+        while True:
             if self._pending is not None:
-                if not await self._explain(connection, self._pending):
-                    return None
-                self._pending = None
+                await self._explain(connection, self._pending)
+            if connection.lost:
+                return None
+            self._pending = None
             found = await self._compile(connection)
             if isinstance(found, CompileReport):
                 return found
             self._pending = found
-        return None
 
     # --- one worker process
 
     @property
     def _careful(self) -> bool:
-        """Whether to give the driver one pipeline at a time: deaths came that nobody is to blame for."""
+        """Whether the driver gets one pipeline at a time: it died, and more than once nobody was to blame."""
         return self._unexplained >= _MOST_UNEXPLAINED
 
     def _worker_options(self) -> CompileOptions:
@@ -265,116 +231,212 @@ class _Supervisor:
         if self._careful:
             options = evolve(options, workers=1, batch_limit=1)
         if options.merge is None and options.mode not in NO_WORKER_CACHES:
-            options = evolve(options, merge=ROLLING, save_policy=_CHECKPOINTS)
+            options = evolve(options, merge=ROLLING)
+        if options.save_policy == SavePolicy():
+            options = evolve(options, save_policy=_CHECKPOINTS)
         return options
 
-    async def _compile(self, connection: _Connection) -> CompileReport | _Death:
+    async def _compile(self, connection: Connection) -> CompileReport | _Death:
         """Let a worker process compile; its report, or how it died."""
-        number = self._next_number()
-        mail = connection.mailbox(number)
-        options = msgspec.msgpack.encode(self._worker_options())
-        directory = "" if self.directory is None else str(self.directory)
-        await connection.send(Compile(number, options, directory, self.left_out))
-        watch = _Watch(connection, number, self.options)
+        number, mail = connection.mailbox()
+        request = Compile(
+            number,
+            msgspec.msgpack.encode(self._worker_options()),
+            "" if self.directory is None else str(self.directory),
+            {key: each.reason for key, each in self._culprits.items()},
+            self._measured_ns,
+        )
+        await connection.send(request)
+        self._count(Supervision(processes=1))
+        watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
+        self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
-        with first_error():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch.run)
-                if self.stop is not None:
-                    nursery.start_soon(self._forward, self.stop, connection, number)
-                async for answer in mail:
-                    match answer:
-                        case Staged():
-                            self.on_stage(answer.name)
-                        case Progressed():
-                            self._tell(decode_msgpack(answer.progress, Progress))
-                        case Prepared():
-                            watch.prepared = answer
-                            self._remember(connection, watch)
-                        case Failed():
-                            raise answer.error()
-                        case Done():
-                            data = os.pread(connection.server.papers, answer.size, answer.offset)
-                            report = decode_msgpack(data, CompileReport)
-                        case Exited() | Ended():
-                            status = answer.status
-                            break
-                nursery.cancel_scope.cancel()
-        self._remember(connection, watch)
-        if report is not None:
-            return report
-        return watch.death(status)
+        status = 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            if self.stop is not None:
+                nursery.start_soon(self._forward, self.stop, connection, number)
+            async for answer in mail:
+                match answer:
+                    case Opened():
+                        identity = msgspec.msgpack.decode(answer.identity, type=DeviceIdentity)
+                        self._identities[answer.identity] = identity
+                    case Staged() if self._supervision.processes == 1:
+                        self.on_stage(answer.name)
+                    case Progressed():
+                        self._tell(decode_msgpack(answer.progress, Progress))
+                    case Prepared():
+                        watch.prepare(answer)
+                    case Failed():
+                        raise answer.error()
+                    case Done():
+                        report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
+                    case Exited() | Ended():
+                        status = answer.status
+                        break
+                    case _:
+                        pass  # about a trial
+            nursery.cancel_scope.cancel()
+        self.words.in_driver = None  # what is said in trials was said before
+        watch.remember()
+        return watch.death(status) if report is None else report
 
-    async def _forward(self, stop: trio.Event, connection: _Connection, number: int) -> None:
+    async def _forward(self, stop: trio.Event, connection: Connection, number: int) -> None:
         await stop.wait()
         await connection.send(Stop(number))
-
-    def _remember(self, connection: _Connection, watch: _Watch) -> None:
-        """Keep in mind what was compiled of the last image: of another worker process these may be hits."""
-        if watch.remembered is not None:
-            marked = np.flatnonzero(connection.table.marks()[: len(watch.remembered)])
-            self._compiled.update(watch.remembered[marked].tolist())
-        watch.remembered = None if watch.prepared is None else watch.keys()
 
     def _tell(self, progress: Progress) -> None:
         """Tell how far it is: what one worker process did counts also while another one finds it again."""
         if progress.done < self._shown.done:
-            rest = msgspec.structs.replace(progress, eta_s=None)
-            fields = ("total", "done", "compiled", "hits", "failed", "skipped")
-            kept = {name: getattr(self._shown, name) for name in fields}
-            progress = msgspec.structs.replace(rest, **kept)
+            kept = {name: getattr(self._shown, name) for name in _COUNTED}
+            progress = msgspec.structs.replace(progress, eta_s=None, **kept)
         self._shown = progress
         self.on_progress(progress)
 
-    def _joined(self, report: CompileReport) -> CompileReport:
-        """The report of all worker processes by that of the last, which had all pipelines."""
-        table = report.pipelines
-        hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
-        again = hits & np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
-        if not again.any() and not self.notes:
-            return report
-        status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
-        fields = {name: getattr(report, name) for name in report.__struct_fields__ if name not in _DERIVED}
-        fields |= {
-            "pipelines": msgspec.structs.replace(table, status=status),
-            "notes": (*report.notes, *self.notes),
-        }
-        return CompileReport.of(**fields)
-
     # --- after a death
 
-    async def _explain(self, connection: _Connection, death: _Death) -> bool:
-        """Find out who is to blame for a death; False where the server died meanwhile."""
-        before = len(self.left_out)
-        trials = _Trials(connection, self.options, death, self._next_number)
-        self.on_stage(f"finding out which of {len(death.suspects)} pipelines the driver died of")
-        if not await trials.run():
-            return False
-        for job, reason in trials.died.items():
-            self.left_out[job.key] = reason
-        if len(self.left_out) > before:
-            self._fruitless = 0
-            return True
-        if not death.killed:
-            self._unexplained += 1
-            if self._careful and len(death.suspects) == 1:
-                (job,) = death.suspects
-                self.left_out[job.key] = (
-                    f"the driver ended the process with it: {_how(death)}, and not when it was tried alone"
+    async def _explain(self, connection: Connection, death: _Death) -> None:
+        """Find out who is to blame for a death; pending where the server is lost meanwhile.
+
+        Raises:
+            DeviceError: Death after death leads nowhere.
+        """
+        trials = SuspectTrials(connection, self.options, death.request, death.recorded_ns)
+        if death.suspects:
+            several = (
+                "one pipeline" if len(death.suspects) == 1 else f"each of {len(death.suspects)} pipelines"
+            )
+            self.on_stage(f"the driver ended its process ({death.how}): trying {several} alone")
+            await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
+            if not (trials.verdicts or death.killed or death.overdue or connection.lost):
+                await trials.run(death.suspects, junk=True)
+        blamed = [
+            _culprit(job, each.cause, each.reason, each.signal) for job, each in trials.verdicts.items()
+        ]
+        if blamed:
+            await trio.to_thread.run_sync(self._keep, blamed)
+        self._measured_ns |= trials.took_ns
+        self._count(Supervision(trials=trials.processes))
+        if not connection.lost:
+            if not blamed and self._is_fruitless(death):
+                blamed = [self._by_elimination(death)]
+            self._count(
+                Supervision(
+                    deaths=(Death(death.how, death.where, len(death.suspects), len(blamed)),),
+                    explaining_ns=time.perf_counter_ns() - death.at_ns,
                 )
+            )
+        self._culprits |= {int(each.key, 16): each for each in blamed}
+
+    def _look_ahead(self, death: _Death) -> Sequence[PipelineJob]:
+        """More pipelines to try, where deaths follow one another: a trial costs less than another death."""
+        few = len(self._compiled) - self._compiled_before < _FEW
+        self._compiled_before = len(self._compiled)
+        self._streak = self._streak + 1 if few and not (death.killed or death.overdue) else 0
+        if self._streak < _STREAK:
+            return ()
+        known = self._compiled | self._culprits.keys()
+        return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
+
+    def _is_fruitless(self, death: _Death) -> bool:
+        """Count a death that nobody is to blame for; whether the only suspect has to be left out for it.
+
+        Raises:
+            DeviceError: There were too many.
+        """
+        if not (death.killed or death.overdue):  # what is overdue took too long together: now that is known
+            self._unexplained += 1
+            if len(death.suspects) == 1 and self._unexplained > _MOST_UNEXPLAINED:
                 return True
         self._fruitless += 1
         if self._fruitless > _MOST_FRUITLESS:
-            where = death.where or "compiling, with no pipeline to blame"
             raise DeviceError(
-                f"the driver ended {self._fruitless} processes in a row, the last one with {_how(death)} "
-                f"while {where}"
+                f"the driver ended {self._fruitless} processes, and no pipeline is to blame: the last one "
+                f"ended with {death.how}, {death.where}"
             )
-        return True
+        return False
 
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    def _by_elimination(self, death: _Death) -> Culprit:
+        (job,) = death.suspects
+        cause = Cause.TIMEOUT if death.overdue else Cause.SIGNAL if death.status < 0 else Cause.EXIT
+        reason = f"the driver ended the process while it compiled this one ({death.how}), and not in a trial"
+        return _culprit(job, cause, reason, Ended(death.status).signal, confirmed=False)
+
+    def _keep(self, culprits: list[Culprit]) -> None:
+        """Keep culprits for the next run. Blocking."""
+        if self.directory is None:
+            return
+        for identity in self._identities.values():
+            try:
+                add_culprits(self.directory, identity, culprits)
+            except SaveError as error:
+                self._notes.append(f"culprits were not kept, so the next run tries them again: {error}")
+
+    def _count(self, more: Supervision) -> None:
+        self._supervision += more
+
+    # --- the end
+
+    def _joined(self, report: CompileReport) -> CompileReport:
+        """The report of all worker processes by that of the last, which had all pipelines. Blocking."""
+        table = report.pipelines
+        hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
+        again = hits & np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
+        if self._supervision.processes > 1:
+            status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
+            table = msgspec.structs.replace(table, status=status)
+        culprits = self._culprits | self._known(report)
+        failed = {each.key for each in report.failed}
+        self._count(
+            Supervision(
+                culprits=tuple(each for key, each in culprits.items() if key in failed),
+                messages=self.words.messages(),
+            )
+        )
+        fields = {name: getattr(report, name) for name in report.__struct_fields__ if name not in _DERIVED}
+        return CompileReport.of(
+            **fields
+            | {
+                "pipelines": table,
+                "notes": tuple(dict.fromkeys([*report.notes, *self._notes])),
+                "supervision": self._supervision,
+            }
+        )
+
+    def _known(self, report: CompileReport) -> dict[int, Culprit]:
+        """Culprits of earlier runs; those that could be compiled now are taken out of the quarantine."""
+        if self.directory is None:
+            return {}
+        known: dict[int, Culprit] = {}
+        created = (
+            {each.key for each in report.pipelines if each.created}
+            if self.options.retry_quarantined
+            else set()
+        )
+        for identity in self._identities.values():
+            loaded = load_quarantine(self.directory, identity).profile
+            found = {int(each.key, 16): each for each in loaded.culprits} if loaded is not None else {}
+            known |= found
+            if gone := [each.key for key, each in found.items() if key in created]:
+                try:
+                    remove_culprits(self.directory, identity, gone)
+                except SaveError as error:
+                    self._notes.append(f"pipelines that compile again are still in quarantine: {error}")
+        return known
+
+
+def _culprit(
+    job: PipelineJob, cause: Cause, reason: str, signal_name: str, *, confirmed: bool = True
+) -> Culprit:
+    return Culprit(
+        key=f"{job.key:016x}",
+        kind=job.kind.value,
+        cause=cause,
+        signal=signal_name,
+        reason=reason,
+        seen_at=time.time(),
+        confirmed=confirmed,
+    )
 
 
 @define(eq=False)
@@ -382,47 +444,83 @@ class _Watch:
     """Looks at what a worker process has in the driver, while it lives and when it died.
 
     Attributes:
-        prepared: Where the tables of its image are.
-        remembered: Keys of the pipelines whose marks are in the table.
+        compiled: Gets the keys of what it compiled.
     """
 
-    connection: _Connection
+    connection: Connection
     number: int
-    options: CompileOptions
-    prepared: Prepared | None = None
-    remembered: npt.NDArray[np.uint64] | None = None
-    _overdue: tuple[Flight, ...] = ()
+    limits: TrialLimits
+    compiled: set[int]
+    _prepared: Prepared | None = None
+    _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
+    _tables: ImageTables | None = None
+    _overdue: list[Flight] = field(factory=list)
+
+    def prepare(self, prepared: Prepared) -> None:
+        """Another image is in the driver from now on."""
+        self.remember()
+        self._prepared, self._tables = prepared, None
+        self._keys = np.frombuffer(self.tables.keys, np.uint64)
+
+    def remember(self) -> None:
+        """Keep in mind what was compiled of the image: of another worker process it may be hits."""
+        marks = self.connection.table.marks()[: len(self._keys)]
+        self.compiled.update(self._keys[: len(marks)][marks != 0].tolist())
+
+    @property
+    def tables(self) -> ImageTables:
+        """The tables of the image."""
+        if self._tables is None:
+            assert self._prepared is not None  # noqa: S101 - there is one
+            self._tables = self.connection.tables(self._prepared)
+        return self._tables
+
+    def keys_in_driver(self) -> list[int]:
+        """Keys of the pipelines that are in the driver now. For any thread."""
+        keys = self._keys
+        numbers = [each for flight in self.connection.table.flights() for each in flight.numbers]
+        return [int(keys[each]) for each in numbers if each < len(keys)]
 
     async def run(self) -> None:
-        """Kill it when it has something in the driver for too long."""
-        while True:
+        """Kill the process when the driver has something for too long."""
+        while not self._overdue:
             await trio.sleep(_LOOK_S)
             now = time.monotonic_ns()
-            late = tuple(each for each in self.connection.table.flights() if self._is_late(each, now))
-            if late:
-                self._overdue = late
-                await self.connection.send(Kill(self.number))
-                return
+            flights = self.connection.table.flights() if self._prepared is not None else []
+            self._overdue = [each for each in flights if self._is_late(each, now)]
+        await self.connection.send(Kill(self.number))
 
     def _is_late(self, flight: Flight, now_ns: int) -> bool:
-        return now_ns - flight.since_ns > self.options.trial_limits.pipeline_s * 1e9
-
-    def keys(self) -> npt.NDArray[np.uint64]:
-        """Keys of the pipelines of the image."""
-        assert self.prepared is not None  # noqa: S101 - asked for after that
-        return np.frombuffer(self.connection.tables(self.prepared).keys, np.uint64)
+        """Whether a call takes longer than one of its pipelines may, beside what the others took before."""
+        age_s = (now_ns - flight.since_ns) / 1e9
+        if flight.doing not in (Doing.CREATE, Doing.KEYS):
+            return flight.doing is not Doing.CACHE and age_s > self.limits.limit_s()
+        if age_s <= self.limits.limit_s():
+            return False
+        known = np.frombuffer(self.tables.recorded_ns, np.int64)
+        recorded = sorted(int(known[each]) for each in flight.numbers)
+        others_s = sum(recorded[:-1]) / 1e9
+        return age_s > self.limits.limit_s(recorded[-1] if recorded else 0) + others_s
 
     def death(self, status: int) -> _Death:
         """How it died."""
         flights = self._overdue or self.connection.table.flights()
-        where = _WHERE[max(each.doing for each in flights)] if flights else ""
-        if self.prepared is None:
-            return _Death(status, where=where)
-        tables = self.connection.tables(self.prepared)
-        numbers = sorted({number for each in flights for number in _pipelines_of(each, tables)})
-        keys, kinds = np.frombuffer(tables.keys, np.uint64), np.frombuffer(tables.kinds, np.uint8)
-        suspects = tuple(PipelineJob(int(keys[each]), _KINDS[kinds[each]]) for each in numbers)
-        return _Death(status, suspects, tables.request, bool(self._overdue), where)
+        where = _WHERE[min((each.doing for each in flights), default=None)]
+        if self._prepared is None:
+            return _Death(status, (), b"", {}, (), overdue=False, where=where)
+        tables = self.tables
+        kinds, recorded = np.frombuffer(tables.kinds, np.uint8), np.frombuffer(tables.recorded_ns, np.int64)
+        jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(self._keys.tolist(), kinds, strict=True)]
+        numbers = {number for each in flights for number in _pipelines_of(each, tables)}
+        return _Death(
+            status,
+            tuple(job for number, job in enumerate(jobs) if number in numbers),
+            tables.request,
+            dict(zip(self._keys.tolist(), recorded.tolist(), strict=True)),
+            tuple(job for number, job in enumerate(jobs) if number not in numbers),
+            bool(self._overdue),
+            where,
+        )
 
 
 def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
@@ -445,102 +543,3 @@ def _holding(start: bytes, index: npt.NDArray[np.int32], wanted: Iterable[int]) 
     places = np.flatnonzero(np.isin(index, list(wanted)))
     found = np.searchsorted(np.frombuffer(start, np.int64), places, side="right") - 1
     return [int(each) for each in found]
-
-
-def _how(death: _Death) -> str:
-    return Ended(death.status).signal or Ended(death.status).how
-
-
-@define(eq=False)
-class _Trials:
-    """Tries suspects alone, several at a time, each in a fresh process as far as it has to be.
-
-    Attributes:
-        died: Who is to blame, with the reason.
-    """
-
-    connection: _Connection
-    options: CompileOptions
-    death: _Death
-    next_number: Callable[[], int]
-    died: dict[PipelineJob, str] = field(factory=dict)
-    _queue: deque[PipelineJob] = field(factory=deque)
-    _junk: bool = False
-
-    async def run(self) -> bool:
-        """Try them all; False where the server died meanwhile."""
-        passes = [False] if self.death.killed or self.death.overdue else [False, True]
-        for self._junk in passes:
-            self._queue = deque(self.death.suspects)
-            lanes = min(self.options.workers or available_workers(), len(self._queue))
-            async with trio.open_nursery() as nursery:
-                for _ in range(lanes):
-                    nursery.start_soon(self._lane, -(-len(self._queue) // lanes))
-            if self.died or self.connection.lost:
-                break
-        return not self.connection.lost
-
-    async def _lane(self, share: int) -> None:
-        mine: list[PipelineJob] = []
-        while True:
-            while self._queue and len(mine) < share:
-                mine.append(self._queue.popleft())
-            if not mine:
-                return
-            survived, reason = await self._attempt(mine)
-            if self.connection.lost:
-                return
-            if survived and reason:
-                # It was not alone in its process.
-                _, reason = await self._attempt(mine[survived : survived + 1])
-            if reason:
-                self.died[mine[survived]] = reason
-            mine = mine[survived + 1 :]
-
-    async def _attempt(self, jobs: Sequence[PipelineJob]) -> tuple[int, str]:
-        """Try pipelines in one process; how many the driver came back from, and what the next one did."""
-        number = self.next_number()
-        mail = self.connection.mailbox(number)
-        request = Try(
-            number,
-            msgspec.msgpack.encode(self.options),
-            self.death.request,
-            tuple((each.kind.value, each.key) for each in jobs),
-            junk=self._junk,
-        )
-        await self.connection.send(request)
-        survived, began, reason = 0, False, ""
-        limit_s = self.options.trial_limits.pipeline_s
-        while True:
-            answer: Answer | Ended | None = None
-            with trio.move_on_after(limit_s if began else _OPENING_S) as limit:
-                answer = await mail.receive()
-            if limit.cancelled_caught:
-                if not began:
-                    raise DeviceError("a trial process did not get ready: it stopped answering")
-                reason = reason or f"the driver did not come back from it within {limit_s:g} s, {_ALONE}"
-                await self.connection.send(Kill(number))
-            match answer:
-                case Trying():
-                    began = True
-                case Survived():
-                    survived += 1
-                case Failed():
-                    raise answer.error()
-                case Exited() if survived == len(jobs):
-                    return survived, ""
-                case Exited():
-                    if not began and not reason:
-                        raise DeviceError(f"a trial process did not get ready: {_end_text(answer.status)}")
-                    return survived, reason or _end_text(answer.status)
-                case Ended():
-                    return survived, ""
-                case _:
-                    pass
-
-
-def _end_text(status: int) -> str:
-    ended = Ended(status)
-    if ended.signal:
-        return f"the driver crashed on it: {ended.signal}, {_ALONE}"
-    return f"the process that compiled it ended with exit status {status}"

@@ -169,12 +169,12 @@ class _Lanes:
 
     async def _attempt(self, child: Child[Answer], job: PipelineJob) -> str | None:
         """Try one pipeline; why it is not to be had, or None."""
-        with trio.move_on_after(self.limits.pipeline_s):
+        limit_s = self.limits.limit_s()
+        with trio.move_on_after(limit_s):
             answer = await _ask(child, Try(job.kind.value, job.key))
             if isinstance(answer, Survived) and answer.key == job.key:
                 return None
             return _in_words(answer)
-        limit_s = self.limits.pipeline_s
         return f"the driver did not come back from it within {limit_s:g} s, in a process of its own"
 
 

@@ -96,10 +96,11 @@ class PipelineSet(Closing):
         They and what links them are problems of every image that is built of it.
 
         Args:
-            reasons: Which, by key, and why; in the place of what this set leaves out.
+            reasons: Which, by key, and why; in the place of what this set leaves out. What is added to it
+                later counts for images that are built later.
         """
         same = copy.copy(self)
-        same._left_out = dict(reasons)
+        same._left_out = reasons
         same._owned = None
         return same
 

@@ -139,8 +139,9 @@ DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
 FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
 # 300 bytes a pipeline, of which a set may have millions.
 PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
+CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True)
 
-BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN)
+BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN, CULPRITS)
 """Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
 
 

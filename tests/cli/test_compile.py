@@ -44,6 +44,7 @@ KEYS = {
     "stages",
     "inspected",
     "binaries",
+    "supervision",
 }
 MODES = ("shared", "per-worker", "per-worker-internal", "two-level", "none")
 
@@ -317,7 +318,8 @@ def test_a_signal_stops_it_in_order(
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(progress_module.PlainView, "stage", interrupt)
-    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--json")
+    # In this process: a child would go on while the signal is on its way.
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--json", "--in-process")
     assert done.code == ExitCode.INTERRUPTED
     assert done.err.startswith("stopping: ")
     document = done.document

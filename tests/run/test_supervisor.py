@@ -13,13 +13,16 @@ import trio
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
+from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.culprits import Cause, load_quarantine
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children
 
@@ -43,6 +46,11 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
 
     bugs = DriverBugs(crash=[KEYS[9]])
     return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
+
+
+def open_newer(request: DeviceRequest) -> SimulatedDevice:
+    """Another version of the driver, without the bugs."""
+    return SimulatedDevice(SimulatedOptions(identity=simulated_identity(driver_version=2), request=request))
 
 
 def open_nothing(request: DeviceRequest) -> SimulatedDevice:
@@ -92,6 +100,45 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
 
 
+async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = await supervised(archive, "open_deadly", cache)
+    second = await supervised(archive, "open_deadly", cache)
+    assert first.supervision is not None
+    assert second.supervision is not None
+    assert len(first.supervision.deaths) > 0
+    assert len(first.supervision.deaths) == first.supervision.processes - 1
+    assert second.supervision.deaths == ()
+    assert second.supervision.trials == 0
+    assert second.failed == first.failed
+    assert set(second.supervision.culprits) == set(first.supervision.culprits)
+    causes = {each.key: (each.cause, each.signal) for each in second.supervision.culprits}
+    assert causes == {
+        f"{KEYS[1]:016x}": (Cause.SIGNAL, "SIGSEGV"),
+        f"{KEYS[4]:016x}": (Cause.EXIT, ""),
+        f"{KEYS[7]:016x}": (Cause.EXIT, ""),
+        f"{KEYS[9]:016x}": (Cause.SIGNAL, "SIGABRT"),
+    }
+    assert any("4 pipelines are in quarantine" in each for each in second.notes)
+    # In the process of whoever calls it, too, which they would end.
+    with PipelineSet.open(archive) as source:
+        here = await compile_set(source, CompileOptions(), cache_directory=cache, opener=open_deadly)
+    assert here.failed == first.failed
+
+
+async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_deadly", cache)
+    newer = await supervised(archive, "open_newer", cache)
+    assert newer.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    only = Subset(keys=frozenset([KEYS[4]]))
+    alone = await supervised(archive, "open_good", cache, subset=only, retry_quarantined=True)
+    assert alone.counts()[OutcomeStatus.COMPILED] == 1
+    kept = load_quarantine(cache, simulated_identity()).profile
+    assert kept is not None
+    assert {int(each.key, 16) for each in kept.culprits} == {KEYS[1], KEYS[7], KEYS[9]}
+
+
 async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) -> None:
     with pytest.raises(NoDeviceError, match="none here"):
         await supervised(archive, "open_nothing")
@@ -134,7 +181,7 @@ async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp
     with BinaryStore.open(folder) as store:
         assert store.set_aside == ""
         assert store.verify().problems == ()
-    again = await supervised(archive, "open_good", folder, mode=CacheMode.BINARIES)
+    again = await supervised(archive, "open_good", folder, mode=CacheMode.BINARIES, retry_quarantined=True)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
     assert again.binaries is not None
     assert again.binaries.stored == 4

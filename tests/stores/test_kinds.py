@@ -14,6 +14,7 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
@@ -25,6 +26,7 @@ from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import (
     BESIDE,
     CALIBRATION,
+    CULPRITS,
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
@@ -94,6 +96,17 @@ def _read_plan(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
 
 
 PLANNED = PlanIdentity(bytes(range(16)), bytes(16))
+
+
+def culprit(reason: str) -> Culprit:
+    return Culprit(key=f"{7:016x}", kind="compute", cause=Cause.SIGNAL, reason=reason, seen_at=1.0)
+
+
+def _read_culprits(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
+    loaded = load_quarantine(cache_file.parent, IDENTITY, operations)
+    return 0 if loaded.profile is None else int(loaded.profile.culprits[0].reason), loaded.problem
+
+
 REQUEST = DeviceRequest(ApplicationInfo("game"))
 SUBJECTS = {
     CALIBRATION: Subject(
@@ -113,6 +126,12 @@ SUBJECTS = {
             cache_file, np.array([7], np.uint64), np.array([value], np.int64), operations
         ),
         _read_durations,
+    ),
+    CULPRITS: Subject(
+        lambda cache_file, value, operations: add_culprits(
+            cache_file.parent, IDENTITY, [culprit(reason=str(value))], operations
+        ),
+        _read_culprits,
     ),
     FEATURE_GROUPS: Subject(
         lambda cache_file, value, operations: add_feature_groups(

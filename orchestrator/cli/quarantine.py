@@ -1,0 +1,113 @@
+"""The verb `quarantine`: the pipelines that later runs leave out, because they ended a driver's process."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.options import CacheDirectory, JsonFlag, cache_directory, hash_number
+from orchestrator.cli.output import Output, path_text, plural, styled, table
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import QuarantineDocument
+    from orchestrator.stores.culprits import Quarantine
+
+_WHAT = ("list", "clear")
+
+
+def quarantine_verb(
+    what: Annotated[
+        str, Parameter(help="`list`, or `clear` to let pipelines go to the driver again.")
+    ] = "list",
+    /,
+    *keys: Annotated[str, Parameter(help="Keys that `clear` takes out; without one it takes out all.")],
+    cache_dir: CacheDirectory = None,
+    json: JsonFlag = False,
+) -> int:
+    """Show the pipelines that ended a driver's process, or let them be tried again.
+
+    `compile` leaves them out on the device and driver on which they did. Another version of the driver gets
+    them again by itself.
+
+    **EXAMPLES**
+
+        orchestrator quarantine list
+        orchestrator quarantine clear 43210c2d62f9536c
+        orchestrator quarantine clear --cache-dir build/cache
+    """
+    from orchestrator.stores.culprits import quarantines
+
+    if what not in _WHAT:
+        raise UsageError(f"quarantine {what!r}: `list` or `clear` is expected")
+    if keys and what == "list":
+        raise UsageError(
+            "quarantine list: takes no keys", "`orchestrator quarantine clear KEY` takes them out"
+        )
+    wanted = [f"{hash_number(each):016x}" for each in keys]
+    directory = cache_directory(cache_dir)
+    cleared = _clear(directory, wanted) if what == "clear" else None
+    found = quarantines(directory)
+    output = Output(json=json)
+    output.document(lambda: _document(directory, cleared, found))
+    if cleared is not None:
+        output.line(f"{plural(cleared, 'pipeline')} will be tried again")
+        return ExitCode.OK
+    for path, held, problem in found:
+        _show(output, path, held, problem)
+    if not any(held is not None and held.culprits for _, held, _ in found):
+        output.line(f"{path_text(directory)}: no pipeline is in quarantine")
+    return ExitCode.OK
+
+
+def _clear(directory: Path, keys: list[str]) -> int:
+    """Take keys out of all quarantines of a directory, or all; how many culprits that were."""
+    from orchestrator.stores.culprits import clear_quarantine, quarantines
+
+    usable = [path for path, held, _ in quarantines(directory) if held is not None and held.culprits]
+    total = sum(clear_quarantine(path, keys or None) for path in usable)
+    if keys and not total:
+        raise UsageError(
+            f"{path_text(directory)}: {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not in quarantine",
+            "`orchestrator quarantine list` shows what is",
+        )
+    return total
+
+
+def _document(
+    directory: Path, cleared: int | None, found: list[tuple[Path, Quarantine | None, str]]
+) -> QuarantineDocument:
+    from orchestrator.cli.documents import HeldQuarantine, QuarantineDocument
+
+    return QuarantineDocument(
+        directory=directory,
+        cleared=cleared,
+        quarantines=tuple(
+            HeldQuarantine(
+                path=path,
+                problem=problem,
+                device_name=held.device_name if held is not None else "",
+                driver=held.driver if held is not None else "",
+                culprits=held.culprits if held is not None else (),
+            )
+            for path, held, problem in found
+        ),
+    )
+
+
+def _show(output: Output, path: Path, held: Quarantine | None, problem: str) -> None:
+    if held is None:
+        output.line(styled(f"{path_text(path)}: not used: {problem}", "warn"))
+        return
+    if not held.culprits:
+        return
+    output.line(styled(held.device_name, "head"), styled(f"  {held.driver}", "dim"))
+    made = table("key", "kind", "since", "why")
+    for each in held.culprits:
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.seen_at))
+        made.add_row(each.key, each.kind.replace("_", " "), since, each.reason)
+    output.show(made)
+    output.line("")

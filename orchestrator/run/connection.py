@@ -1,0 +1,86 @@
+"""A supervisor's connection to the server of its child: requests out, answers in, by the fork they are about."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import msgspec
+import trio
+from attrs import define, field
+
+from orchestrator.children.parent import Ended
+from orchestrator.run.compile_messages import Answer, ImageTables, Prepared, Request
+from orchestrator.run.compile_server import CompileServer
+from orchestrator.run.in_flight import InFlightTable
+
+
+@define(eq=False)
+class Connection:
+    """A connection. Belongs to the trio thread; `listen` runs as long as it is used.
+
+    Attributes:
+        server: The server; `close` ends it.
+        table: What forks of it have in the driver.
+        ended: How it ended, once it has.
+    """
+
+    server: CompileServer
+    table: InFlightTable
+    ended: Ended | None = None
+    _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
+    _numbers: int = 0
+
+    @classmethod
+    def to(cls, server: CompileServer) -> Connection:
+        """A connection to a server, which it owns from now on."""
+        return cls(server, InFlightTable(server.table))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has ended."""
+        return self.ended is not None
+
+    def mailbox(self) -> tuple[int, trio.MemoryReceiveChannel[Answer | Ended]]:
+        """A number for a fork, and where the answers about it come, and in the end how the server ended."""
+        self._numbers += 1
+        send, receive = trio.open_memory_channel[Answer | Ended](math.inf)
+        self._mail[self._numbers] = send
+        if self.ended is not None:
+            send.send_nowait(self.ended)
+        return self._numbers, receive
+
+    async def send(self, request: Request) -> None:
+        """Send a request; to a server that has ended this does nothing."""
+        child = self.server.child
+        left = child.packed(request)
+        while not self.lost and (left := left[child.write_some(left) :]):
+            await trio.lowlevel.wait_writable(child.request_descriptor)
+
+    async def listen(self) -> None:
+        """Sort answers until the server ends."""
+        child = self.server.child
+        while True:
+            while (answer := child.take()) is not None:
+                # Without a number it is about the set, which all forks need.
+                for each in [self._mail[answer.number]] if answer.number else self._mail.values():
+                    each.send_nowait(answer)
+            if child.is_over:
+                break
+            await trio.lowlevel.wait_readable(child.answer_descriptor)
+            child.read_some()
+        self.ended = await trio.to_thread.run_sync(child.end)
+        for each in self._mail.values():
+            each.send_nowait(self.ended)
+
+    def paper(self, offset: int, size: int) -> bytes:
+        """What a fork put into the shared memory."""
+        return os.pread(self.server.papers, size, offset)
+
+    def tables(self, prepared: Prepared) -> ImageTables:
+        """Tables of the image that a fork prepared last."""
+        return msgspec.msgpack.decode(self.paper(prepared.offset, prepared.size), type=ImageTables)
+
+    def close(self) -> None:
+        """End the server. Blocking."""
+        self.server.close()

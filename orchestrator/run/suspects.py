@@ -1,0 +1,207 @@
+"""Who is to blame for a death: suspects are tried alone, in forks that the driver may end.
+
+Guarantees: blamed is what ends a process in which it is the first that the driver is given. A fork that
+somebody else kills says nothing. No fork is left.
+Assumptions: most drivers crash alike every time. Of those that read memory which they did not write, some
+crash only where it holds junk: suspects that all survive are tried once more with that.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+import trio
+from attrs import define, field, frozen
+
+from orchestrator.children.parent import Ended
+from orchestrator.errors import DeviceError
+from orchestrator.run.compile_messages import Answer, Exited, Failed, Kill, Survived, Try, Trying
+from orchestrator.run.connection import Connection
+from orchestrator.run.execution import available_workers
+from orchestrator.run.memory import kills_for_memory, memory_is_short
+from orchestrator.run.options import CompileOptions
+from orchestrator.sets.records import PipelineJob
+from orchestrator.stores.culprits import Cause
+
+_OPENING_S: Final = 120.0
+_ALONE: Final = "in a process of its own"
+_MORE_MEMORY: Final = 4
+_MOST_KILLED: Final = 3
+
+
+@frozen
+class Verdict:
+    """Why a pipeline is to blame; as in `Culprit`."""
+
+    cause: Cause
+    reason: str
+    signal: str = ""
+
+
+@frozen
+class _Attempt:
+    """What became of a fork.
+
+    Attributes:
+        survived: Pipelines that the driver came back from, the first ones.
+        end: How it ended on the next one; None where there was none.
+        late: Whether it was killed, because the driver did not come back.
+        peak_bytes: The most memory that it had.
+        killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
+    """
+
+    survived: int
+    end: Ended | None = None
+    late: bool = False
+    peak_bytes: int = 0
+    killed_for_memory: bool = False
+
+
+@define(eq=False)
+class SuspectTrials:
+    """Tries suspects. One `run` at a time.
+
+    Attributes:
+        request: What their device is opened as, encoded.
+        recorded_ns: What compiling them took before, by key.
+        verdicts: Who is to blame, and why.
+        took_ns: What the driver took for each of the others, by key.
+        processes: Forks that were made.
+    """
+
+    connection: Connection
+    options: CompileOptions
+    request: bytes
+    recorded_ns: Mapping[int, int]
+    verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
+    took_ns: dict[int, int] = field(factory=dict)
+    processes: int = 0
+    _queue: deque[PipelineJob] = field(factory=deque)
+    _junk: bool = False
+    _others: frozenset[PipelineJob] = frozenset()
+
+    async def run(
+        self, suspects: Sequence[PipelineJob], *, junk: bool, others: Sequence[PipelineJob] = ()
+    ) -> None:
+        """Try suspects; ends early where the server is lost.
+
+        Args:
+            suspects: What was in the driver when a process died.
+            junk: Whether to have junk in memory.
+            others: More to try, which no process has died of yet: they have to die twice.
+
+        Raises:
+            DeviceError: A fork could not get ready.
+        """
+        self._queue, self._junk, self._others = deque([*suspects, *others]), junk, frozenset(others)
+        count = len(self._queue)
+        lanes = min(self.options.workers or available_workers(), count)
+        async with trio.open_nursery() as nursery:
+            for lane in range(lanes):
+                nursery.start_soon(self._lane, lane, -(-count // lanes))
+
+    async def _lane(self, lane: int, share: int) -> None:
+        mine: list[PipelineJob] = []
+        while True:
+            if not mine and lane and memory_is_short():
+                return  # the first lane takes the rest
+            while self._queue and len(mine) < share:
+                mine.append(self._queue.popleft())
+            if not mine:
+                return
+            tried = await self._attempt(mine)
+            done = tried.survived
+            if tried.end is not None:
+                accused = mine[done]
+                if done or accused in self._others:  # it was not alone in its process, or dies the first time
+                    tried = await self._attempt([accused])
+                verdict = await self._judge(accused, tried)
+                if verdict is not None:
+                    self.verdicts[accused] = verdict
+                done += 1
+            if self.connection.lost:
+                return
+            mine = mine[done:]
+
+    async def _judge(self, job: PipelineJob, tried: _Attempt) -> Verdict | None:
+        """What the end of a fork says of the pipeline that it was given first."""
+        for _ in range(_MOST_KILLED):
+            killed = tried.end is not None and tried.end.status == -signal.SIGKILL and not tried.late
+            if not killed or tried.killed_for_memory:
+                break
+            tried = await self._attempt([job])  # somebody else ended it
+        else:
+            return None
+        if tried.end is None:
+            return None
+        if tried.late:
+            limit_s = self._limit_s(job)
+            return Verdict(
+                Cause.TIMEOUT, f"the driver did not come back from it within {limit_s:g} s, {_ALONE}"
+            )
+        ended = tried.end
+        if tried.killed_for_memory:
+            return Verdict(Cause.MEMORY, f"the system killed {_ALONE[3:]} for want of memory", ended.signal)
+        limit = self.options.trial_limits.memory_bytes
+        if limit:
+            more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
+            if more.end is None or more.peak_bytes > limit:
+                size = f"the {limit >> 20} MiB that a process may have"
+                return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
+        if ended.signal:
+            return Verdict(Cause.SIGNAL, f"the driver crashed on it: {ended.signal}, {_ALONE}", ended.signal)
+        return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
+
+    def _limit_s(self, job: PipelineJob) -> float:
+        return self.options.trial_limits.limit_s(self.recorded_ns.get(job.key, 0))
+
+    async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
+        """Try pipelines in one fork."""
+        self.processes += 1
+        number, mail = self.connection.mailbox()
+        limits = self.options.trial_limits
+        request = Try(
+            number,
+            msgspec.msgpack.encode(self.options),
+            self.request,
+            tuple((each.kind.value, each.key) for each in jobs),
+            junk=self._junk,
+            memory_bytes=limits.memory_bytes if memory_bytes is None else memory_bytes,
+        )
+        kills = kills_for_memory()
+        await self.connection.send(request)
+        survived, late, limit_s = 0, False, _OPENING_S
+        began = False
+        while True:
+            answer: Answer | Ended | None = None
+            with trio.move_on_after(limit_s):
+                answer = await mail.receive()
+            match answer:
+                case None if not began:
+                    raise DeviceError("a process that tries pipelines did not get ready in time")
+                case None:
+                    late = True
+                    await self.connection.send(Kill(number))
+                case Trying():
+                    began, limit_s = True, self._limit_s(jobs[survived])
+                case Survived():
+                    survived += 1
+                    self.took_ns[answer.key] = answer.took_ns
+                case Failed():
+                    raise answer.error()
+                case Exited() if survived == len(jobs):
+                    return _Attempt(survived, peak_bytes=answer.peak_bytes)
+                case Exited():
+                    ended = Ended(answer.status)
+                    if not began and answer.status != -signal.SIGKILL:
+                        raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
+                    for_memory = not late and kills_for_memory() > kills
+                    return _Attempt(survived, ended, late, answer.peak_bytes, for_memory)
+                case Ended():
+                    return _Attempt(survived)
+                case _:
+                    pass  # nothing else is said of such a fork

@@ -1,0 +1,177 @@
+"""The quarantine of pipelines: those that ended the driver, or never came back from it, on one device.
+
+A file beside the device's cache file. It is of one build of one driver: of another it is as good as none, so
+that a new driver gets another chance. Only what died again alone in a fresh process is kept.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
+from orchestrator.stores.kinds import CULPRITS, cache_file_of
+from orchestrator.stores.profile_file import Profile, ProfileFile, ProfileIdentity, ProfileLoad
+from orchestrator.version import VERSION
+
+MOST_CULPRITS: Final = 8_000
+"""More pipelines than any known driver dies of; the newest are kept."""
+
+
+class Cause(enum.StrEnum):
+    """How a pipeline ended its process.
+
+    SIGNAL: by a signal, such as SIGSEGV.
+    EXIT: the driver ended the process as if that were its own decision.
+    TIMEOUT: the driver did not come back from it in time.
+    MEMORY: it took more memory than a process may have.
+    """
+
+    SIGNAL = "signal"
+    EXIT = "exit"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pipeline that ended a driver's process.
+
+    Attributes:
+        key: Its hash in its set, 16 hex digits.
+        kind: What it is: "graphics", "compute", "ray_tracing".
+        cause: How it ended the process.
+        signal: Name of the signal, or "".
+        reason: It in words.
+        seen_at: When, seconds since 1970.
+        confirmed: Whether it did so again alone in a fresh process. Others are not kept.
+    """
+
+    key: str
+    kind: str
+    cause: Cause
+    signal: str = ""
+    reason: str
+    seen_at: float
+    confirmed: bool = True
+
+
+class Quarantine(Profile, frozen=True, kw_only=True):
+    """The culprits of one device and driver, oldest first."""
+
+    culprits: tuple[Culprit, ...] = ()
+
+
+_FILE: Final = ProfileFile(CULPRITS, Quarantine)
+quarantine_path, load_quarantine = _FILE.path, _FILE.load
+QuarantineLoad = ProfileLoad[Quarantine]
+
+
+def add_culprits(
+    directory: Path,
+    identity: DeviceIdentity,
+    culprits: Iterable[Culprit],
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> Path:
+    """Add culprits to those of a device; of one pipeline the newest counts. Returns where they are.
+
+    Raises:
+        SaveError: As `Kind.write`.
+    """
+    new = {each.key: each for each in culprits}
+
+    def change(known: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+        return (*(each for each in known if each.key not in new), *new.values())[-MOST_CULPRITS:]
+
+    return _change(directory, identity, change, operations)
+
+
+def remove_culprits(
+    directory: Path,
+    identity: DeviceIdentity,
+    keys: Iterable[str],
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> Path:
+    """Let pipelines of a device go to the driver again.
+
+    Raises:
+        SaveError: As `Kind.write`.
+    """
+    gone = frozenset(keys)
+
+    def change(known: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
+        return tuple(each for each in known if each.key not in gone)
+
+    return _change(directory, identity, change, operations)
+
+
+def quarantines(
+    directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> list[tuple[Path, Quarantine | None, str]]:
+    """Every quarantine in a directory, by name: where it is, what it holds, or why it cannot be used."""
+    try:
+        names = sorted(
+            each for each in operations.list_directory(directory) if each.endswith(CULPRITS.suffix)
+        )
+    except OSError:
+        return []
+    return [(directory / name, *CULPRITS.read(directory / name, _decode, operations)) for name in names]
+
+
+def clear_quarantine(
+    path: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> int:
+    """Empty the quarantine at a path, or take some keys out of it; returns how many culprits that were.
+
+    Raises:
+        SaveError: As `Kind.write`.
+    """
+    gone = None if keys is None else frozenset(keys)
+    count = 0
+
+    def make() -> tuple[bytes, ...]:
+        nonlocal count
+        held, problem = CULPRITS.read(path, _decode, operations)
+        if held is None:
+            raise SaveError(path, "reading", problem or "it is gone")
+        kept = () if gone is None else tuple(each for each in held.culprits if each.key not in gone)
+        count = len(held.culprits) - len(kept)
+        return (_encode(msgspec.structs.replace(held, culprits=kept)),)
+
+    CULPRITS.write(cache_file_of(path), make, operations)
+    return count
+
+
+def _change(
+    directory: Path,
+    identity: DeviceIdentity,
+    change: Callable[[tuple[Culprit, ...]], tuple[Culprit, ...]],
+    operations: FileOperations,
+) -> Path:
+    def make() -> tuple[bytes]:
+        held = load_quarantine(directory, identity, operations).profile
+        quarantine = Quarantine(
+            identity=ProfileIdentity.of(identity),
+            device_name=identity.device_name,
+            driver=f"{identity.driver_name} {identity.driver_info}",
+            made_at=time.time(),
+            orchestrator=VERSION,
+            culprits=change(held.culprits if held is not None else ()),
+        )
+        return (_encode(quarantine),)
+
+    return CULPRITS.write(cache_path(directory, identity), make, operations)
+
+
+def _encode(quarantine: Quarantine) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(quarantine), indent=1)
+
+
+def _decode(data: bytes) -> Quarantine:
+    return msgspec.json.decode(data, type=Quarantine)
