@@ -118,7 +118,7 @@ def calibrate(
         rounds: Samples of each contender.
         workers: The most workers to try; None for one a processor.
         time_limit_s: Start nothing after this time.
-        profiles: The directory of key profiles, as `compile` has it; None for none.
+        profiles: The directory of key profiles and quarantines, as `compile` has it; None for none.
         on_progress: Called before each process.
         run_job: Does one job; a process of its own by default.
 

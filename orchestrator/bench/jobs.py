@@ -32,7 +32,7 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
         passes: How often the whole set is in the run.
         cache_directory: Where `FillJob` put the cache file that a warm run starts with.
         trace: Where to write a timeline of the run, or "".
-        profiles: The directory of key profiles, as `compile` has it; "" for none.
+        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -50,7 +50,7 @@ class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
         set_paths: The archives, or one manifest.
         device: The selector.
         cache_directory: Where `FillJob` puts the cache file and `ProbeJob` finds it.
-        profiles: The directory of key profiles, as `compile` has it; "" for none.
+        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]

@@ -50,7 +50,7 @@ class Matrix:
         warm_batch: The same of a warm run. With small calls it would be the interpreter that is measured.
         cache_directory: Where caches for warm runs are.
         warm_passes: How often the set is in a warm run, by device.
-        profiles: The directory of key profiles, as `compile` has it; "" for none.
+        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
     """
 
     set_paths: tuple[str, ...]

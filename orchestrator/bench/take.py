@@ -44,6 +44,7 @@ from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener
 from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
+from orchestrator.run.quarantine import QuarantinedSet
 from orchestrator.run.records import OutcomeStatus, RunReport, status_code
 from orchestrator.schedule import Followers
 from orchestrator.sets.image.repeated import repeat_pipelines
@@ -68,8 +69,8 @@ def take_sample(job: SampleJob) -> Sample:
     Raises:
         OrchestratorError: The set, the device or the cache file of a warm run is not to be had.
     """
-    began, totals, opener = time.perf_counter(), _Totals(job), _opener(job)
-    with open_paths(job.set_paths) as source:
+    began, totals = time.perf_counter(), _Totals(job)
+    with _opened(job) as (source, opener):
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
@@ -96,8 +97,8 @@ def fill(job: FillJob) -> Filled:
     pipelines = hits = one_ns = most_ns = 0
     warnings: dict[str, None] = {}
     not_kept = ""
-    with open_paths(job.set_paths) as source:
-        for opened in opened_groups(source, _opener(job)):
+    with _opened(job) as (source, opener):
+        for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             identity, pipelines = device.identity, pipelines + len(image)
             path = cache_path(Path(job.cache_directory), identity)
@@ -153,8 +154,8 @@ def probe(job: ProbeJob) -> Probed:
         DeviceError: The driver gives no creation feedback, so that hits are not known.
     """
     hits, sizes, asked = 0, list[int](), False
-    with open_paths(job.set_paths) as source:
-        for opened in opened_groups(source, _opener(job)):
+    with _opened(job) as (source, opener):
+        for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             if not len(image):
                 continue
@@ -175,10 +176,14 @@ def probe(job: ProbeJob) -> Probed:
     return Probed(hits=hits, sizes=tuple(sizes) if job.step is ProbeStep.GROW else ())
 
 
-def _opener(job: SampleJob | CacheJob) -> ProfiledOpener:
-    """Opens the device of a job as `compile` opens it."""
-    profiles = Path(job.profiles) if job.profiles else None
-    return ProfiledOpener(lambda request: open_for_child("", job.device, request), profiles)
+@contextmanager
+def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[PipelineSet, ProfiledOpener]]:
+    """The set of a job without what ended this driver before, and what opens its device as `compile` does."""
+    directory = Path(job.profiles) if job.profiles else None
+    with open_paths(job.set_paths) as whole:
+        quarantined = QuarantinedSet(whole, directory)
+        opener = quarantined.opening(lambda request: open_for_child("", job.device, request))
+        yield quarantined.source, ProfiledOpener(opener, directory, quarantined.notes)
 
 
 class Arm(NamedTuple):

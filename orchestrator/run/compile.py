@@ -267,11 +267,7 @@ _T = TypeVar("_T")
 
 @define(eq=False)
 class CompileJob:
-    """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread.
-
-    Attributes:
-        notes: What a reader of the report must know.
-    """
+    """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
     source: PipelineSet
     options: CompileOptions
@@ -285,7 +281,7 @@ class CompileJob:
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
-    notes: list[str] = field(factory=list, init=False)
+    _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
@@ -331,7 +327,7 @@ class CompileJob:
         several = [group for each in groups if not (group := _group(each)).added]
         self._tally.total = sum(len(self.options.subset.of(_group(each).pipelines)) for each in groups)
         if len(several) > 1:
-            self.notes.append(
+            self._notes.append(
                 f"the set was recorded from applications that tell the driver {len(several)} different "
                 "things; each one's pipelines are compiled on a device opened as its own"
             )
@@ -349,7 +345,7 @@ class CompileJob:
             try:
                 add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
             except SaveError as error:
-                self.notes.append(f"what the cache file was made for was not noted: {error}")
+                self._notes.append(f"what the cache file was made for was not noted: {error}")
 
     @property
     def _time_left_s(self) -> float | None:
@@ -408,7 +404,7 @@ class CompileJob:
                 async with self.cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
                 self._tally.take_run(report)
-                self.notes += report.notes
+                self._notes += report.notes
                 compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
@@ -475,7 +471,7 @@ class CompileJob:
         clock.enter("save")
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)
-        self.notes += [*costs.notes, *schedule.notes]
+        self._notes += [*costs.notes, *schedule.notes]
         return report
 
     def _progress(self, progress: Progress) -> None:
@@ -541,10 +537,10 @@ class CompileJob:
         self._groups.append((group, GroupRecord.of(group, len(built.image), path)))
         profile = self.opener.profile(device)
         if profile is not None and len(built.image):
-            self.notes += key_notes(profile, group, device, built.image)
+            self._notes += key_notes(profile, group, device, built.image)
         if group.added and len(built.image):
             several = len(group.pipelines) > 1
-            self.notes.append(
+            self._notes.append(
                 f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is "
                 f"recorded to have enabled: {', '.join(group.added)}; compiled on a device that has it. The "
                 f"application finds {'them' if several else 'it'} only if it enables the same, or if this "
@@ -564,7 +560,7 @@ class CompileJob:
         self.clock.enter("vet")
         with self._clocked("vet"):
             await vetter.vet()
-        self.notes += vetter.notes
+        self._notes += vetter.notes
         self._tally.leave_out(vetter.left_out)
         self._untried += len(vetter.untried)
         if not (len(vetter.left_out) or vetter.untried):
@@ -609,7 +605,7 @@ class CompileJob:
             stopped=stopped,
             # Each is told once, whichever groups it is of.
             notes=tuple(
-                dict.fromkeys([*self.notes, *self._plan.notes, *self.opener.notes, *self.cache.notes])
+                dict.fromkeys([*self._notes, *self._plan.notes, *self.opener.notes, *self.cache.notes])
             ),
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
@@ -673,14 +669,13 @@ async def compile_set(
     if options.mode is CacheMode.BINARIES:
         chosen = with_binaries(chosen)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
-    profiled = ProfiledOpener(quarantined.opening(chosen), directory)
+    profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
     clock = clock or StageClock("read")
     job = CompileJob(quarantined.source, options, cache, profiled, on_stage, on_progress, clock)
     try:
         await job.run()
     finally:
         cache.end()
-    job.notes += quarantined.notes
     return job.report()
 
 

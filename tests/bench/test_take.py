@@ -20,6 +20,7 @@ from orchestrator.bench.rows import Start
 from orchestrator.bench.take import arm_of, fill, peak_memory, probe, take_sample
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run.compile import compile_set
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import CompileOptions
@@ -29,6 +30,7 @@ from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.opening import is_manifest, open_paths
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from tests.run.small_sets import compute_keys
 from tests.run.test_key_knowledge import CONTROL, MESH_SHADERS, know, write_pipelines
 from tests.sets.archive.small_archives import application, archive, record
@@ -66,6 +68,27 @@ def test_a_sample_is_taken_on_a_device_as_compile_opens_it(recorded: tuple[str],
     assert row.order == "cost"
     assert [note for note in row.notes if f"{CONTROL[1]} is left off" in note]
     assert not [note for note in take_sample(sample_job(recorded)).notes if "left off" in note]
+
+
+def test_what_ended_the_driver_before_is_left_out(recorded: tuple[str], tmp_path: Path) -> None:
+    profiles = tmp_path / "profiles"
+    with open_paths(recorded) as source:
+        (key, *_) = (job.key for job in source.pipelines)
+    culprit = Culprit(key=f"{key:016x}", kind="compute", cause=Cause.SIGNAL, reason="it crashed", seen_at=1.0)
+    add_culprits(profiles, simulated_identity(), [culprit])
+    row = take_sample(sample_job(recorded, profiles=str(profiles)))
+    assert (row.pipelines, row.created, row.skipped) == (3, 3, 1)
+    assert [note for note in row.notes if "1 pipeline is in quarantine" in note]
+    filled = fill(
+        FillJob(
+            set_paths=recorded,
+            device="simulated",
+            cache_directory=str(tmp_path),
+            workers=1,
+            profiles=str(profiles),
+        )
+    )
+    assert filled.pipelines == 3
 
 
 def test_what_cannot_be_made_of_a_set_is_counted_as_skipped(recorded: tuple[str], tmp_path: Path) -> None:
