@@ -528,3 +528,119 @@ def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
     rays(3, 2, 0, libraryInfo={"libraries": [hexed(1)]})
     found = reasons(records.built())
     assert found == {3: (False, "generalShader 2 of a pipeline that has 2 stages")}
+
+
+# --- what only pipelines refer to that are not in the image: no driver is given it
+
+
+def put_objects(records: Records, key: int) -> None:
+    """A compute pipeline and two pipeline libraries, with an object of each kind that nobody else has."""
+    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
+    records.put(RecordTag.SAMPLER, key + 1, {"pNext": [conversion], "minFilter": 1})
+    binding: dict[str, Any] = {"binding": 0, "descriptorType": 1, "descriptorCount": 1, "stageFlags": 32}
+    binding["immutableSamplers"] = [hexed(key + 1)]
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, key + 2, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, key + 3, {"setLayouts": [hexed(key + 2)]})
+    code = compute_module(f"entry{key}")
+    records.add(RecordTag.SHADER_MODULE, module_hash(code, 0), encode_module(code, 0))
+    records.compute(key, layout=key + 3, module=module_hash(code, 0), entry=f"entry{key}")
+    for number, table in ((4, "renderPasses"), (5, "renderPasses2")):
+        passes = {hexed(key + number): {"subpasses": [{"flags": 0, "pipelineBindPoint": 0}]}}
+        records.add(RecordTag.RENDER_PASS, key + number, json.dumps({"version": 6, table: passes}).encode())
+        records.library(key + 2 + number, renderPass=hexed(key + number))
+
+
+GOOD, BAD = 0x100, 0x200
+OBJECTS = {
+    ObjectKind.SAMPLER_YCBCR_CONVERSION: (BAD, 1),
+    ObjectKind.SAMPLER: (BAD, 1),
+    ObjectKind.DESCRIPTOR_SET_LAYOUT: (BAD, 2),
+    ObjectKind.PIPELINE_LAYOUT: (BAD, 3),
+    ObjectKind.RENDER_PASS: (BAD + 6, 4),
+    ObjectKind.RENDER_PASS_2: (BAD + 7, 5),
+}
+"""Of each kind of object the pipeline that it is placed for, and its own number."""
+
+
+def held(image: CreateInfoImage) -> dict[tuple[ObjectKind, int], tuple[tuple[ObjectKind, int], ...]]:
+    """The objects of an image, with what each refers to."""
+    names = [(each.kind, each.key) for each in image.objects]
+    return {
+        names[number]: tuple(names[other] for other in each.dependencies)
+        for number, each in enumerate(image.objects)
+    }
+
+
+def test_every_kind_of_object_is_tried() -> None:
+    assert set(OBJECTS) == set(ObjectKind)
+
+
+@pytest.mark.parametrize("kind", ObjectKind)
+def test_objects_of_a_pipeline_that_is_left_out_are_not_in_the_image(kind: ObjectKind) -> None:
+    records = Records()
+    for key in (BAD, GOOD):  # what is left out comes first, so that all that stays is counted anew
+        put_objects(records, key)
+    whole = PipelineSet.from_records(records)
+    pipeline, number = OBJECTS[kind]
+    every = build_image(whole, whole.pipelines, AnyDevice()).image
+    assert (kind, BAD + number) in held(every)
+    source = whole.leaving_out({pipeline: "it ended the driver"})
+    built = build_image(source, source.pipelines, AnyDevice())
+    assert reasons(built) == {pipeline: (False, "it ended the driver")}
+    assert (kind, BAD + number) not in held(built.image)
+    assert (kind, GOOD + number) in held(built.image)
+    assert_consistent(built.image)
+    # As if the set had never had it.
+    rest = [job for job in whole.pipelines if job.key != pipeline]
+    without = build_image(whole, rest, AnyDevice()).image
+    assert held(built.image) == held(without)
+    assert [each.key for each in built.image.modules] == [each.key for each in without.modules]
+    assert built.image.keys.tolist() == without.keys.tolist()
+    for index in range(len(without)):
+        assert built.image.modules_of(index) == without.modules_of(index)
+        here, there = (
+            [
+                each.objects[number].key
+                for number in each.object_index[slice(*each.object_start[[index, index + 1]])]
+            ]
+            for each in (built.image, without)
+        )
+        assert here == there
+
+
+def test_a_module_of_a_pipeline_that_is_left_out_is_not_in_the_image() -> None:
+    records = Records()
+    for key in (BAD, GOOD):
+        put_objects(records, key)
+    source = PipelineSet.from_records(records).leaving_out({BAD: "it ended the driver"})
+    image = build_image(source, source.pipelines, AnyDevice()).image
+    assert [each.key for each in image.modules] == [module_hash(compute_module(f"entry{GOOD}"), 0)]
+
+
+def test_what_links_a_library_that_is_left_out_fails_with_it() -> None:
+    records = Records()
+    records.library(1)
+    records.library(2, 1)
+    source = PipelineSet.from_records(records).leaving_out({1: "it ended the driver"})
+    built = build_image(source, source.pipelines, AnyDevice())
+    assert len(built.image) == 0
+    assert reasons(built) == {
+        1: (False, "it ended the driver"),
+        2: (False, f"library {hexed(1)}: it ended the driver"),
+    }
+
+
+def test_what_was_placed_before_a_later_part_fails_is_not_in_the_image() -> None:
+    """Counts without their arrays, beside something that is missing: a driver would read a null pointer."""
+    records = Records()
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x41, {"bindings": [], "bindingCount": 4})
+    layouts = [hexed(0x41), hexed(0xDEAD)]
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x42, {"setLayouts": layouts})
+    records.compute(1, layout=0x42)
+    passes = {hexed(0x43): {"subpasses": [], "subpassCount": 2}}
+    records.add(RecordTag.RENDER_PASS, 0x43, json.dumps({"version": 6, "renderPasses2": passes}).encode())
+    records.library(2, renderPass=hexed(0x43), layout=hexed(0xDEAD))
+    records.compute(3)
+    built = records.built()
+    assert set(reasons(built)) == {1, 2}
+    assert held(built.image) == {(ObjectKind.PIPELINE_LAYOUT, LAYOUT): ()}

@@ -1,0 +1,61 @@
+"""A program that compiles in a supervised child and tells of each compile, to be killed at any moment.
+
+python -m tests.run.kill_target ARCHIVE CACHE FIFO
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.supervisor import compile_supervised
+from orchestrator.stores.save_policy import SavePolicy
+from tests.run.small_sets import compute_keys
+
+FIFO = "ORCHESTRATOR_KILL_FIFO"
+COUNT = 40
+KEYS = compute_keys()[:COUNT]
+CULPRIT = KEYS[17]
+
+
+def open_telling(request: DeviceRequest) -> SimulatedDevice:
+    """A device that tells of each compile before it takes place, and that one pipeline kills."""
+    fifo = os.open(os.environ[FIFO], os.O_WRONLY)
+
+    def on_compile(key: int) -> None:
+        os.write(fifo, b".")
+        if key == CULPRIT:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def main() -> None:
+    """Compile, and print how it ended."""
+    archive, cache, os.environ[FIFO] = sys.argv[1:]
+    options = CompileOptions(
+        workers=2,
+        batch_limit=2,
+        merge=MergePolicy(rolling=True, batches=1),
+        save_policy=SavePolicy(growth_pipelines=4, pause_ns=1),
+        trial_limits=TrialLimits(opener=f"{__spec__.name}:open_telling"),
+    )
+    report = trio.run(partial(compile_supervised, [archive], options, cache_directory=Path(cache)))
+    counts = {status.value: count for status, count in report.counts().items()}
+    failed = [[f"{each.key:016x}", each.reason] for each in report.failed]
+    hits = [f"{each.key:016x}" for each in report.of_status(OutcomeStatus.CACHE_HIT)]
+    print(json.dumps({"counts": counts, "failed": failed, "hits": hits}))
+
+
+if __name__ == "__main__":
+    main()
