@@ -16,7 +16,7 @@ from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.records import RecordTag
 
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 400 << 20
 """The limit under which a pipeline that wants memory does not get it."""
 
 
