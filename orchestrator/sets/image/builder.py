@@ -663,15 +663,15 @@ class _ImageBuilder:
         lacking.
         """
         self._object("VkPipelineLayout", layout)
-        _, spirv = self._module(stage.module)
-        there = self._bindings[layout]
-        if there.issuperset(spirv.descriptors().values()):
-            self._served.add((stage.module, layout))
-            return
         if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
             return
         where = (stage.module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
+            _, spirv = self._module(stage.module)
+            there = self._bindings[layout]
+            if there.issuperset(spirv.descriptors().values()):
+                self._served.add((stage.module, layout))
+                return
             self._lacking[where] = self._lacking_descriptor(stage, spirv, there)
         self._require(self._lacking[where])
 
