@@ -8,11 +8,10 @@ compiles twice.
 
 from __future__ import annotations
 
-import tempfile
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -119,13 +118,14 @@ class Vetter:
         image, options = self.image, self.options
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory(prefix="orchestrator-trial-") as folder:
-            archive = Path(folder) / "set.foz"
-            await trio.to_thread.run_sync(self._write, archive)
+        # Without a name, so that a process that is killed leaves nothing behind.
+        descriptor = os.memfd_create("orchestrator-trial", os.MFD_CLOEXEC)
+        try:
+            await trio.to_thread.run_sync(self._write, descriptor)
             trials = await trial.try_pipelines(
                 jobs,
                 trial.Setup(
-                    archive=str(archive),
+                    archive=f"/proc/{os.getpid()}/fd/{descriptor}",
                     selector=options.selector,
                     opener=options.trial_limits.opener,
                     driver_caches=options.driver_caches,
@@ -135,6 +135,8 @@ class Vetter:
                 processes=self.processes,
                 stop=self.stop,
             )
+        finally:
+            os.close(descriptor)
         self.notes.append(
             f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: "
             f"the driver survived {len(trials.survived)}, and not {len(trials.died)} "
@@ -148,8 +150,8 @@ class Vetter:
         self._leave_out(OutcomeStatus.FAILED, reasons)
         self.untried = frozenset(jobs) - trials.survived - set(trials.died)
 
-    def _write(self, archive: Path) -> None:
-        with ArchiveWriter(archive) as writer:
+    def _write(self, descriptor: int) -> None:
+        with ArchiveWriter(descriptor) as writer:
             self.source.copy_to(writer)
 
     def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:

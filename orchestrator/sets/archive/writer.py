@@ -39,21 +39,27 @@ class ArchiveWriter:
     As a context manager it commits at the end of the block, or discards what was written if the block raises.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, compress: bool = True, level: int = 6) -> None:
+    def __init__(self, path: str | os.PathLike[str] | int, *, compress: bool = True, level: int = 6) -> None:
         """Begin an archive.
 
         Args:
-            path: Where it will appear; an archive of that name is replaced at commit.
+            path: Where it will appear; an archive of that name is replaced at commit. Or the descriptor of an
+                empty file without a name, which gets it as it is written, and stays the caller's.
             compress: Deflate payloads that get smaller by it.
             level: zlib's compression level, 1 to 9.
 
         Raises:
             ArchiveError: The directory does not take a new file.
         """
-        self._path = os.fspath(path)
+        self._path = f"descriptor {path}" if isinstance(path, int) else os.fspath(path)
         self._level = level if compress else 0
         self._names: set[tuple[int, int]] = set()
         self._offset = 0
+        self._temporary: Path | None = None
+        if isinstance(path, int):
+            self._file: BinaryIO | None = os.fdopen(os.dup(path), "wb", buffering=1 << 20)
+            self._write(MAGIC + bytes([VERSION]))
+            return
         target = Path(self._path)
         self._temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         flags = (
@@ -64,7 +70,7 @@ class ArchiveWriter:
             descriptor = os.open(self._temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
         except OSError as error:
             raise self._failed("cannot be created", error) from error
-        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
         self._write(MAGIC + bytes([VERSION]))
 
     @property
@@ -122,6 +128,10 @@ class ArchiveWriter:
         file = self._open_file()
         try:
             file.flush()
+            if self._temporary is None:
+                file.close()
+                self._file = None
+                return
             os.fsync(file.fileno())
             file.close()
             self._temporary.replace(self._path)
@@ -142,8 +152,8 @@ class ArchiveWriter:
         file, self._file = self._file, None
         with contextlib.suppress(OSError):  # flushing what is about to be removed may fail again
             file.close()
-        with contextlib.suppress(FileNotFoundError):
-            self._temporary.unlink()
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,60 @@
+"""What drivers print is counted, and traced to the pipelines that were there when it came."""
+
+from __future__ import annotations
+
+import io
+
+from orchestrator.run.driver_words import DriverWords
+
+
+def said(words: DriverWords) -> list[tuple[int, str, list[int]]]:
+    return [(each.lines, each.first, list(map(int, each.keys))) for each in words.messages()]
+
+
+def test_it_is_the_one_that_was_there_whenever_something_came() -> None:
+    words, now = DriverWords(), [1, 2]
+    words.in_driver = lambda: now
+    words.take(b"error a\nerror b\n")
+    now = [1, 3]
+    words.take(b"error c\n")
+    now = [4]
+    words.take(b"another\n")
+    assert said(words) == [(3, "error a", [1]), (1, "another", [4])]
+    assert [each.size for each in words.messages()] == [24, 8]
+
+
+def test_of_those_that_always_were_there_together_each_is_named() -> None:
+    words = DriverWords()
+    words.in_driver = lambda: [5, 6]
+    words.take(b"error\n")
+    assert said(words) == [(1, "error", [5, 6])]
+
+
+def test_lines_may_come_in_pieces_and_what_is_said_of_the_machine_is_none() -> None:
+    words = DriverWords()
+    words.in_driver = lambda: [1]
+    words.take(b"ac_compute_device_uuid's output is based on invalid pci bus info.\nerr")
+    assert said(words) == []
+    words.take(b"or\n\n")
+    assert said(words) == [(1, "error", [1])]
+
+
+def test_what_comes_when_nothing_is_counted_is_only_kept() -> None:
+    log = io.BytesIO()
+    words = DriverWords(log)
+    words.take(b"before\n")
+    words.in_driver = list
+    words.take(b"beside\n")
+    words.in_driver = None
+    words.take(b"in a trial\n")
+    assert said(words) == [(1, "beside", [])]
+    assert log.getvalue() == b"before\nbeside\nin a trial\n"
+
+
+def test_a_flood_costs_a_bounded_memory() -> None:
+    words, numbers = DriverWords(), iter(range(10_000))
+    words.in_driver = lambda: [next(numbers)]
+    for _ in range(10_000):
+        words.take(b"line\n")
+    assert sum(each.lines for each in words.messages()) == 10_000
+    assert len(words.messages()) <= 4097

@@ -1,0 +1,88 @@
+"""What is in the driver is in the table, for another process too, and after the death of the one that said so."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.sources import NO_SOURCE
+from orchestrator.run.announcing import announcing
+from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.memory import MemoryGate
+
+
+@pytest.fixture
+def descriptor() -> Iterator[int]:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    yield descriptor
+    os.close(descriptor)
+
+
+def numbers(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    return np.array(values, np.int32)
+
+
+def test_calls_are_there_from_begin_to_end(descriptor: int) -> None:
+    ours, theirs = InFlightTable(descriptor), InFlightTable(descriptor)
+    assert theirs.flights() == []
+    one = ours.begin(Doing.CREATE, numbers(3, 1, 2))
+    two = ours.begin(Doing.OBJECT, numbers(7))
+    assert [(each.doing, each.numbers) for each in theirs.flights()] == [
+        (Doing.CREATE, (3, 1, 2)),
+        (Doing.OBJECT, (7,)),
+    ]
+    ours.end(one)
+    assert [each.numbers for each in theirs.flights()] == [(7,)]
+    ours.begin(Doing.KEYS, numbers())
+    assert [each.doing for each in theirs.flights()] == [Doing.KEYS, Doing.OBJECT]
+    ours.end(two)
+    ours.clear()
+    assert theirs.flights() == []
+
+
+def test_of_a_large_batch_it_says_from_where_to_where(descriptor: int) -> None:
+    table = InFlightTable(descriptor)
+    table.begin(Doing.CREATE, np.arange(100, 5000, dtype=np.int32))
+    assert [each.numbers for each in table.flights()] == [tuple(range(100, 5000))]
+
+
+def test_it_outlives_the_process(descriptor: int) -> None:
+    table = InFlightTable(descriptor)
+    process_id = os.fork()
+    if process_id == 0:
+        table.prepare(4)
+        table.mark(numbers(0, 3))
+        table.begin(Doing.CREATE, numbers(2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(process_id, 0)
+    assert [each.numbers for each in table.flights()] == [(2,)]
+    assert table.marks().tolist() == [1, 0, 0, 1]
+
+
+def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None:
+    table, seen, images = InFlightTable(descriptor), [], list[CreateInfoImage]()
+
+    def on_compile(key: int) -> None:
+        seen.append((key, [(each.doing, each.numbers) for each in table.flights()]))
+
+    bugs = DriverBugs(results={12: -13})
+    inner = SimulatedDevice(SimulatedOptions(on_compile=on_compile, bugs=bugs))
+    with closing(announcing(inner, table, images.append, MemoryGate())) as device:
+        image = simulated_image([10, 11, 12, 13])
+        prepared = device.prepare(image)
+        assert images == [image]
+        cache = device.create_pipeline_cache()
+        device.create_pipelines(prepared, numbers(1, 2), cache)
+        device.create_pipelines(prepared, numbers(1), cache)
+        device.create_pipelines(prepared, numbers(3), NO_SOURCE)
+    both, alone = [(Doing.CREATE, (1, 2))], [(Doing.CREATE, (3,))]
+    assert seen == [(11, both), (12, both), (13, alone)]
+    assert table.flights() == []
+    assert table.marks().tolist() == [0, 1, 0, 1]  # neither what failed nor what was not tried
