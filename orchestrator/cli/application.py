@@ -44,6 +44,7 @@ VERBS = {
     "export": "export:export_verb",
     "pack": "pack:pack_verb",
     "verify": "verify:verify_verb",
+    "binaries": "binaries:binaries_verb",
     "merge": "merge:merge_verb",
     "prune": "prune:prune_verb",
     "quarantine": "quarantine:quarantine_verb",

@@ -30,7 +30,7 @@ from orchestrator.run.records import (
 )
 from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, PipelineCachePrefixHeader
 from orchestrator.stores.culprits import Culprit
-from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile
+from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, ProfileIdentity
 
 
 class Document(Record, frozen=True, kw_only=True):
@@ -481,6 +481,85 @@ class VerifyDocument(Document, frozen=True, kw_only=True):
     checked: tuple[CheckedFile, ...]
     good: int
     bad: int
+
+
+# --- binaries
+
+
+class BinariesGeneration(Record, frozen=True, kw_only=True):
+    """A device and a global pipeline key, in a store of binaries.
+
+    Attributes:
+        device_name: Name of the device.
+        driver_name: VkPhysicalDeviceDriverProperties::driverName.
+        driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
+        identity: The device and driver.
+        global_key: vkGetPipelineKeyKHR without a create info, in hex.
+        pipelines: Pipelines of it; null in what a verb removed.
+        binaries: Binaries of those, each as often as it is used; or null.
+        bytes: Size of those; or null.
+        shared_driver_keys: Driver's keys that several states have; or null.
+        used_s: When it was used last, seconds since the epoch; or null.
+    """
+
+    device_name: str
+    driver_name: str
+    driver_info: str
+    identity: ProfileIdentity
+    global_key: str
+    pipelines: int | None = None
+    binaries: int | None = None
+    bytes: int | None = None
+    shared_driver_keys: int | None = None
+    used_s: int | None = msgspec.field(default=None, name="used_s")
+
+
+class BinariesDocument(Document, frozen=True, kw_only=True):
+    """`binaries --json`.
+
+    Attributes:
+        action: What was asked for: stat, verify, export, import or prune.
+        store: Path of the store.
+        generations: What it holds, of each device and global key.
+        payloads: Different binaries.
+        payload_bytes: Size of those: what is stored.
+        used_bytes: Pages of the file that hold something.
+        file_bytes: Size of the file.
+        bound_bytes: What it may hold.
+        set_aside: What was moved into the quarantine when it was opened, and why; or null.
+        read_only: Why it could only be read, or null.
+        problems: What `verify` found.
+        pack: The pack that was written or read, or null.
+        packed_pipelines: Pipelines in it.
+        packed_binaries: Binaries in it.
+        packed_bytes: Its size.
+        signed: Whether it is signed; of an import, whether that was checked.
+        stored: Pipelines that an import stored.
+        removed: Generations that `prune` removed, or would.
+        evicted: Pipelines that `prune` removed beside those, or an import.
+        dry_run: Whether nothing was removed.
+    """
+
+    action: str
+    store: Path
+    generations: tuple[BinariesGeneration, ...]
+    payloads: int
+    payload_bytes: int
+    used_bytes: int
+    file_bytes: int
+    bound_bytes: int
+    set_aside: str | None
+    read_only: str | None
+    problems: tuple[str, ...] = ()
+    pack: Path | None = None
+    packed_pipelines: int = 0
+    packed_binaries: int = 0
+    packed_bytes: int = 0
+    signed: bool = False
+    stored: int = 0
+    removed: tuple[BinariesGeneration, ...] = ()
+    evicted: int = 0
+    dry_run: bool = False
 
 
 # --- merge
@@ -939,6 +1018,7 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "export": ExportDocument,
     "pack": PackDocument,
     "verify": VerifyDocument,
+    "binaries": BinariesDocument,
     "merge": MergeDocument,
     "prune": PruneDocument,
     "quarantine": QuarantineDocument,

@@ -133,9 +133,18 @@ def explain(error: OrchestratorError) -> Failure:
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
     # Not imported above: this module is loaded on every call of the program, and the stores bring numpy
     # along.
+    from orchestrator.stores.binary_pack import PackError
+    from orchestrator.stores.binary_store import StoreError
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
     from orchestrator.stores.files.recovery import QuarantineError
 
+    if isinstance(error, StoreError | PackError):
+        step = (
+            "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
+            if "there is no store" in message
+            else ""
+        )
+        return Failure("store", message, step, ExitCode.BAD_INPUT, {"path": _utf8(str(error.path))})
     if isinstance(error, SaveError | ReadError | QuarantineError):
         step = "name a directory of your own with --cache-dir" if isinstance(error, SaveError) else ""
         return Failure("store", message, step, ExitCode.BAD_INPUT, {"path": _utf8(str(error.path))})

@@ -52,14 +52,14 @@ def prune_verb(
     from orchestrator.stores.files.recovery import SweepReport
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
-    bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), _age(older_than)
+    bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     directory = cache_directory(cache_dir)
     if cache_dir is not None and not cache_dir.is_dir():
         raise UsageError(
             f"{path_text(cache_dir)}: no such directory", "name the directory of --cache-dir of `compile`"
         )
     output = Output(json=json)
-    here, problem = _devices_here()
+    here, problem = devices_here()
     plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
     swept = SweepReport() if dry_run else sweep_directory(directory)
     report = PruneReport((), ()) if dry_run else prune(plan)
@@ -106,7 +106,7 @@ def prune_verb(
     return ExitCode.BAD_INPUT if report.failed else ExitCode.OK
 
 
-def _devices_here() -> tuple[list[DeviceIdentity], str]:
+def devices_here() -> tuple[list[DeviceIdentity], str]:
     """The devices of the loader; why none was asked, or ""."""
     from orchestrator.devices import list_devices
 
@@ -116,7 +116,12 @@ def _devices_here() -> tuple[list[DeviceIdentity], str]:
         return [], f"no driver was asked, so no file counts as another driver's: {error}"
 
 
-def _age(text: str | None) -> int | None:
+def age_ns(text: str | None) -> int | None:
+    """Nanoseconds of a time such as ``30d``.
+
+    Raises:
+        UsageError: It is none.
+    """
     if text is None:
         return None
     match = _AGE.fullmatch(text.strip())

@@ -17,9 +17,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
 
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -45,8 +45,7 @@ MOST_KEY_BYTES: Final = 32
 """VK_MAX_PIPELINE_BINARY_KEY_SIZE_KHR."""
 
 
-@frozen
-class BinaryProperties:
+class BinaryProperties(msgspec.Struct, frozen=True):
     """VkPhysicalDevicePipelineBinaryPropertiesKHR, member by member without `pipelineBinary`.
 
     Attributes:
@@ -80,8 +79,7 @@ class BinaryProperties:
         )
 
 
-@frozen
-class PipelineBinary:
+class PipelineBinary(msgspec.Struct, frozen=True):
     """One binary of a pipeline: its key, at most 32 bytes, and its data.
 
     The data may be memory of somebody else, valid as long as that one says.
@@ -91,8 +89,7 @@ class PipelineBinary:
     data: bytes | memoryview
 
 
-@frozen
-class CapturedPipeline:
+class CapturedPipeline(msgspec.Struct, frozen=True):
     """A pipeline that was compiled with its data captured.
 
     Attributes:
@@ -108,8 +105,7 @@ class CapturedPipeline:
     driver_ns: int = 0
 
 
-@frozen(eq=False)
-class HeldBinaries:
+class HeldBinaries(msgspec.Struct, frozen=True, eq=False):
     """VkPipelineBinaryKHR of some pipelines.
 
     Attributes:

@@ -81,6 +81,40 @@ def binary_device(device: Device) -> PipelineBinaries:
     )
 
 
+class NoBinaries(BinarySource):
+    """Nothing is found and nothing is kept: for an application that cannot have binaries."""
+
+    keeps = False
+    name = "no binaries"
+    captures = False
+
+    def pull_in(self, prepared: PreparedPipelines) -> None:
+        """There is nothing to look up."""
+
+    def hold(self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> HeldBinaries:
+        """None of anything."""
+        del prepared
+        return HeldBinaries(np.zeros(len(indices), np.uint32), np.zeros(0, np.uint64))
+
+    def release(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], refused: npt.NDArray[np.int32]
+    ) -> None:
+        """Nothing was held."""
+
+    def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
+        """Nothing is captured."""
+
+    def settle(self) -> None:
+        """Nothing was taken."""
+
+    def size(self) -> int:
+        """Nothing."""
+        return 0
+
+    def destroy(self) -> None:
+        """There is nothing to destroy."""
+
+
 @define(eq=False)
 class _Pulled:
     """The binaries of one image's pipelines. Guarded by its owner's lock."""

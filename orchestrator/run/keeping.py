@@ -28,10 +28,11 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
+from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.run.binaries import HeldPipelines, binary_device
+from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
@@ -56,6 +57,8 @@ from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, Sav
 
 if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore
+
+_VULKAN_1_1 = 1 << 22 | 1 << 12
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -523,10 +526,16 @@ class CompileCache:
         if store is not None:
             store.close()
 
-    def _open_binaries(self, device: Device) -> HeldPipelines:
+    def _open_binaries(self, device: Device) -> BinarySource:
         """The binaries of a device; they are looked up when its run begins."""
         from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
 
+        if device.capabilities.api_version < _VULKAN_1_1 and not device.features.pipeline_binaries:
+            self._notes.append(
+                "an application of Vulkan 1.0 cannot have pipeline binaries, which need 1.1: its pipelines "
+                "are compiled and not kept; use another --mode for it"
+            )
+            return NoBinaries()
         if self.directory is None:
             return HeldPipelines.of(device)
         binary_device(device)

@@ -83,6 +83,7 @@ _LOW_WATER: Final = 0.85
 _A_COMMIT: Final = 0.04  # share of the bound that one commit may write anew
 _MORE_ROOM: Final = (0.1, 0.2, 0.4)  # shares of the bound to free where there is room and it does not fit
 _PAGES_A_PIPELINE: Final = 6  # written anew for one of a batch, beside its payload
+_LOOK_EVERY: Final = 4  # pipelines that go before it is looked whether enough have gone
 _ENTRY_BYTES: Final = 512  # what a pipeline takes beside its payloads, for what it is worth
 _UNKNOWN_COST_NS: Final = 2_000_000
 _GRAIN_S: Final = 60
@@ -168,8 +169,7 @@ FOUND, MISSING, KEY_DIFFERS, DAMAGED = "found", "missing", "key_differs", "damag
 """Outcomes of a look-up: there; not there; there under another key of the driver; not as it was stored."""
 
 
-@frozen
-class StoredPipeline:
+class StoredPipeline(msgspec.Struct, frozen=True):
     """A pipeline as the store has it, or is to have it.
 
     Attributes:
@@ -182,12 +182,23 @@ class StoredPipeline:
 
     state_key: bytes
     driver_key: bytes
-    binaries: tuple[PipelineBinary, ...] = field(repr=False)
+    binaries: tuple[PipelineBinary, ...]
     cost_ns: int = 0
 
+    def check(self) -> None:
+        """Check that it can be stored.
 
-@frozen
-class PutReport:
+        Raises:
+            ValueError: A key is too long or empty, or there are no binaries.
+        """
+        if not 1 <= len(self.state_key) <= _MOST_STATE_BYTES:
+            raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(self.state_key)}")
+        keys = (self.driver_key, *(each.key for each in self.binaries))
+        if max(map(len, keys)) > MOST_KEY_BYTES or not self.binaries:
+            raise ValueError(f"a pipeline has binaries, and keys of at most {MOST_KEY_BYTES} bytes")
+
+
+class PutReport(msgspec.Struct, frozen=True):
     """What storing pipelines did; reports add up.
 
     Attributes:
@@ -212,8 +223,8 @@ class PutReport:
 
     def __add__(self, other: PutReport) -> PutReport:
         """Both together."""
-        names = self.__attrs_attrs__
-        return PutReport(*(getattr(self, each.name) + getattr(other, each.name) for each in names))
+        names = self.__struct_fields__
+        return PutReport(*(getattr(self, each) + getattr(other, each) for each in names))
 
 
 class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,8 +269,7 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
     bound_bytes: int
 
 
-@frozen
-class StoreVerification:
+class StoreVerification(msgspec.Struct, frozen=True):
     """What checking a whole store found.
 
     Attributes:
@@ -324,11 +334,11 @@ class BinaryStore:
         Args:
             directory: The directory of cache files; created where it is missing.
             bound_bytes: What the store may hold, at least 4 MiB.
-            create: Make one where there is none.
+            create: Make one where there is none, or where the one that is there must not be opened.
             operations: The calls to use.
 
         Raises:
-            StoreError: There is none and none is to be made; others may write it; another process did not
+            StoreError: There is none, or none that may be opened, and none is to be made; others may write it; another process did not
                 finish opening it in time; the disk does not take it.
             ValueError: The bound is too small.
         """
@@ -432,7 +442,7 @@ class BinaryStore:
             ValueError: A key is too long, or there are no binaries.
         """
         for each in pipelines:
-            _check(each)
+            each.check()
         page = self._page_size
         report = PutReport()
         batch: list[tuple[StoredPipeline, list[bytes]]] = []
@@ -638,29 +648,41 @@ class BinaryStore:
             StoreError: It cannot be written.
         """
         with self._reading() as transaction:
-            used = self._used_bytes(transaction)
-            if used + incoming <= self.bound_bytes * _HIGH_WATER:
+            if self._used_bytes(transaction) + incoming <= self.bound_bytes * _HIGH_WATER:
+                return 0
+        return self.shrink(max(0, int(self.bound_bytes * _LOW_WATER) - incoming))
+
+    def shrink(self, most_bytes: int) -> int:
+        """Let go of what is worth least until no more than so many bytes are used; how many pipelines went.
+
+        Raises:
+            StoreError: It cannot be written.
+        """
+        with self._reading() as transaction:
+            if self._used_bytes(transaction) <= most_bytes:
                 return 0
             ranked = sorted(
                 (_USE.unpack(value)[0], bytes(key))
                 for key, value in transaction.cursor(db=self._tables["use"])
                 if len(value) == _USE.size
             )
-        target = max(0, int(self.bound_bytes * _LOW_WATER) - incoming)
         evicted = 0
         at_once = self._victims_a_commit
         for start in range(0, len(ranked), at_once):
-            evicted += self._write(partial(self._evict, ranked=ranked[start : start + at_once]))
+            some = ranked[start : start + at_once]
+            evicted += self._write(partial(self._evict, ranked=some, most_bytes=most_bytes))
             with self._reading() as transaction:
-                if self._used_bytes(transaction) <= target:
+                if self._used_bytes(transaction) <= most_bytes:
                     break
         # What a commit frees can be written again by the second one after it.
         self._write(partial(self._grow_old, worth=0.0))
         return evicted
 
-    def _evict(self, transaction: Any, ranked: Sequence[tuple[float, bytes]]) -> int:
+    def _evict(self, transaction: Any, ranked: Sequence[tuple[float, bytes]], most_bytes: int) -> int:
         gone = 0
-        for worth, key in ranked:
+        for number, (worth, key) in enumerate(ranked):
+            if number % _LOOK_EVERY == 0 and self._used_bytes(transaction) <= most_bytes:
+                break
             now = transaction.get(key, db=self._tables["use"])
             if now is None or _USE.unpack(now)[0] != worth:
                 continue  # gone, or used since
@@ -738,12 +760,7 @@ class BinaryStore:
 
     def _entry(self, transaction: Any, key: bytes) -> _Entry | None:
         found = self._get(transaction, "pipelines", key)
-        if found is None:
-            return None
-        try:
-            return _decode_entry.decode(_proven(found))
-        except (ValueError, msgspec.MsgspecError):
-            return None
+        return None if found is None else _decoded(found)
 
     # --- figures
 
@@ -921,7 +938,7 @@ class StoreReader:
         raw = self._store._get(self._transaction, "pipelines", key)
         if raw is None:
             return MISSING, None
-        entry = self._store._entry(self._transaction, key)
+        entry = _decoded(raw)
         if entry is None:
             return DAMAGED, None
         if driver_key is not None and driver_key != entry.driver_key:
@@ -1004,10 +1021,12 @@ class _Opening:
         set_aside = ""
         if self.path.exists() or self.path.is_symlink():
             reason = self._refuse()
+            if reason and not self.create:
+                raise StoreError(self.path, f"{reason}; whoever uses it next moves it into the quarantine")
             if reason:
                 set_aside = f"{reason}; moved to {self._set_aside()}"
         if not self.path.exists():
-            if not self.create and not set_aside:
+            if not self.create:
                 raise StoreError(self.path, "there is no store of binaries")
             self._make()
         return set_aside
@@ -1104,14 +1123,6 @@ def _stamp(nonce: bytes) -> bytes:
     return b"pipeline binaries " + nonce.hex().encode() + b"\n"
 
 
-def _check(pipeline: StoredPipeline) -> None:
-    if not 1 <= len(pipeline.state_key) <= _MOST_STATE_BYTES:
-        raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(pipeline.state_key)}")
-    keys = (pipeline.driver_key, *(each.key for each in pipeline.binaries))
-    if max(map(len, keys)) > MOST_KEY_BYTES or not pipeline.binaries:
-        raise ValueError(f"a pipeline has binaries, and keys of at most {MOST_KEY_BYTES} bytes")
-
-
 def _size(pipeline: StoredPipeline) -> int:
     return sum(len(each.data) for each in pipeline.binaries)
 
@@ -1123,6 +1134,14 @@ def _worth(cost_ns: int, size: int) -> float:
 
 def _index_key(number: int, driver_key: bytes, state_key: bytes) -> bytes:
     return struct.pack(">IB", number, len(driver_key)) + driver_key + state_key
+
+
+def _decoded(value: Any) -> _Entry | None:
+    """An entry; None where it is not what was written."""
+    try:
+        return _decode_entry.decode(_proven(value))
+    except (ValueError, msgspec.MsgspecError):
+        return None
 
 
 def _proven(value: Any) -> bytes:

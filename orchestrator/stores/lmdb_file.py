@@ -20,9 +20,9 @@ import struct
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
 
 from orchestrator.errors import OrchestratorError
 
@@ -69,8 +69,7 @@ class LmdbFileChangedError(LmdbFileError):
     """A file was written while it was looked at, so that nothing is known of it."""
 
 
-@frozen
-class LmdbStructure:
+class LmdbStructure(msgspec.Struct, frozen=True):
     """What a file that is whole consists of.
 
     Attributes:

@@ -21,6 +21,7 @@ VERBS = [name for name in app if not name.startswith("-")]
 def test_verbs() -> None:
     assert sorted(VERBS) == [
         "bench",
+        "binaries",
         "calibrate",
         "compare",
         "compile",

@@ -177,7 +177,15 @@ def test_another_family_is_offered_no_binaries(corpora: Path, tmp_path: Path) ->
 @pytest.mark.driver("lavapipe")
 def test_a_driver_without_binaries_is_told(corpora: Path, tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="no VK_KHR_pipeline_binary; use another --mode"):
-        compiled(corpora / "vkcube.foz", "lavapipe", tmp_path, CacheMode.BINARIES)
+        compiled(corpora / "supertuxkart.foz", "lavapipe", tmp_path, CacheMode.BINARIES)
+
+
+@pytest.mark.driver(NAVI21)
+def test_an_application_of_vulkan_1_0_cannot_have_binaries(corpora: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        report = compiled(corpora / "vkcube.foz", NAVI21, tmp_path, CacheMode.BINARIES)
+        assert report.counts()[OutcomeStatus.COMPILED] == 1
+        assert any("Vulkan 1.0" in note for note in report.notes)
 
 
 @pytest.mark.driver(NAVI21)

@@ -18,6 +18,7 @@ import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.simulated import simulated_identity
@@ -246,10 +247,10 @@ def test_a_pipeline_that_would_take_most_of_the_bound_is_not_stored(tmp_path: Pa
 
 def test_bad_keys_are_refused(store: BinaryStore) -> None:
     for bad in (
-        evolve(pipeline(1, b"x"), state_key=b""),
-        evolve(pipeline(1, b"x"), state_key=bytes(65)),
-        evolve(pipeline(1, b"x"), driver_key=bytes(33)),
-        evolve(pipeline(1, b"x"), binaries=()),
+        replace(pipeline(1, b"x"), state_key=b""),
+        replace(pipeline(1, b"x"), state_key=bytes(65)),
+        replace(pipeline(1, b"x"), driver_key=bytes(33)),
+        replace(pipeline(1, b"x"), binaries=()),
     ):
         with pytest.raises(ValueError, match="bytes"):
             store.put(GENERATION, [bad])

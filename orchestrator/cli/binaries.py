@@ -1,0 +1,285 @@
+"""The verb `binaries`: what the store of pipeline binaries holds, whether it is whole, and packs of it.
+
+Guarantees: `stat`, `verify` and `export` change nothing; nothing of a pack is stored before all of it was
+proven.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory, size_bytes
+from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
+from orchestrator.cli.prune import age_ns, devices_here
+
+if TYPE_CHECKING:
+    from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
+    from orchestrator.devices.device import DeviceIdentity
+    from orchestrator.stores.binary_store import BinaryStore, Generation, GenerationStat
+    from orchestrator.stores.files.mac import MacKey
+
+Action = Literal["stat", "verify", "export", "import", "prune"]
+_PROBLEMS_SHOWN = 10
+
+
+def binaries_verb(
+    action: Action,
+    pack: Path | None = None,
+    /,
+    *,
+    cache_dir: CacheDirectory = None,
+    key: Path | None = None,
+    unsigned: Flag = False,
+    max_size: str | None = None,
+    older_than: str | None = None,
+    dry_run: Flag = False,
+    json: JsonFlag = False,
+) -> int:
+    """Look at the store of pipeline binaries, check it, exchange it, and make room in it.
+
+    `compile --mode binaries` fills the store. `stat` says what it holds. `verify` checks all of it: structure,
+    hashes, references. `export` writes a pack for others, `import` takes one. `prune` removes what is of
+    another build of a driver that is here.
+
+    **EXAMPLES**
+
+        orchestrator binaries stat
+        orchestrator binaries verify --cache-dir build/cache
+        orchestrator binaries export game.binaries --key team.key
+        orchestrator binaries import game.binaries --key team.key
+        orchestrator binaries prune --older-than 30d --max-size 200M --dry-run
+
+    Args:
+        action: What to do.
+        pack: The pack to write or to read; `export` and `import` need it.
+        key: The file with the team's key: `export` signs with it, `import` checks with it.
+        unsigned: Import a pack that is not signed, or whose signature cannot be checked for want of a key.
+        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits.
+        older_than: With `prune`: also remove what was not used for so long, such as `30d`.
+        dry_run: With `prune`: show what would be removed, and stop.
+    """
+    from orchestrator.stores.binary_store import BinaryStore
+
+    _check_usage(action, pack, key, unsigned=unsigned, pruning=bool(max_size or older_than or dry_run))
+    output = Output(json=json)
+    bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
+    secret = _secret(key)
+    with BinaryStore.open(cache_directory(cache_dir), create=action == "import") as store:
+        told: dict[str, Any] = {}
+        lines: list[str] = []
+        if action == "verify":
+            found = store.verify()
+            told["problems"] = found.problems
+            checked = plural(found.payloads, "binary", "binaries")
+            lines.append(
+                f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked"
+            )
+        elif action in ("export", "import") and pack is not None:
+            told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
+        elif action == "prune":
+            told, lines = _prune(store, bound, age, dry_run=dry_run)
+        stat = store.stat()
+        code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
+
+        def document() -> BinariesDocument:
+            from orchestrator.cli.documents import BinariesDocument
+
+            return BinariesDocument(
+                action=action,
+                store=store.path,
+                generations=tuple(_of_stat(each) for each in stat.generations),
+                payloads=stat.payloads,
+                payload_bytes=stat.payload_bytes,
+                used_bytes=stat.used_bytes,
+                file_bytes=stat.file_bytes,
+                bound_bytes=stat.bound_bytes,
+                set_aside=store.set_aside or None,
+                read_only=store.read_only or None,
+                **told,
+            )
+
+        output.document(document)
+        if store.set_aside:
+            output.line(styled("not used: ", "warn"), store.set_aside)
+        problems = told.get("problems", ())
+        for problem in problems[:_PROBLEMS_SHOWN]:
+            output.line(styled("bad   ", "bad"), problem)
+        if len(problems) > _PROBLEMS_SHOWN:
+            output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
+        if action == "verify":
+            lines.append(
+                "bad: damaged pipelines are compiled again" if problems else "good: nothing is wrong"
+            )
+        for line in lines:
+            output.line(line)
+        if action == "stat":
+            _show(output, stat.generations)
+        output.line(
+            f"{path_text(store.path)}: {plural(stat.payloads, 'binary', 'binaries')}, "
+            f"{byte_text(stat.payload_bytes)}; {byte_text(stat.used_bytes)} of "
+            f"{byte_text(stat.bound_bytes)} used, file {byte_text(stat.file_bytes)}"
+        )
+    return code
+
+
+def _check_usage(
+    action: Action, pack: Path | None, key: Path | None, *, unsigned: bool, pruning: bool
+) -> None:
+    exchanges = action in ("export", "import")
+    if exchanges and pack is None:
+        raise UsageError(
+            f"binaries {action}: the pack is missing", f"orchestrator binaries {action} game.binaries"
+        )
+    if not exchanges and pack is not None:
+        raise UsageError(f"binaries {action} takes no pack", "name the store's directory by --cache-dir")
+    if (not exchanges and key is not None) or (unsigned and action != "import"):
+        raise UsageError(f"binaries {action}: signatures are of packs", "see `export` and `import`")
+    if pruning and action != "prune":
+        raise UsageError(f"binaries {action} removes nothing", "see `orchestrator binaries prune`")
+
+
+def _secret(key: Path | None) -> MacKey | None:
+    if key is None:
+        return None
+    from orchestrator.stores.files.mac import MacKey
+
+    try:
+        return MacKey.read(key)
+    except ValueError as error:
+        raise UsageError(f"--key {path_text(key)}: {error}") from None
+
+
+def _exchange(
+    store: BinaryStore, action: Action, pack: Path, secret: MacKey | None, *, unsigned: bool
+) -> tuple[dict[str, Any], list[str]]:
+    from orchestrator.stores.binary_pack import export_binaries, import_binaries
+
+    if action == "export":
+        report = export_binaries(store, pack, secret)
+        done = "signed" if report.signed else "not signed: `import` will want --unsigned"
+    else:
+        report = import_binaries(store, pack, secret, unsigned=unsigned)
+        done = f"{plural(report.put.pipelines, 'pipeline')} stored, {byte_text(report.put.stored_bytes)} new"
+    told = {
+        "pack": pack,
+        "packed_pipelines": report.pipelines,
+        "packed_binaries": report.binaries,
+        "packed_bytes": report.bytes,
+        "signed": report.signed,
+        "stored": report.put.pipelines,
+        "evicted": report.put.evicted,
+    }
+    line = (
+        f"{path_text(pack)}: {plural(report.pipelines, 'pipeline')}, "
+        f"{plural(report.binaries, 'binary', 'binaries')}, {byte_text(report.bytes)}; {done}"
+    )
+    return told, [line]
+
+
+def _prune(
+    store: BinaryStore, bound: int | None, older_than_ns: int | None, *, dry_run: bool
+) -> tuple[dict[str, Any], list[str]]:
+    here, problem = devices_here()
+    now = time.time()
+
+    def unwanted(about: Generation, used_s: int) -> bool:
+        too_old = older_than_ns is not None and now - used_s > older_than_ns / 1e9
+        return too_old or _is_of_another_build(about, here)
+
+    if dry_run:
+        stat = store.stat()
+        removed: Sequence[Generation] = [
+            each.about for each in stat.generations if unwanted(each.about, each.used_s)
+        ]
+        evicted = 0
+    else:
+        removed = store.prune(unwanted)
+        evicted = 0 if bound is None else store.shrink(bound)
+    verb = "would be removed" if dry_run else "removed"
+    lines = [f"{verb}: {_device_text(each)}" for each in removed]
+    if not removed:
+        lines.append(f"no generation {'would have' if dry_run else 'had'} to go")
+    if bound is not None:
+        lines.append(
+            "how many pipelines --max-size takes is known when it does"
+            if dry_run
+            else f"{plural(evicted, 'pipeline')} removed for --max-size"
+        )
+    if problem:
+        lines.append(problem)
+    return {
+        "removed": tuple(map(_of_generation, removed)),
+        "evicted": evicted,
+        "dry_run": dry_run,
+    }, lines
+
+
+def _is_of_another_build(about: Generation, here: Sequence[DeviceIdentity]) -> bool:
+    """Whether a device that is here has another version or build of its driver."""
+    from orchestrator.stores.profile_file import ProfileIdentity
+
+    own = about.identity
+    same = [
+        known
+        for known in map(ProfileIdentity.of, here)
+        if (known.vendor_id, known.device_id, known.driver_id, known.driver_abi)
+        == (own.vendor_id, own.device_id, own.driver_id, own.driver_abi)
+    ]
+    return bool(same) and all(known.driver_version != own.driver_version for known in same)
+
+
+def _device_text(about: Generation) -> str:
+    words = (about.device_name, about.driver_name, about.driver_info, about.global_key.hex()[:12])
+    return "  ".join(printable(each) for each in words if each)
+
+
+def _show(output: Output, generations: Sequence[GenerationStat]) -> None:
+    if not generations:
+        output.line("nothing is stored yet: `orchestrator compile SET --mode binaries`")
+        return
+    shown = table("device and driver", "global key", "pipelines", "binaries", "bytes", numbers=range(2, 5))
+    for each in generations:
+        about = each.about
+        shown.add_row(
+            styled(" ".join((about.device_name, about.driver_name, about.driver_info))),
+            about.global_key.hex()[:12],
+            f"{each.pipelines:,}",
+            f"{each.binaries:,}",
+            byte_text(each.bytes),
+        )
+    output.show(shown)
+    for each in generations:
+        if each.shared_driver_keys:
+            output.line(
+                f"{plural(each.shared_driver_keys, 'pipeline key')} of the driver "
+                f"{'is' if each.shared_driver_keys == 1 else 'are'} of several states: each is kept by both"
+            )
+
+
+def _of_stat(stat: GenerationStat) -> BinariesGeneration:
+    import msgspec
+
+    return msgspec.structs.replace(
+        _of_generation(stat.about),
+        pipelines=stat.pipelines,
+        binaries=stat.binaries,
+        bytes=stat.bytes,
+        shared_driver_keys=stat.shared_driver_keys,
+        used_s=stat.used_s,
+    )
+
+
+def _of_generation(about: Generation) -> BinariesGeneration:
+    from orchestrator.cli.documents import BinariesGeneration
+
+    return BinariesGeneration(
+        device_name=about.device_name,
+        driver_name=about.driver_name,
+        driver_info=about.driver_info,
+        identity=about.identity,
+        global_key=about.global_key.hex(),
+    )

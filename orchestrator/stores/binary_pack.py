@@ -1,0 +1,328 @@
+r"""Packs of binaries: what a store holds, as one file for others of a team.
+
+LMDB files are never exchanged: whoever opens one trusts its maker with his process. A pack is a row of
+frames, little-endian:
+
+    head     8 bytes magic "\x89OPCB\r\n\x1a" · u32 version = 1 · u32 zero
+    frame    u8 kind · 3 zeros · u32 length · content                                            (repeated)
+      1      a generation, MessagePack; what follows is of it
+      2      a binary: 16 bytes xxh3_128 · u32 size · u8 how (0 as it is, 1 deflate) · data
+      3      a pipeline, MessagePack: state key, driver's key, cost, [key, hash, size] of each binary
+      4      the end, MessagePack: number of generations, binaries, pipelines
+      5      the proof: 32 bytes MAC (mac.py, purpose "binaries") of the BLAKE2b of all before, or none
+
+Binaries come before the pipelines that use them, each once. They are deflated unless the driver says that it
+compresses them itself.
+
+Guarantees: nothing of a pack is used before all of it was proven. Every length is checked before it is
+trusted; what does not fit is a `PackError` that says where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+from attrs import frozen
+
+from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
+from orchestrator.stores.files.atomic_file import content_hash128, read_capped, write_atomically
+from orchestrator.stores.files.mac import MAC_SIZE, MacKey
+
+PACK_SUFFIX: Final = ".binaries"
+"""How the names of packs end, by custom."""
+
+_HEAD: Final = struct.Struct("<8sII")
+_FRAME: Final = struct.Struct("<B3xI")
+_BINARY: Final = struct.Struct("<16sIB")
+_MAGIC: Final = b"\x89OPCB\r\n\x1a"
+_VERSION: Final = 1
+_GENERATION, _OF_BINARY, _PIPELINE, _END, _PROOF = 1, 2, 3, 4, 5
+_PURPOSE: Final = "binaries"
+_CAP: Final = 4 << 30
+_MOST_BINARY: Final = 64 << 20
+_AT_ONCE: Final = 256
+
+
+class PackError(OrchestratorError):
+    """A pack cannot be used.
+
+    Attributes:
+        path: The file.
+        offset: Where in it, bytes.
+        reason: What is wrong there, and the likely cause.
+    """
+
+    def __init__(self, path: Path, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: at byte {offset}: {reason}")
+        self.path = path
+        self.offset = offset
+        self.reason = reason
+
+
+class _Pipeline(msgspec.Struct, frozen=True, array_like=True):
+    state_key: bytes
+    driver_key: bytes
+    cost_ns: int
+    binaries: list[tuple[bytes, bytes, int]]
+
+
+class _End(msgspec.Struct, frozen=True, array_like=True):
+    generations: int
+    binaries: int
+    pipelines: int
+
+
+class PackReport(msgspec.Struct, frozen=True):
+    """What a pack holds.
+
+    Attributes:
+        generations: Devices and global keys.
+        binaries: Different binaries.
+        pipelines: Pipelines.
+        bytes: Size of the file.
+        signed: Whether it has a MAC; of an import, whether that was checked.
+        put: What the import did to the store; nothing for an export.
+    """
+
+    generations: int
+    binaries: int
+    pipelines: int
+    bytes: int
+    signed: bool
+    put: PutReport = PutReport()
+
+
+def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -> PackReport:
+    """Write all that a store holds into a pack, atomically; signed where there is a key. Blocking.
+
+    Raises:
+        StoreError: The store cannot be read.
+        SaveError: The pack cannot be written.
+    """
+    count = [0, 0, 0]
+    write_atomically(path, _parts(store, key, count))
+    generations, binaries, pipelines = count
+    return PackReport(generations, binaries, pipelines, path.stat().st_size, key is not None)
+
+
+def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator[bytes]:
+    digest = hashlib.blake2b()
+
+    def told(part: bytes) -> bytes:
+        digest.update(part)
+        return part
+
+    def frame(kind: int, content: bytes) -> bytes:
+        return told(_FRAME.pack(kind, len(content)) + content)
+
+    yield told(_HEAD.pack(_MAGIC, _VERSION, 0))
+    packed: set[bytes] = set()
+    for each in store.stat().generations:
+        count[0] += 1
+        yield frame(_GENERATION, msgspec.msgpack.encode(each.about))
+        for pipeline in store.pipelines(each.about):
+            listed = []
+            for binary in pipeline.binaries:
+                name = content_hash128(binary.data)
+                listed.append((binary.key, name, len(binary.data)))
+                if name not in packed:
+                    packed.add(name)
+                    count[1] += 1
+                    yield frame(_OF_BINARY, _packed(name, bytes(binary.data), each.about.compressed))
+            count[2] += 1
+            entry = _Pipeline(pipeline.state_key, pipeline.driver_key, pipeline.cost_ns, listed)
+            yield frame(_PIPELINE, msgspec.msgpack.encode(entry))
+    yield frame(_END, msgspec.msgpack.encode(_End(*count)))
+    proof = b"" if key is None else key.sign(_PURPOSE, [digest.digest()])
+    yield _FRAME.pack(_PROOF, len(proof)) + proof
+
+
+def _packed(name: bytes, data: bytes, compressed: bool) -> bytes:
+    small = data if compressed else zlib.compress(data, 6)
+    if len(small) >= len(data):
+        return _BINARY.pack(name, len(data), 0) + data
+    return _BINARY.pack(name, len(data), 1) + small
+
+
+def import_binaries(
+    store: BinaryStore, path: Path, key: MacKey | None = None, *, unsigned: bool = False
+) -> PackReport:
+    """Take a pack into a store, after all of it was proven. Blocking.
+
+    Args:
+        store: The store.
+        path: The pack.
+        key: The team's key.
+        unsigned: Take a pack that nobody signed, or whose MAC cannot be checked for want of a key.
+
+    Raises:
+        PackError: It is no pack, damaged, signed with another key, or not signed at all.
+        ReadError: It cannot be read.
+        StoreError: The store cannot be written; what was committed before stays.
+    """
+    content = memoryview(read_capped(path, _CAP))
+    frames = list(_frames(path, content))
+    kind, start, proof = frames[-1]
+    if kind != _PROOF or [each for each, _, _ in frames[-2:-1]] != [_END]:
+        raise PackError(path, start, "the pack does not end as a pack does: it is cut")
+    checked = _check_proof(path, content, start, proof, key, unsigned)
+    end = _decode(path, frames[-2], _End)
+    counted = [
+        sum(each == wanted for each, _, _ in frames) for wanted in (_GENERATION, _OF_BINARY, _PIPELINE)
+    ]
+    if counted != [end.generations, end.binaries, end.pipelines]:
+        raise PackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
+    read = _Reading(path, frames[:-2])
+    for _ in read.batches():  # once without using anything
+        pass
+    put = PutReport()
+    for generation, batch in read.batches():
+        put += store.put(generation, batch)
+    generations, binaries, pipelines = counted
+    return PackReport(generations, binaries, pipelines, len(content), checked, put)
+
+
+def _check_proof(
+    path: Path,
+    content: memoryview,
+    start: int,
+    proof: memoryview,
+    key: MacKey | None,
+    unsigned: bool,
+) -> bool:
+    if len(proof) not in (0, MAC_SIZE):
+        raise PackError(path, start, f"a MAC has {MAC_SIZE} bytes, not {len(proof)}")
+    digest = hashlib.blake2b(content[: start - _FRAME.size]).digest()
+    if key is not None and proof:
+        if not key.proves(bytes(proof), _PURPOSE, [digest]):
+            raise PackError(
+                path, start, "its MAC is not of this key: it was signed with another one, or changed since"
+            )
+        return True
+    if not unsigned:
+        raise PackError(
+            path,
+            start,
+            "it is signed, and no key was given to check that" if proof else "nobody signed it",
+        )
+    return False
+
+
+def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+    """Kind, offset and content of each frame."""
+    if len(content) < _HEAD.size or _HEAD.unpack_from(content)[0] != _MAGIC:
+        raise PackError(path, 0, "it is no pack of binaries")
+    _, version, zero = _HEAD.unpack_from(content)
+    if version != _VERSION or zero:
+        raise PackError(path, 8, f"it has version {version}; this program reads {_VERSION}")
+    at = _HEAD.size
+    while at < len(content):
+        if at + _FRAME.size > len(content):
+            raise PackError(path, at, "a frame is cut")
+        kind, length = _FRAME.unpack_from(content, at)
+        start = at + _FRAME.size
+        if any(content[at + 1 : at + 4]) or not _GENERATION <= kind <= _PROOF:
+            raise PackError(path, at, "there is no frame")
+        if length > len(content) - start:
+            raise PackError(path, at, f"a frame says {length} bytes, and {len(content) - start} are left")
+        yield kind, start, content[start : start + length]
+        if kind == _PROOF and start + length != len(content):
+            raise PackError(path, start + length, "something follows the end")
+        at = start + length
+    if at == _HEAD.size:
+        raise PackError(path, at, "it has no frames")
+
+
+_T = TypeVar("_T")
+
+
+def _decode(path: Path, frame: tuple[int, int, memoryview], kind: type[_T]) -> _T:
+    _, start, content = frame
+    try:
+        return msgspec.msgpack.decode(content, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise PackError(path, start, f"a frame cannot be read: {error}") from None
+
+
+@frozen
+class _Reading:
+    """The frames between head and end."""
+
+    path: Path
+    frames: list[tuple[int, int, memoryview]]
+
+    def batches(self) -> Iterator[tuple[Generation, list[StoredPipeline]]]:
+        """Pipelines in batches, all of it checked on the way."""
+        binaries: dict[bytes, memoryview] = {}
+        generation: Generation | None = None
+        batch: list[StoredPipeline] = []
+        for frame in self.frames:
+            kind, start, content = frame
+            if kind == _OF_BINARY:
+                if len(content) < _BINARY.size:
+                    raise PackError(self.path, start, "a binary is cut")
+                binaries[bytes(content[:16])] = content
+                self._inflated(start, content)
+                continue
+            if kind == _GENERATION:
+                if generation is not None and batch:
+                    yield generation, batch
+                    batch = []
+                generation = _decode(self.path, frame, Generation)
+                continue
+            if kind != _PIPELINE or generation is None:
+                raise PackError(self.path, start, "a frame stands where it does not belong")
+            batch.append(self._pipeline(frame, binaries))
+            if len(batch) >= _AT_ONCE:
+                yield generation, batch
+                batch = []
+        if generation is not None and batch:
+            yield generation, batch
+
+    def _pipeline(
+        self, frame: tuple[int, int, memoryview], binaries: dict[bytes, memoryview]
+    ) -> StoredPipeline:
+        _, start, _ = frame
+        entry = _decode(self.path, frame, _Pipeline)
+        found = []
+        for key, name, size in entry.binaries:
+            content = binaries.get(name)
+            if content is None:
+                raise PackError(
+                    self.path, start, f"a pipeline needs the binary {name.hex()}, which is not there"
+                )
+            data = self._inflated(start, content)
+            if len(data) != size:
+                raise PackError(self.path, start, f"the binary {name.hex()} has another size")
+            found.append(PipelineBinary(key, data))
+        made = StoredPipeline(entry.state_key, entry.driver_key, tuple(found), entry.cost_ns)
+        try:
+            made.check()
+        except ValueError as error:
+            raise PackError(self.path, start, str(error)) from None
+        return made
+
+    def _inflated(self, start: int, content: memoryview) -> bytes:
+        name, size, how = _BINARY.unpack_from(content)
+        packed = content[_BINARY.size :]
+        if size > _MOST_BINARY or how > 1:
+            raise PackError(self.path, start, f"a binary of {size} bytes, packed in way {how}")
+        if how:
+            inflater = zlib.decompressobj()
+            try:
+                data = inflater.decompress(packed, size + 1)
+            except zlib.error as error:
+                raise PackError(self.path, start, f"a binary cannot be inflated: {error}") from None
+        else:
+            data = bytes(packed)
+        if len(data) != size or content_hash128(data) != name:
+            raise PackError(self.path, start, f"the binary {name.hex()} is not what was packed")
+        return data

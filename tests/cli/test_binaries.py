@@ -1,0 +1,145 @@
+"""The verb `binaries`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from orchestrator import devices
+from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, Generation
+from tests.cli.conftest import Call
+from tests.stores.test_binary_store import pipeline
+
+IDENTITY = simulated_identity()
+HERE = Generation.of(IDENTITY, b"global key")
+OLD = Generation.of(evolve(IDENTITY, driver_version=7), b"old key")
+ELSEWHERE = Generation.of(evolve(IDENTITY, device_id=9), b"key elsewhere")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a store of three generations; the driver of one is here."""
+    monkeypatch.setattr(devices, "list_devices", lambda: [IDENTITY])
+    path = tmp_path / "cache"
+    with BinaryStore.open(path) as store:
+        for number, generation in enumerate((HERE, OLD, ELSEWHERE)):
+            store.put(
+                generation, [pipeline(state, b"%d" % number * 3000, driver_key=b"k") for state in range(4)]
+            )
+    return path
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    path = tmp_path / "team.key"
+    path.write_bytes(os.urandom(32))
+    path.chmod(0o600)
+    return path
+
+
+def test_stat(call: Call, folder: Path) -> None:
+    done = call("binaries", "stat", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.OK
+    document = done.document
+    assert [each["pipelines"] for each in document["generations"]] == [4, 4, 4]
+    assert document["payloads"] == 3
+    assert document["payload_bytes"] == 9000
+    assert document["generations"][0]["shared_driver_keys"] == 1
+    shown = call("binaries", "stat", "--cache-dir", folder)
+    assert "simulated device" in shown.out
+    assert "of several states" in shown.out
+
+
+def test_verify(call: Call, folder: Path) -> None:
+    done = call("binaries", "verify", "--cache-dir", folder)
+    assert done.code == ExitCode.OK
+    assert "12 pipelines, 3 binaries" in done.out
+    assert "nothing is wrong" in done.out
+    # Content that is not what was stored: found by its hash.
+    path = folder / STORE_NAME
+    content = path.read_bytes()
+    assert content.count(b"0" * 3000) == 1
+    path.write_bytes(content.replace(b"0" * 3000, b"0" * 2999 + b"1"))
+    bad = call("binaries", "verify", "--cache-dir", folder, "--json")
+    assert bad.code == ExitCode.BAD_INPUT
+    assert len(bad.document["problems"]) == 1
+    assert "not what was stored" in call("binaries", "verify", "--cache-dir", folder).out
+    # A structure that lies is not opened, and stays where it is.
+    path.write_bytes(content[: len(content) // 2])
+    cut = call("binaries", "verify", "--cache-dir", folder)
+    assert cut.code == ExitCode.BAD_INPUT
+    assert "quarantine" in cut.err
+    assert path.stat().st_size == len(content) // 2
+
+
+def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) -> None:
+    pack, there = tmp_path / "game.binaries", tmp_path / "there"
+    done = call("binaries", "export", pack, "--cache-dir", folder, "--key", key, "--json")
+    assert done.code == ExitCode.OK
+    assert (done.document["packed_pipelines"], done.document["signed"]) == (12, True)
+    refused = call("binaries", "import", pack, "--cache-dir", there)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "no key was given" in refused.err
+    taken = call("binaries", "import", pack, "--cache-dir", there, "--key", key, "--json")
+    assert taken.document["stored"] == 12
+    assert taken.document["payload_bytes"] == 9000
+    assert "12 pipelines" in call("binaries", "import", pack, "--cache-dir", there, "--unsigned").out
+
+
+def test_prune_removes_what_is_of_another_build_of_a_driver_here(call: Call, folder: Path) -> None:
+    dry = call("binaries", "prune", "--cache-dir", folder, "--dry-run", "--json").document
+    assert [each["global_key"] for each in dry["removed"]] == [OLD.global_key.hex()]
+    assert len(dry["generations"]) == 3
+    done = call("binaries", "prune", "--cache-dir", folder, "--json").document
+    assert done["removed"] == dry["removed"]
+    assert len(done["generations"]) == 2
+    assert done["payload_bytes"] == 6000
+    assert "no generation had to go" in call("binaries", "prune", "--cache-dir", folder).out
+    assert len(
+        call("binaries", "prune", "--cache-dir", folder, "--older-than", "0s", "--json").document["removed"]
+    ) in (0, 2)
+
+
+def test_prune_by_size(call: Call, folder: Path) -> None:
+    with BinaryStore.open(folder) as store:
+        store.put(HERE, [pipeline(state, os.urandom(9000)) for state in range(10, 30)])
+    done = call("binaries", "prune", "--cache-dir", folder, "--max-size", "150K", "--json").document
+    assert 0 < done["evicted"] < 25  # no more than is needed
+    assert done["used_bytes"] <= 150 * 1024
+    assert call("binaries", "verify", "--cache-dir", folder).code == ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("export",), "pack is missing"),
+        (("stat", "x.binaries"), "takes no pack"),
+        (("stat", "--key", "team.key"), "signatures"),
+        (("export", "x", "--unsigned"), "signatures"),
+        (("verify", "--dry-run"), "removes nothing"),
+        (("prune", "--max-size", "much"), "a size is expected"),
+    ],
+)
+def test_usage(call: Call, folder: Path, arguments: tuple[str, ...], why: str) -> None:
+    done = call("binaries", *arguments, "--cache-dir", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert why in done.err
+
+
+def test_no_store(call: Call, tmp_path: Path) -> None:
+    done = call("binaries", "stat", "--cache-dir", tmp_path, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "store"
+    assert "--mode binaries" in done.document["error"]["next_step"]
+
+
+def test_a_key_that_can_be_guessed_is_refused(call: Call, folder: Path, key: Path) -> None:
+    key.write_bytes(b"short")
+    done = call("binaries", "export", folder / "x", "--cache-dir", folder, "--key", key)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "guessed" in done.err
