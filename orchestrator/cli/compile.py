@@ -145,7 +145,7 @@ class CompileArguments:
     time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
     shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
     plan: Literal["auto", "off"] = "auto"
-    only: tuple[str, ...] = ()
+    only: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     retry_quarantined: Flag = False
     timeout: str = "auto"
     memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""

@@ -23,7 +23,13 @@ PROFILE_FORMAT = 1
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """The device and driver that a profile is about: the fields of `DeviceIdentity` that a machine compares.
 
-    `pipeline_cache_uuid` is hex.
+    Attributes:
+        vendor_id: VkPhysicalDeviceProperties::vendorID.
+        device_id: VkPhysicalDeviceProperties::deviceID.
+        driver_version: VkPhysicalDeviceProperties::driverVersion.
+        driver_id: VkPhysicalDeviceDriverProperties::driverID.
+        driver_abi: Bits of a pointer in the process that the driver was loaded into.
+        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
     """
 
     vendor_id: int

@@ -33,6 +33,7 @@ def test_verbs() -> None:
         "merge",
         "pack",
         "prune",
+        "quarantine",
         "verify",
     ]
 
