@@ -6,10 +6,17 @@ from typing import NoReturn
 
 from orchestrator.process import end_process, own_interpreter
 
+_INTERRUPTED = 130  # ExitCode.INTERRUPTED, which may not be loaded yet
+
 
 def main() -> NoReturn:
     """Be the program: this process is its own, and ends here."""
     own_interpreter()
-    from orchestrator.cli.application import main as run
+    from orchestrator.cli.signals import interrupted_by_signals
 
-    end_process(run())
+    with interrupted_by_signals():
+        try:
+            from orchestrator.cli.application import main as run
+        except KeyboardInterrupt:  # while the program was being loaded
+            end_process(_INTERRUPTED)
+        end_process(run())

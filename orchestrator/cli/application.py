@@ -5,12 +5,14 @@ Guarantees:
   help opens no driver and loads no numpy.
 - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
   its traceback, because it is what a report needs, and has an exit code of its own.
-- A reader that goes away (`orchestrator list x | head`) ends the program quietly.
+- A reader that goes away (`orchestrator list x | head`) ends the program quietly. A stdout that cannot be written
+  is exit code 2; a stderr that cannot be written changes nothing.
+- A signal that asks it to end before a verb has begun, or a verb that saves nothing, ends it with 130 and, with
+  --json, a document.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.errors import ExitCode, Failure, explain, report
+from orchestrator.cli.streams import OutputError, Results, discard, own_streams
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.version import VERSION
 
@@ -68,27 +71,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     json = "--json" in options
-    _open_closed_streams()
-    try:
-        code = _run(tokens, json=json)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its end.
-        _discard_stdout()
-        return ExitCode.BROKEN_PIPE
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return ExitCode.INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
-        traceback.print_exc()
-        message = f"a bug of this program: {type(error).__name__}: {error}"
-        return report(
-            Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {}), json=json
-        )
+    with own_streams() as results:
+        try:
+            code = _run(tokens, results, json=json)
+            results.flush()
+        except BrokenPipeError:
+            # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its end.
+            discard(sys.stdout)
+            return ExitCode.BROKEN_PIPE
+        except OutputError as error:
+            return report(explain(error), json=False)
+        except KeyboardInterrupt:
+            # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
+            return _last_words(_INTERRUPTED, results, json=json)
+        except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
+            traceback.print_exc()
+            message = f"a bug of this program: {type(error).__name__}: {error}"
+            failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {})
+            return _last_words(failure, results, json=json)
     return code
 
 
-def _run(tokens: Sequence[str], *, json: bool) -> int:
+_INTERRUPTED = Failure("interrupted", "interrupted before it was done", "", ExitCode.INTERRUPTED, {})
+
+
+def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
+    """Report a failure; on a stdout that holds a document, or cannot be written, not there."""
+    try:
+        return report(failure, json=json and not results.written)
+    except (OutputError, BrokenPipeError):
+        discard(sys.stdout)
+        return failure.exit_code
+
+
+def _run(tokens: Sequence[str], results: Results, *, json: bool) -> int:
     try:
         if not any(each in VERBS for each in tokens) and "--version" not in tokens:
             for name in VERBS:
@@ -99,8 +115,10 @@ def _run(tokens: Sequence[str], *, json: bool) -> int:
         return report(_usage(error, tokens), json=json)
     except ExternalSynchronizationError:
         raise  # the caller's bug, and here the caller is this program
+    except OutputError:
+        raise
     except OrchestratorError as error:
-        return report(explain(error), json=json)
+        return _last_words(explain(error), results, json=json)
     return result if isinstance(result, int) else ExitCode.OK
 
 
@@ -109,17 +127,3 @@ def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
     help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
     message = " ".join(str(error).split())
     return Failure("usage", message, f"{help_call} shows what there is", ExitCode.BAD_INPUT, {})
-
-
-def _open_closed_streams() -> None:
-    """Give the process streams where its caller closed them (`>&-`); they stay open until it ends."""
-    if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
-
-
-def _discard_stdout() -> None:
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

@@ -2,7 +2,7 @@
 
 Guarantees:
 - Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
-- Ctrl-C, SIGTERM and a time limit end it in order: what was measured is kept and shown, and the same command
+- Ctrl-C, SIGTERM, SIGHUP and a time limit end it in order: what was measured is kept and shown, and the same command
   goes on.
 - Medians stand with their intervals and the number of samples; a difference is called one only where the
   statistics say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80
@@ -11,9 +11,7 @@ Guarantees:
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -36,6 +34,7 @@ from orchestrator.cli.options import (
     time_limit_seconds,
 )
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.signals import interrupted_by_signals
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import CellReport, Comparison, ContentionReport
@@ -167,7 +166,7 @@ def bench_verb(
     matrix = arguments.matrix(sets)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
-    with _terminated_as_interrupted(), MeasurementBar(output) as bar:
+    with interrupted_by_signals(), MeasurementBar(output) as bar:
         outcome = run_bench(
             matrix,
             arguments.out,
@@ -213,20 +212,6 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     page = out / "report.html"
     write_atomically(page, [text.encode()])
     return page
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the work as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _exit_code(outcome: BenchOutcome) -> ExitCode:

@@ -1,7 +1,7 @@
 """The verb `compile`: opens the set, hands it to `compile_set`, shows how far it is, and reports.
 
 Guarantees:
-- SIGINT and SIGTERM end the job early and in order: no further batch is handed out, the driver calls in
+- SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, the driver calls in
   flight are waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is
   shown.
 - A place that cannot be written is refused before anything is compiled.
@@ -12,7 +12,6 @@ Guarantees:
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,6 +32,7 @@ from orchestrator.cli.options import (
     archive_paths,
     hash_number,
     own_target,
+    require_writable,
     size_bytes,
     time_limit_seconds,
     usable_directory,
@@ -51,6 +51,7 @@ from orchestrator.cli.output import (
     table,
     write_json,
 )
+from orchestrator.cli.signals import ending_signals
 
 if TYPE_CHECKING:
     import trio
@@ -125,6 +126,8 @@ class CompileArguments:
             alone takes more, it is blamed.
         driver_log: Write all that the driver prints to this file.
         in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
+        allow_damaged: Exit with 0 also where records of the set could not be read, if all that could be read
+            compiled.
     """
 
     device: DeviceSelector = ""
@@ -151,6 +154,7 @@ class CompileArguments:
     memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""
     driver_log: Path | None = None
     in_process: Flag = False
+    allow_damaged: Flag = False
 
     def options(self) -> CompileOptions:
         """What is asked for.
@@ -251,7 +255,7 @@ def compile_verb(
         paths = archive_paths(sets)
         options = arguments.options()
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
-        _require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
+        require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
         output = Output(json=json)
         with progress_view(output) as view:
             if server is None:
@@ -264,13 +268,16 @@ def compile_verb(
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
-    _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     if output.json:
         write_json(encode_report(report, clock))
     else:
         show_report(output, report)
         _show_clock(output, clock)
-    return _exit_code(report)
+    code = _exit_code(report, allow_damaged=arguments.allow_damaged)
+    _show_end(output, report, code)
+    # After the report: that they cannot be written costs nothing but them.
+    _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
+    return code
 
 
 @contextmanager
@@ -342,13 +349,6 @@ def _compile_here(
         return trio.run(_until_signal, job, view)
 
 
-def _require_writable(*paths: Path | None) -> None:
-    """Refuse places that cannot be written, before anything is compiled."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise UsageError(f"{path}: cannot be written: it is a directory, or its directory is not there")
-
-
 def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None) -> None:
     """Write the timeline and the statistics that were asked for.
 
@@ -371,7 +371,7 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 async def _until_signal(
     job: Callable[[trio.Event], Awaitable[CompileReport]], view: ProgressView
 ) -> CompileReport:
-    """Run a job that the first SIGINT or SIGTERM asks to stop; the report of what was done by then."""
+    """Run a job that the first ending signal asks to stop; the report of what was done by then."""
     import trio
 
     stop = trio.Event()
@@ -391,7 +391,7 @@ async def _until_signal(
 async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: trio.TaskStatus[None]) -> None:
     import trio
 
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*ending_signals()) as signals:
         task_status.started()
         async for _ in signals:
             if stop.is_set():
@@ -406,16 +406,33 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
                 stop.set()
 
 
-def _exit_code(report: CompileReport) -> ExitCode:
+def _exit_code(report: CompileReport, *, allow_damaged: bool) -> ExitCode:
     if report.stopped and not report.out_of_time:
         return ExitCode.INTERRUPTED
     if report.cache_file.error:
         return ExitCode.BAD_INPUT
     if report.out_of_time:
         return ExitCode.OUT_OF_TIME
-    if report.outcomes.failed:
+    if report.outcomes.failed or (report.set.damage and not allow_damaged):
         return ExitCode.PIPELINES_FAILED
     return ExitCode.OK
+
+
+def _show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
+    """The last lines: what the exit code is about, and whether anything was compiled at all."""
+    created = report.outcomes.compiled + report.outcomes.cache_hits
+    if not created and not report.stopped and not report.outcomes.failed:
+        every = plural(report.outcomes.skipped, "pipeline")
+        why = (
+            f"the device can take none of the {every}" if report.outcomes.skipped else "it holds no pipeline"
+        )
+        output.line(styled(f"nothing was compiled: {why}", "warn"))
+    if report.set.damage:
+        lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
+        hint = "" if code is ExitCode.OK else "; --allow-damaged takes that for success"
+        output.line(styled(f"damaged: {lost}, and what was there is not compiled{hint}", "bad"))
+    if report.cache_file.error:
+        output.line(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
 
 
 def show_report(output: Output, report: CompileReport) -> None:

@@ -2,7 +2,7 @@
 
 With --keys it finds out what a driver's keys depend on (doctor_keys.py).
 
-Guarantees: without --keys it changes nothing: a cache directory that is not there is not made. Every finding
+Guarantees: without --keys it leaves everything as it was: a cache directory that is not there is not made. Every finding
 that is not good has a next step. One device that cannot be opened hides no other.
 """
 
@@ -27,6 +27,7 @@ from orchestrator.cli.options import (
     cache_directory,
     opened_device,
     time_limit_seconds,
+    unfit_directory,
     usable_directory,
 )
 from orchestrator.cli.output import (
@@ -277,39 +278,42 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
         return _hint(subject, what, "nothing: the driver changed, and the next compile replaces it")
     steps = {
         LoadStatus.UNTRUSTED_PERMISSIONS: "the command that the text names; until then it is not used",
-        LoadStatus.UNREADABLE: "make it readable, or remove it",
+        LoadStatus.UNREADABLE: "make it readable, or remove it; until then nothing is saved in its place",
+        LoadStatus.TOO_LARGE: "nothing: the next compile moves it to the quarantine, and saves a new one",
+        LoadStatus.CRASHED_LAST_TIME: "nothing: it is not loaded, and the next compile saves a new one",
     }
     return _bad(subject, what, steps.get(found.status, "remove it, or let the next compile replace it"))
 
 
 def _directory(directory: Path) -> Iterator[_Finding]:
-    import os
     import shutil
 
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, refused
     from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY
 
     subject, name = "cache directory", path_text(directory)
-    if not directory.exists():
+    try:
+        status = REAL_FILE_OPERATIONS.stat(directory)
+    except FileNotFoundError:
         yield _good(subject, f"{name}: not there yet, made by the first compile")
         return
-    if not directory.is_dir():
+    except OSError as error:
+        reason = refused(directory, error, REAL_FILE_OPERATIONS)
+        yield _bad(subject, f"{name}: {reason}", "that, or name another one with --cache-dir")
+        return
+    if not status.is_directory:
         yield _bad(subject, f"{name}: a file, not a directory", "name another one with --cache-dir")
         return
-    reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
-    writable = os.access(directory, os.W_OK | os.X_OK)
+    unfit = unfit_directory(directory)
     free = shutil.disk_usage(directory).free
-    if reason is not None:
-        yield _bad(subject, reason, "that command; until then nothing in it is loaded or saved")
-    elif not writable:
-        step = "chmod u+rwx it, or name another one with --cache-dir"
-        yield _bad(subject, f"{name}: cannot be written", step)
+    if unfit is not None:
+        step = "mend it, or name another one with --cache-dir; until then nothing in it is loaded or saved"
+        yield _bad(subject, f"{name}: {unfit}", step)
     if free < _FREE_BYTES:
         step = "`orchestrator prune` makes room; a save that does not fit leaves the old file"
         yield _hint(subject, f"{name}: {byte_text(free)} free", step)
-    elif reason is None and writable:
-        permissions = REAL_FILE_OPERATIONS.stat(directory).permissions
-        yield _good(subject, f"{name}: mode {permissions:04o}, {byte_text(free)} free")
+    elif unfit is None:
+        yield _good(subject, f"{name}: mode {status.permissions:04o}, {byte_text(free)} free")
     if quarantined := len(list((directory / QUARANTINE_DIRECTORY).glob("*"))):
         step = "`orchestrator prune` removes them; keep one for a report to the driver's makers"
         yield _hint("quarantine", f"{plural(quarantined, 'file')} that a driver failed on", step)

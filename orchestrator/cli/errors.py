@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import frozen
 
+from orchestrator.cli.streams import OutputError
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,
@@ -35,7 +36,7 @@ class ExitCode(enum.IntEnum):
     NO_DEVICE: no device answers, or the one that does cannot be used.
     BUG: the program itself failed; not 1, which would say that it did its work.
     OUT_OF_TIME: the time limit was reached before the work was done; running again goes on.
-    INTERRUPTED: stopped by SIGINT or SIGTERM; what was done by then is kept.
+    INTERRUPTED: stopped by SIGINT, SIGTERM or SIGHUP; what was done by then is kept.
     BROKEN_PIPE: whoever read the output went away, as for a program that SIGPIPE ends.
     """
 
@@ -66,8 +67,8 @@ class Failure:
     """An error as the user sees it.
 
     Attributes:
-        kind: A word for programs: usage, archive, record, manifest, no_device, driver, device, store, other,
-            bug.
+        kind: A word for programs: usage, output, archive, record, manifest, no_device, driver, device, store,
+            other, interrupted, bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
@@ -97,6 +98,9 @@ def explain(error: OrchestratorError) -> Failure:
     """What a user is told about an error."""
     message, bad_input, no_device = _utf8(str(error)), ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
     match error:
+        case OutputError():
+            step = "make room, or send the output elsewhere; what was compiled is saved as usual"
+            return Failure("output", message, step, bad_input, {})
         case UsageError():
             return Failure("usage", message, error.next_step, bad_input, {})
         case ArchiveError():

@@ -5,7 +5,6 @@ Assumptions: loaded for every verb, for its help too, so nothing heavy is import
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -133,18 +132,59 @@ def cache_directory(given: Path | None) -> Path:
 
 
 def usable_directory(given: Path | None) -> Path:
-    """The directory for cache files, created if need be.
+    """The directory for cache files, created if need be, and found fit before anything is compiled for it.
 
     Raises:
-        SaveError: It cannot be created or written.
+        SaveError: It cannot be created or written, or what is saved there would be refused when it is loaded.
     """
     from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
 
     directory = cache_directory(given)
     ensure_directory(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise SaveError(directory, "writing", "the directory belongs to someone else or forbids it")
+    reason = unfit_directory(directory)
+    if reason is not None:
+        raise SaveError(directory, "writing", reason)
     return directory
+
+
+def unfit_directory(directory: Path) -> str | None:
+    """Why nothing can be kept in a directory that is there, with the command that mends it; None where it can.
+
+    `compile` refuses it in these words, and `doctor` finds it in the same.
+    """
+    from orchestrator.stores.files.atomic_file import (
+        REAL_FILE_OPERATIONS,
+        distrust_directory,
+        likely_cause,
+        unwritable,
+    )
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
+
+    try:
+        reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
+    except OSError as error:
+        return likely_cause(error)
+    return reason or unwritable(directory / f"probe{CACHE_FILE_SUFFIX}")
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before there is anything to write. What is there stays.
+
+    Raises:
+        UsageError: One cannot be; the message says why.
+    """
+    from orchestrator.stores.files.atomic_file import unwritable
+
+    for path in paths:
+        if path is None:
+            continue
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise UsageError(f"{path}: cannot be written: its directory is not there", f"mkdir -p {folder}")
+        if (reason := unwritable(path)) is not None:
+            raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
 
 
 def own_target(selector: str, *, driver_caches: bool = False) -> None:

@@ -118,7 +118,7 @@ class CacheKeeper:
     store: CacheFileStore
     loaded: LoadResult
     policy: SavePolicy = field(factory=SavePolicy)
-    last_lock_wait_s: float = LAST_LOCK_WAIT_S
+    last_lock_wait_s: float = field(factory=lambda: LAST_LOCK_WAIT_S)
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
     _told: int = field(default=0, init=False)

@@ -133,7 +133,7 @@ def test_an_interrupt_outside_of_a_compile(
 
     monkeypatch.setattr(application, "_run", interrupted)
     assert main(["devices"]) == ExitCode.INTERRUPTED
-    assert capsys.readouterr().err == "interrupted\n"
+    assert capsys.readouterr().err == "error: interrupted before it was done\n"
 
 
 def test_it_is_a_module_too() -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,17 @@ from attrs import evolve
 from orchestrator.cli import compile as module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.signals import ending_signals, interrupted_by_signals
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.run import keeping
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores.cache_file import read_cache_file, save_cache_file
+from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
+from orchestrator.stores.files import atomic_file
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.writer_lock import writer_lock
 from tests.cli.conftest import Call
 from tests.sets.image.lies import LyingSet
 
@@ -307,15 +315,16 @@ def test_the_default_directory_is_the_users(
     assert Path(document["cache_file"]["path"]).is_relative_to(tmp_path / "home" / "orchestrator")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_it_in_order(
-    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     stage = progress_module.PlainView.stage
 
     def interrupt(self: progress_module.PlainView, name: str) -> None:
         stage(self, name)
         if name == "reading the set":
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
 
     monkeypatch.setattr(progress_module.PlainView, "stage", interrupt)
     # In this process: a child would go on while the signal is on its way.
@@ -387,3 +396,168 @@ def test_a_set_whose_documents_lie_is_reported_whole(call: Call, tmp_path: Path)
     assert {f"{each.job.key:016x}" for each in lying.lies if each.way == "one element less"} <= failed.keys()
     assert all("defect" not in reason for reason in failed.values())
     assert handed_over(document) > len(failed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_was_compiled_before_a_signal_is_saved(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    progress = progress_module.PlainView.progress
+    sent: list[int] = []
+
+    def interrupt(self: progress_module.PlainView, news: Any) -> None:
+        progress(self, news)
+        if news.compiled and not sent:
+            sent.append(news.compiled)
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(progress_module.PlainView, "progress", interrupt)
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--json")
+    assert sent
+    assert done.document["cache_file"]["saved_bytes"] > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_before_the_run_is_a_clean_end_with_a_document(
+    call: Call, small_set: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(module, "usable_directory", lambda _: signal.raise_signal(number))
+    with interrupted_by_signals():
+        done = call("compile", small_set, "-d", "simulated", "--json")
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.document["error"]["kind"] == "interrupted"
+    assert "Traceback" not in done.err
+
+
+def test_a_signal_that_the_caller_ignores_stays_ignored(call: Call, small_set: Path, tmp_path: Path) -> None:
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in ending_signals()
+        with interrupted_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
+def cut_set(small_set: Path) -> Path:
+    """The small set, cut in the middle of a record."""
+    path = small_set.with_name("cut.foz")
+    content = small_set.read_bytes()
+    path.write_bytes(content[: len(content) * 6 // 10])
+    return path
+
+
+def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Path, tmp_path: Path) -> None:
+    arguments = ("compile", str(cut_set), "-d", "simulated", "--cache-dir", str(tmp_path))
+    done = call(*arguments)
+    assert done.code == ExitCode.PIPELINES_FAILED
+    last = done.out.splitlines()[-1]
+    assert last.startswith("damaged: 1 place of the set could not be read")
+    assert "--allow-damaged" in last
+    allowed = call(*arguments, "--allow-damaged")
+    assert allowed.code == ExitCode.OK
+    assert allowed.out.splitlines()[-1].startswith("damaged: 1 place")
+    assert call(*arguments, "--json").document["set"]["damage"]
+
+
+def test_a_set_of_which_nothing_is_compiled_says_so_last(call: Call, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.foz"
+    with ArchiveWriter(empty):
+        pass
+    done = call("compile", empty, "-d", "simulated", "--cache-dir", tmp_path)
+    assert done.out.splitlines()[-1] == "nothing was compiled: it holds no pipeline"
+
+
+def _directory_in_its_place(path: Path, _stack: ExitStack) -> str:
+    path.mkdir()
+    return "not a regular file"
+
+
+def _link_in_its_place(path: Path, _stack: ExitStack) -> str:
+    path.symlink_to(path.with_name("elsewhere"))
+    path.with_name("elsewhere").write_bytes(b"")
+    return "it is a symbolic link, which is not followed"
+
+
+def _previous_generation_unreadable(path: Path, _stack: ExitStack) -> str:
+    previous_path(path).mkdir()
+    return "not a regular file"
+
+
+def _lock_held(path: Path, stack: ExitStack) -> str:
+    assert stack.enter_context(writer_lock(path))
+    return "another process is saving this file"
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [_directory_in_its_place, _link_in_its_place, _previous_generation_unreadable, _lock_held],
+)
+def test_what_could_not_be_saved_is_exit_code_2_and_the_last_line(
+    call: Call,
+    small_set: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    obstacle: Callable[[Path, ExitStack], str],
+) -> None:
+    monkeypatch.setattr(keeping, "LAST_LOCK_WAIT_S", 0.0)
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    with ExitStack() as stack:
+        words = obstacle(cache_path(folder, simulated_identity()), stack)
+        done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder)
+        assert done.code == ExitCode.BAD_INPUT
+        last = done.out.splitlines()[-1]
+        assert last.startswith("not saved, and lost: ")
+        assert words in last
+        document = compile_json(call, small_set, "--cache-dir", folder, code=ExitCode.BAD_INPUT)
+        assert words in document["cache_file"]["error"]
+
+
+def test_a_directory_that_others_may_write_is_refused_before_the_work_as_doctor_says(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(0o770)
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.out == ""
+    advice = f"may be written by its group (mode 0770); mend: chmod go-w {folder}"
+    assert advice in done.err
+    assert advice in call("doctor", "-d", "simulated", "--cache-dir", folder).out
+
+
+@pytest.mark.parametrize("option", ["--trace", "--pipeline-stats"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    call: Call, small_set: Path, tmp_path: Path, option: str
+) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for place in (pipe, tmp_path, tmp_path / "not there" / "file", Path("/proc/file")):
+        done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, option, place)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "cannot be written" in done.err
+        assert done.out == ""
+    assert pipe.is_fifo()
+
+
+def test_what_cannot_be_written_in_the_end_costs_no_report(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> int:
+        raise SaveError(path, "write", "No space left on device")
+
+    monkeypatch.setattr(atomic_file, "write_atomically", full)
+    trace = tmp_path / "trace.json"
+    arguments = ("compile", small_set, "-d", "simulated", "--mode", "none", "--trace", trace)
+    shown = call(*arguments)
+    assert shown.code == ExitCode.BAD_INPUT
+    assert "pipelines" in shown.out
+    assert "No space left on device" in shown.err
+    done = call(*arguments, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["outcomes"]["compiled"] > 0

@@ -511,6 +511,17 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
         raise SaveError(directory, "creating the directory", refused(directory, error, operations)) from error
 
 
+def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
+    """Why a file could not be replaced, found out by making its temporary, which goes at once; None where it could."""
+    temporary = temporary_of(path)
+    try:
+        operations.close(operations.open_new(temporary))
+    except OSError as error:
+        return refused(path.parent, error, operations)
+    remove_temporary(temporary, operations)
+    return None
+
+
 _GROUP_WRITE = 0o020
 _OTHERS_WRITE = 0o002
 

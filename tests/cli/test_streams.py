@@ -1,0 +1,63 @@
+"""Streams that cannot be written: full disks, readers that go away, streams that the caller closed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from tests.drivers import REPOSITORY
+
+FULL = Path("/dev/full")
+VERB = ("list", "sample", "--no-verify")
+
+
+def run(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with its streams as a shell's redirections say."""
+    command = f'exec "$0" -m orchestrator "$@" {shell}'
+    return subprocess.run(
+        ["sh", "-c", command, sys.executable, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["text", "json"])
+def test_a_full_stderr_changes_nothing(json: tuple[str, ...]) -> None:
+    done = run(*VERB, *json, shell=f"2>{FULL}")
+    assert done.returncode == ExitCode.OK
+    assert done.stdout == run(*VERB, *json, shell="").stdout
+
+
+def test_a_full_stderr_hides_no_failure() -> None:
+    assert run("list", "not-there.foz", shell=f"2>{FULL}").returncode == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["text", "json"])
+def test_a_full_stdout_is_bad_input_told_once(json: tuple[str, ...]) -> None:
+    done = run(*VERB, *json, shell=f">{FULL}")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr.count("stdout cannot be written: No space left on device") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["text", "json"])
+def test_both_full_is_bad_input(json: tuple[str, ...]) -> None:
+    assert run(*VERB, *json, shell=f">{FULL} 2>{FULL}").returncode == ExitCode.BAD_INPUT
+
+
+def test_an_error_on_a_full_stdout_keeps_its_message() -> None:
+    done = run("list", "not-there.foz", "--json", shell=f">{FULL}")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "not-there.foz" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_lead_nowhere(closed: str) -> None:
+    assert run(*VERB, shell=closed).returncode == ExitCode.OK
