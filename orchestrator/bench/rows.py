@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
+from orchestrator.sets.inputs import InputError, read_input
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """What a `Latencies` holds of a distribution; the last is the largest."""
@@ -337,6 +338,10 @@ Row = Sample | FailedSample
 _decoder = msgspec.json.Decoder(Row)
 
 
+MAX_ROWS_BYTES = 1 << 30
+"""Bytes that a file of rows may have."""
+
+
 def read_rows(path: Path) -> list[Row]:
     """Read a file of rows; a last line that was cut off is left out.
 
@@ -344,9 +349,9 @@ def read_rows(path: Path) -> list[Row]:
         RowsError: It cannot be read, or a line is not a row.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise RowsError(f"{path}: cannot be read: {error.strerror}") from error
+        lines = read_input(path, MAX_ROWS_BYTES).split(b"\n")
+    except InputError as error:
+        raise RowsError(f"{path}: {error}") from error
     rows: list[Row] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():

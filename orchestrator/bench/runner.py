@@ -129,10 +129,13 @@ def run_bench(
         RowsError: The file of rows is damaged.
     """
     deadline = None if time_limit_s is None else clock() + time_limit_s
-    directory.mkdir(parents=True, exist_ok=True)
     caches, path = directory / CACHES, directory / RESULTS
-    caches.mkdir(mode=0o700, exist_ok=True)
-    (directory / TIMELINES).mkdir(exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        caches.mkdir(mode=0o700, exist_ok=True)
+        (directory / TIMELINES).mkdir(exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"{directory}: cannot hold results: {error.strerror}: {error.filename}") from error
     run = _BenchRun(
         matrix=evolve(matrix, cache_directory=str(caches)),
         directory=directory,

@@ -46,24 +46,32 @@ def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str
     )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, *names])
+    writer.writerow([*COLUMNS, *map(spreadsheet_safe, names)])
     for each in pipelines:
         for executable in each.found.executables:
             values = dict(executable.statistics)
             writer.writerow(
                 [
-                    database,
+                    spreadsheet_safe(database),
                     _type_text(each.kind),
                     f"{each.key:016x}",
                     each.found.wall_ns,
                     each.found.driver_ns,
                     executable.stage_ns,
-                    executable.name,
+                    spreadsheet_safe(executable.name),
                     executable.subgroup_size,
                     *(_value_text(name, values[name]) if name in values else "" for name in names),
                 ]
             )
     return text.getvalue()
+
+
+def spreadsheet_safe(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
+
+    Names come from archives and drivers; a cell `=cmd|...` would be run by whoever opens the table.
+    """
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _type_text(kind: PipelineKind) -> str:

@@ -61,8 +61,8 @@ def merge_verb(
     from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
     out = Output(json=json)
-    if output.is_dir():
-        raise UsageError(f"{path_text(output)}: a directory", "name a file")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"{path_text(output)}: cannot be written: it is no regular file", "name a file")
     with opened_device(device) as opened:
         merged, data = _merge(opened, files, out)
         identity = opened.identity

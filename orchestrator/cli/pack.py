@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.options import JsonFlag, require_writable
 from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def pack_verb(
     """
     from orchestrator.sets.authoring.manifest import pack_manifest
 
+    require_writable(output)
     out = Output(json=json)
     report = pack_manifest(manifest, output)
     size = output.stat().st_size

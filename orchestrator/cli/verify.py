@@ -104,14 +104,26 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 
 def _check(path: Path) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
+    from orchestrator.sets.inputs import is_regular
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     try:
+        if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
+            reason = (
+                "it is a directory in the place of a cache file: nothing is loaded from it or saved there"
+            )
+            yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
+            return
         if path.is_dir():
             yield from _check_directory(path)
             return
+        if not is_regular(path.resolve(strict=True)):  # a pipe would be waited for
+            reason = "it is no regular file: a pipe, a socket or a device"
+            yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
+            return
         with path.open("rb") as stream:
-            head = stream.read(len(MAGIC)) if path.is_file() else b""
+            head = stream.read(len(MAGIC))
     except OSError as error:
         yield _Checked(
             path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
@@ -177,10 +189,14 @@ def _check_cache_file(path: Path) -> _Checked:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
     from orchestrator.stores.files.recovery import previous_path
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 
     found = inspect_cache_file(path)
     problems: list[str] = []
     step = ""
+    if path.is_symlink() and path.name.endswith(CACHE_FILE_SUFFIX):
+        problems.append("it is a symbolic link, which is not followed for files of the store")
+        step = "put the file itself there: through a link it is neither loaded nor replaced"
     if found.kind is CacheFileKind.DRIVER_DATA:
         problems.append("bare data of a driver: no hash says whether it is whole")
         step = "save it with `orchestrator compile`, which puts a header with a hash in front of it"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 
-from orchestrator.cli.executable_statistics import statistics_csv
+import pytest
+
+from orchestrator.cli.executable_statistics import spreadsheet_safe, statistics_csv
 from orchestrator.devices.device import PipelineExecutable, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import Hash, InspectedPipeline
@@ -68,3 +70,14 @@ def test_types_are_those_that_other_scripts_know() -> None:
 
 def test_nothing_is_a_heading() -> None:
     assert statistics_csv("a.foz", []) == HEADING + "\n"
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\t=1"])
+def test_no_cell_is_a_formula(text: str) -> None:
+    assert spreadsheet_safe(text) == f"'{text}"
+    assert spreadsheet_safe(f"a{text}") == f"a{text}"
+    executable = PipelineExecutable(text, 64, 7, ((text, 1),))
+    heading, row = csv.reader(
+        io.StringIO(statistics_csv(text, [inspected(PipelineKind.COMPUTE, 1, 3, 2, executable)]))
+    )
+    assert heading[-1] == row[0] == row[6] == f"'{text}"

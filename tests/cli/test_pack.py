@@ -56,7 +56,7 @@ def test_a_place_that_takes_no_file(call: Call, tmp_path: Path) -> None:
     assert "missing" in done.err
     done = call("pack", sample_manifest_path(), "-o", tmp_path)
     assert done.code == ExitCode.BAD_INPUT
-    assert "check the path" in done.err
+    assert "name a file" in done.err
     assert list(tmp_path.iterdir()) == []
 
 

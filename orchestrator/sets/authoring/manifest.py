@@ -40,6 +40,7 @@ from orchestrator.sets.authoring.builder import (
     find_constant,
 )
 from orchestrator.sets.authoring.names import unknown
+from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
 from orchestrator.sets.records import RecordTag
@@ -197,14 +198,11 @@ def read_manifest(path: Path) -> Manifest:
             message names the file, the table and the key.
     """
     try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise ManifestError(
-                f"{path}: larger than {MAX_MANIFEST_BYTES} bytes; split it into several manifests"
-            )
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ManifestError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        document = tomllib.loads(read_input(path, MAX_MANIFEST_BYTES).decode())
+    except InputError as error:
+        split = "; split it into several manifests" if "larger" in str(error) else ""
+        raise ManifestError(f"{path}: {error}{split}") from error
+    except (ValueError, RecursionError) as error:  # TOML's own errors, text that is not UTF-8, endless digits
         raise ManifestError(f"{path}: not TOML: {error}") from error
     return decode_manifest(document, str(path))
 
@@ -516,11 +514,9 @@ class _Packer:
         table = table or ShaderTable(path=name)
         file = self.path.parent / table.path
         try:
-            if file.stat().st_size > MAX_SHADER_BYTES:
-                raise ManifestError(f"{self.path}: {where}: {file} is larger than {MAX_SHADER_BYTES} bytes")
-            code = file.read_bytes()
-        except OSError as error:
-            raise ManifestError(f"{self.path}: {where}: cannot read {file}: {error.strerror}") from error
+            code = read_input(file, MAX_SHADER_BYTES)
+        except InputError as error:
+            raise ManifestError(f"{self.path}: {where}: {file}: {error}") from error
         outer, self.builder.where = self.builder.where, f"{self.path}: {where}: {table.path}"
         self.shaders[name] = _Shader(self.builder.shader_module(code, table.flags), table)
         self.builder.where = outer

@@ -270,23 +270,37 @@ def likely_cause(error: OSError) -> str:
 
 
 def refused(path: Path, error: OSError, operations: FileOperations) -> str:
-    """A system's refusal of a path and, where that can be told, which file or directory forbids it.
+    """A system's refusal and, where that can be told, which file or directory forbids it.
 
-    The same words wherever a path is refused, with the command that mends it.
+    The same words wherever something is refused, with the command that mends it.
+
+    Args:
+        path: A file that was to be read or made, or a directory that was to be written.
+        error: What the system said.
+        operations: The calls to use.
     """
     user = operations.effective_user()
     if error.errno not in (errno.EACCES, errno.EPERM) or user is None:
         return likely_cause(error)
     text = error.strerror or type(error).__name__
-    for one in (*reversed(path.parents), path):
+    last = path.parent if _is_missing(path, operations) else path  # in which it was to be made
+    for one in (*reversed(last.parents), last):
         try:
             status = operations.stat(one)
         except OSError:
             break
-        mended = _withheld(one, status, user, above=one not in (path, path.parent))
+        mended = _withheld(one, status, user, above=one != last)
         if mended is not None:
             return f"{text}: {mended}"
     return likely_cause(error)
+
+
+def _is_missing(path: Path, operations: FileOperations) -> bool:
+    try:
+        operations.stat(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return False
 
 
 def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str | None:

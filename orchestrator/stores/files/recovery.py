@@ -36,7 +36,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -303,7 +303,8 @@ def settle_death(
         if crashed and not one.confirmed:
             _write_sentinel(path, one, operations)
         if not (crashed and one.confirmed):
-            operations.unlink(one.path)
+            with suppress(FileNotFoundError):  # swept meanwhile: its content is there no more
+                operations.unlink(one.path)
     return found
 
 

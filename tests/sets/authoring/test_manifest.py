@@ -204,7 +204,7 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
             r"\[graphics\.ui\]: Expected `array \| null`, got `int` - at `\$\.color_formats`",
         ),
         (("ui.frag.spv", "ui.frag"), r"graphics\.ui: shaders/ui\.frag: .*it is text, such as GLSL"),
-        (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: cannot read .*uj\.frag\.spv: No such file"),
+        (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: .*uj\.frag\.spv: cannot be read: No such file"),
         (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
         (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is a key of the pipeline"),
         (

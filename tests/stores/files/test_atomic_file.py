@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from attrs import define, field
 
 from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
     FileOperations,
     FileStatus,
     MissingFileError,
@@ -19,9 +21,12 @@ from orchestrator.stores.files.atomic_file import (
     ensure_directory,
     read_capped,
     read_capped_parts,
+    unwritable,
     write_atomically,
 )
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
+from orchestrator.stores.files.recovery import loading_sentinel
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from tests.stores.samples import assert_no_open_descriptors, sweep, temporaries
 
 OLD = b"old content"
@@ -260,3 +265,114 @@ def test_every_fault_while_reading_is_a_read_error_or_the_whole_content(tmp_path
         except ReadError:
             assert operations.fired
         assert_no_open_descriptors(operations)
+
+
+def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        folder = tmp_path / "a" / "b"
+        ensure_directory(folder)
+        path = folder / "file"
+        write_atomically(path, [b"content"])
+        with writer_lock(path) as held:
+            assert held
+        with loading_sentinel(path, bytes(16), REAL_FILE_OPERATIONS):
+            (sentinel,) = folder.glob(".*.loading")
+            modes = [each.stat().st_mode & 0o777 for each in (path, lock_path(path), sentinel)]
+    finally:
+        os.umask(before)
+    assert modes == [0o600] * 3
+    assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700] * 2
+
+
+class Refusing(FileOperations):
+    """Refuses a path as the system refuses a user that is not root."""
+
+    def __init__(self, error: int, modes: dict[Path, int], owner: int = 1000) -> None:
+        self.error, self.modes, self.owner = error, modes, owner
+
+    def open_existing(self, path: Path) -> int:
+        raise OSError(self.error, os.strerror(self.error))
+
+    def open_new(self, path: Path) -> int:
+        raise OSError(self.error, os.strerror(self.error))
+
+    def effective_user(self) -> int | None:
+        return 1000
+
+    def stat(self, path: Path) -> FileStatus:
+        return FileStatus(
+            0,
+            is_regular=path.suffix != "",
+            is_directory=path.suffix == "",
+            permissions=self.modes.get(path, 0o755),
+            owner=self.owner if path in self.modes else 0,
+        )
+
+
+FILE = Path("/home/me/cache/x.file")
+
+
+@pytest.mark.parametrize(
+    ("modes", "owner", "says"),
+    [
+        (
+            {FILE: 0},
+            1000,
+            "the file /home/me/cache/x.file has mode 0000; mend: chmod u+r /home/me/cache/x.file",
+        ),
+        (
+            {FILE.parent: 0, FILE: 0o600},
+            1000,
+            "the directory /home/me/cache has mode 0000; mend: chmod u+x /home/me/cache",
+        ),
+        (
+            {FILE: 0o600},
+            7,
+            "the file /home/me/cache/x.file belongs to user 7 and not to user 1000, who runs this (mode 0600)",
+        ),
+    ],
+)
+def test_a_refusal_names_what_forbids_it(modes: dict[Path, int], owner: int, says: str) -> None:
+    with pytest.raises(ReadError) as caught:
+        read_capped(FILE, 100, Refusing(errno.EACCES, modes, owner))
+    assert caught.value.reason == f"Permission denied: {says}"
+
+
+def test_a_read_only_file_system_is_not_taken_for_somebody_elses_directory() -> None:
+    operations = Refusing(errno.EROFS, {FILE.parent: 0o700})
+    with pytest.raises(SaveError) as caught:
+        write_atomically(FILE, [b""], operations)
+    assert caught.value.reason == "Read-only file system: the file system is mounted read-only"
+    assert unwritable(FILE, operations) == caught.value.reason
+
+
+def test_a_head_that_is_refused_ends_the_read(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1 << 16))
+    asked: list[int] = []
+
+    class Counting(FileOperations):
+        def read(self, descriptor: int, size: int) -> bytes:
+            asked.append(size)
+            return super().read(descriptor, size)
+
+    def refuse(head: bytes, size: int) -> None:
+        raise LookupError(len(head), size)
+
+    with pytest.raises(LookupError) as caught:
+        read_capped_parts(path, 128, 1 << 20, Counting(), accept=refuse)
+    assert caught.value.args == (128, 1 << 16)
+    assert sum(asked) <= 1 << 16
+
+
+def test_a_file_for_which_memory_does_not_suffice_is_unreadable(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+
+    class Short(FileOperations):
+        def read(self, descriptor: int, size: int) -> bytes:
+            raise MemoryError
+
+    with pytest.raises(ReadError, match="not enough memory for its 1 bytes"):
+        read_capped(path, 100, Short())

@@ -1,0 +1,51 @@
+"""Files that a person names, read whole: regular ones up to a cap, links followed.
+
+Guarantees: nothing blocks (a named pipe without a writer), nothing without an end is read (a device), and no more
+is held than the cap, whatever the system says of the size.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from orchestrator.errors import OrchestratorError
+
+
+class InputError(OrchestratorError):
+    """A file cannot be read whole; the message says why, without the path."""
+
+
+def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
+    """Read a file.
+
+    Args:
+        path: The file.
+        cap: Bytes at most.
+
+    Raises:
+        InputError: It is not there, no regular file, or larger than the cap.
+    """
+    try:
+        # Non-blocking, so that a pipe is refused below instead of waited for.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as stream:  # noqa: PTH123 - of a descriptor
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError("it is no regular file")
+            data = stream.read(cap + 1)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"it is no path: {error}") from error
+    if len(data) > cap:
+        raise InputError(f"larger than {cap} bytes")
+    return data
+
+
+def is_regular(path: Path) -> bool:
+    """Whether a path leads to a regular file, which can be opened without waiting for anybody."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False

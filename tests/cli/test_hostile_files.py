@@ -1,0 +1,98 @@
+"""Files that are not what a verb expects: pipes, devices, directories, links, numbers without end.
+
+No verb waits for a pipe or reads a device, and none takes a mistake of its user for a bug of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.cache_file import cache_path
+from tests.cli.conftest import Call
+
+_INPUTS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
+    "list": lambda path: ("list", path),
+    "compile": lambda path: ("compile", path, "-d", "simulated"),
+    "compile a manifest": lambda path: ("compile", path.with_suffix(".toml"), "-d", "simulated"),
+    "pack": lambda path: ("pack", path.with_suffix(".toml"), "-o", path.with_name("out.foz")),
+    "compare": lambda path: ("compare", path, path),
+    "inspect": lambda path: ("inspect", path),
+    "verify": lambda path: ("verify", path),
+    "merge": lambda path: ("merge", path, "-d", "simulated", "-o", path.with_name("out")),
+}
+
+
+@pytest.mark.parametrize("verb", _INPUTS)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_no_verb_waits_for_a_pipe_or_reads_a_device(call: Call, tmp_path: Path, verb: str, kind: str) -> None:
+    for path in (tmp_path / "input", tmp_path / "input.toml"):
+        if kind == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+    done = call(*_INPUTS[verb](tmp_path / "input"), "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "regular file" in done.out + done.err
+    assert "Traceback" not in done.err
+    assert done.document
+
+
+@pytest.mark.parametrize("verb", ["pack", "merge", "bench"])
+def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str) -> None:
+    pipe, manifest = tmp_path / "pipe", tmp_path / "set.toml"
+    os.mkfifo(pipe)
+    manifest.write_text("manifest = 1\n")
+    arguments = {
+        "pack": ("pack", manifest, "-o", pipe),
+        "merge": ("merge", manifest, "-d", "simulated", "-o", pipe),
+        "bench": ("bench", "sample", "-d", "simulated", "-o", pipe),
+    }
+    done = call(*arguments[verb])
+    assert done.code == ExitCode.BAD_INPUT
+    assert str(pipe) in done.err
+    assert "Traceback" not in done.err
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "manifest = " + "1" * 10_001,
+        "manifest = 1\n[shaders.x]\npath = 'x.spv'\nflags = " + "9" * 10_001,
+        "x = [" * 5000,
+        "\xff",
+    ],
+    ids=["digits", "digits in a table", "deep", "no UTF-8"],
+)
+def test_a_manifest_of_nonsense_is_bad_input(call: Call, tmp_path: Path, text: str) -> None:
+    path = tmp_path / "set.toml"
+    path.write_bytes(text.encode("latin-1"))
+    done = call("compile", path, "-d", "simulated", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "manifest"
+
+
+def test_verify_finds_what_compile_refuses(call: Call, tmp_path: Path, small_set: Path) -> None:
+    """A link to a good file, and a directory in a file's place."""
+    folder = tmp_path / "cache"
+    assert call("compile", small_set, "-d", "simulated", "--cache-dir", folder).code == ExitCode.OK
+    path = cache_path(folder, simulated_identity())
+    assert call("verify", path).code == ExitCode.OK
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    for named in (path, folder):
+        done = call("verify", named)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "symbolic link" in done.out
+    path.unlink()
+    path.mkdir()
+    for named in (path, folder):
+        done = call("verify", named)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "directory in the place of a cache file" in done.out
