@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError, Parameter
 
+from orchestrator.cli.display import take_display
 from orchestrator.cli.errors import ExitCode, Failure, explain, report
 from orchestrator.cli.streams import OutputError, Results, discard, own_streams
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
@@ -30,7 +31,19 @@ app = App(
 
 Start with `orchestrator devices`, then `orchestrator compile sample`.
 
-Exit codes: 0 all good, 1 some pipelines failed, 2 bad input or usage, 3 no device, 130 interrupted.
+Every verb takes --color auto|always|never, --no-progress, and -v (--verbose):
+lists in full, where they are cut otherwise.
+
+Exit codes:
+  0    all good
+  1    the work was done, and some of it failed: pipelines, cells of bench;
+       compare: something is slower
+  2    bad input or usage, or nothing could be saved
+  3    no device
+  70   a bug of this program
+  75   the time limit was reached; running again goes on
+  130  stopped by Ctrl-C or SIGTERM; what was done is kept
+  141  whoever read the output went away
 """,
     help_format="plaintext",
     default_parameter=Parameter(negative=""),
@@ -52,6 +65,7 @@ VERBS = {
     "prune": "prune:prune_verb",
     "quarantine": "quarantine:quarantine_verb",
     "doctor": "doctor:doctor_verb",
+    "completion": "completion:completion_verb",
 }
 for _name, _function in VERBS.items():
     # Loaded when it is called. Markdown needs a parser of its own: a verb's help has examples to set apart,
@@ -69,10 +83,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
+    problem = ""
+    try:
+        tokens = take_display(tokens)
+    except ValueError as error:
+        problem = str(error)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     json = "--json" in options
     with own_streams() as results:
         try:
+            if problem:
+                usage = "`orchestrator --help` shows what there is"
+                return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)
             code = _run(tokens, results, json=json)
             results.flush()
         except BrokenPipeError:

@@ -66,7 +66,8 @@ class BenchArguments:
         batch: Largest number of pipelines in a call of a cold run.
         warm_batch: Largest number of pipelines in a call of a warm run.
         warm_passes: How often the set is in a warm run.
-        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`.
+        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`; a number alone is
+            seconds.
         trace: Write a timeline of one sample of each cell, for Perfetto.
     """
 

@@ -71,7 +71,8 @@ def calibrate_verb(
         sets: What to compile: an archive (again for several) or a manifest.
         samples: Samples of each contender; from fewer than 5 nothing can be told.
         workers: The most workers to try.
-        time_limit: Start no sample after this time, such as `90s` or `20m`, and judge what is there.
+        time_limit: Start no sample after this time, such as `90s` or `20m` (a number alone is
+            seconds), and judge what is there.
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress import MeasurementBar

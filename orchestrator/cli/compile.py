@@ -111,7 +111,7 @@ class CompileArguments:
             pipelines that have their code in common and that the cache is not expected to hold. `all`: of all
             of those. `off`: ask for none.
         time_limit: Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first
-            pipeline. What is done is kept, and running again goes on.
+            pipeline; a number alone is seconds. What is done is kept, and running again goes on.
         shard: Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them,
             which its key decides. For several processes or machines that share the work.
         plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes instead of
@@ -480,7 +480,7 @@ def _show_head(output: Output, report: CompileReport) -> None:
     if (subset := report.set.subset) is not None:
         part = f"shard {subset.shard}/{subset.shards}" if subset.shards > 1 else "chosen by key"
         output.line(f"{part}: {report.set.unique:,} of {plural(subset.of, 'pipeline')}")
-    for each in report.set.groups[:_GROUPS_SHOWN]:
+    for each in report.set.groups[: output.most(_GROUPS_SHOWN)]:
         of = each.opened_as.application
         whose = f" of {of}" if of else ""
         output.line(f"device{whose} opened as {each.opened_as.request.text}")
@@ -529,10 +529,11 @@ def _show_skipped(output: Output, skipped: Sequence[PipelineOutcome]) -> None:
     ranked = sorted(by_reason.items(), key=lambda item: -len(item[1]))
     output.line("")
     output.line(styled("skipped", "warn"), ": the device lacks what they need, so the driver was not asked")
-    for reason, members in ranked[:_REASONS_SHOWN]:
+    for reason, members in ranked[: output.most(_REASONS_SHOWN)]:
         output.line(f"  {len(members):>5,}  {reason}")
-        keys = ", ".join(key_text(each.key) for each in members[:_KEYS_SHOWN])
-        more = f", ... {len(members) - _KEYS_SHOWN:,} more" if len(members) > _KEYS_SHOWN else ""
+        keys = ", ".join(key_text(each.key) for each in members[: output.most(_KEYS_SHOWN)])
+        left = len(members) - (output.most(_KEYS_SHOWN) or len(members))
+        more = f", ... {left:,} more" if left > 0 else ""
         output.line(styled(f"         {keys}{more}", "dim"))
     _show_rest(output, len(ranked) - _REASONS_SHOWN, "reason")
 
@@ -542,7 +543,7 @@ def _show_failed(output: Output, failed: Sequence[PipelineOutcome]) -> None:
         return
     output.line("")
     output.line(styled("failed", "bad"))
-    for each in failed[:_FAILED_SHOWN]:
+    for each in failed[: output.most(_FAILED_SHOWN)]:
         output.line(f"  {key_text(each.key)}  {each.kind.value.replace('_', ' ')}  {each.reason}")
     _show_rest(output, len(failed) - _FAILED_SHOWN, "pipeline")
 
@@ -576,14 +577,14 @@ def _show_damage(output: Output, report: CompileReport) -> None:
         return
     output.line("")
     output.line(styled(f"damage in the set: {plural(len(damage), 'place')}", "bad"))
-    for each in damage[:_DAMAGE_SHOWN]:
+    for each in damage[: output.most(_DAMAGE_SHOWN)]:
         output.line(f"  {damage_text(each)}")
     _show_rest(output, len(damage) - _DAMAGE_SHOWN, "place")
 
 
 def _show_rest(output: Output, count: int, noun: str) -> None:
-    if count > 0:
-        output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --json", "dim"))
+    if count > 0 and output.most(1):
+        output.line(styled(f"  ... and {plural(count, 'more ' + noun)}, see --verbose", "dim"))
 
 
 def _time(nanoseconds: int) -> str:

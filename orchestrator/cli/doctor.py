@@ -137,7 +137,8 @@ def doctor_verb(
             `compile`. Takes a minute or several.
         only: With --keys: try only what has this word in its name, such as `shaderObject` or `environment`;
             again for several. Then nothing is kept.
-        time_limit: With --keys: try nothing more after this time, such as `90s` or `20m`, and keep nothing
+        time_limit: With --keys: try nothing more after this time, such as `90s` or `20m` (a number alone is
+            seconds), and keep nothing
             where something is left.
     """
     output = Output(json=json)
@@ -187,11 +188,24 @@ def _program() -> Iterator[_Finding]:
 
     python = platform.python_version()
     yield _good("program", f"orchestrator {VERSION}, Python {python}, Vulkan registry {registry().version}")
+    yield _loader()
     if program := find_spirv_val():
         yield _good("spirv-val", program)
     else:
         step = "install spirv-tools, for `compile --spirv-val`; nothing else needs it"
         yield _hint("spirv-val", "not found", step)
+
+
+def _loader() -> _Finding:
+    """The Vulkan loader; what Mesa's version is, each device says."""
+    from orchestrator.devices import loader_version
+
+    try:
+        return _good("Vulkan loader", f"version {version_text(loader_version())}")
+    except DeviceError as error:
+        return _hint(
+            "Vulkan loader", str(error), "install it (Debian: libvulkan1), or use `--device simulated`"
+        )
 
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[_Finding]:

@@ -1007,6 +1007,18 @@ class CompareDocument(Document, frozen=True, kw_only=True):
     files: tuple[ComparedFile, ...]
 
 
+class CompletionDocument(Document, frozen=True, kw_only=True):
+    """`completion --json`.
+
+    Attributes:
+        shell: Which shell it is for.
+        script: The script.
+    """
+
+    shell: str
+    script: str
+
+
 DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "devices": DevicesDocument,
     "devices --device PATTERN": FamiliesDocument,
@@ -1024,5 +1036,6 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "quarantine": QuarantineDocument,
     "doctor": DoctorDocument,
     "doctor --keys": KeysDocument,
+    "completion": CompletionDocument,
 }
 """The type of each verb's document, but for `compile`'s."""

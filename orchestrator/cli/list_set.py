@@ -245,8 +245,8 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
             output.line(styled("no damage: every record was read, every key recomputed", "good"))
         return
     output.line(styled(f"damage: {plural(len(damage), 'place')}", "bad"))
-    for each in damage[:_DAMAGE_SHOWN]:
+    for each in damage[: output.most(_DAMAGE_SHOWN)]:
         output.line(f"  {damage_text(DamageRecord.of(each))}")
-    if len(damage) > _DAMAGE_SHOWN:
-        output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --json")
+    if len(damage) > _DAMAGE_SHOWN and output.most(1):
+        output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --verbose")
     output.line("the other records can be used; `compile` counts pipelines that need a damaged one as failed")

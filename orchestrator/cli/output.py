@@ -27,6 +27,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
+from orchestrator.cli.display import display
+
 if TYPE_CHECKING:
     from msgspec import Struct
 
@@ -95,8 +97,8 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-PIPE_WIDTH = 120
-"""Columns where the output is no terminal and COLUMNS does not say."""
+PIPE_WIDTH = 10_000
+"""Columns where the output is no terminal and COLUMNS does not say: a row is a line, so that it can be searched."""
 
 _WORD = re.compile(r"\S+\s*")
 
@@ -119,13 +121,15 @@ def make_console(stream: IO[str]) -> Console:
     plain = not terminal or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     given = os.environ.get("COLUMNS", "")
     width = None if terminal else (int(given) if given.isdigit() and int(given) > 0 else PIPE_WIDTH)
-    colourless = plain or bool(os.environ.get("NO_COLOR"))
+    colourless = display.color == "never" or (
+        display.color == "auto" and (plain or bool(os.environ.get("NO_COLOR")))
+    )
     return _Console(
         file=stream,
-        force_terminal=terminal,
+        force_terminal=terminal or display.color == "always",
         force_interactive=not plain,
         theme=_THEME,
-        color_system=None if colourless else "auto",
+        color_system=None if colourless else "standard" if display.color == "always" else "auto",
         width=width,
         markup=False,
         emoji=False,
@@ -152,8 +156,17 @@ class Output:
 
     @property
     def live(self) -> bool:
-        """Whether stderr can show a line that changes."""
-        return self.err.is_interactive
+        """Whether stderr can show a line that changes, and shall."""
+        return self.err.is_interactive and display.progress
+
+    @property
+    def tells(self) -> bool:
+        """Whether lines say how far it is, where no line can change."""
+        return not self.json and display.progress
+
+    def most(self, count: int) -> int | None:
+        """How much of a list is shown where so many are usual: all with --verbose (None)."""
+        return None if display.verbose else count
 
     def document(self, make: Callable[[], Struct]) -> None:
         """Write the JSON document that a function makes; does nothing without --json."""
@@ -165,6 +178,10 @@ class Output:
     def line(self, *parts: str | Text) -> None:
         """Write a line of results; off a terminal it is not folded, so that it can be searched."""
         _write(self.out, _joined(parts))
+
+    def verbatim(self, text: str) -> None:
+        """Write a line as it is: our own, for another program."""
+        self.out.print(Text(text), soft_wrap=True)
 
     def show(self, renderable: RenderableType) -> None:
         """Write a table."""
@@ -246,7 +263,11 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
         show_edge=False,
     )
     for number, heading in enumerate(columns):
-        made.add_column(heading, justify="right" if number in right else "left", overflow="fold")
+        # A number that is folded is another one: words give way first, then the terminal folds the whole line.
+        number_like = number in right
+        made.add_column(
+            heading, justify="right" if number_like else "left", overflow="fold", no_wrap=number_like
+        )
     return made
 
 

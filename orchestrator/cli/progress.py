@@ -85,7 +85,7 @@ class PlainView:
 
     def __init__(self, output: Output) -> None:
         self._output = output
-        self._quiet = output.json
+        self._quiet = not output.tells
         self._next = 0.0
 
     def stage(self, name: str) -> None:
@@ -203,7 +203,7 @@ class MeasurementBar(_View):
         """Something begins whose length is not known; a line of its own where there is no terminal."""
         if self._output.live:
             self._bar.draw(description=printable(name))
-        elif not self._output.json:
+        elif self._output.tells:
             self._output.message(name)
 
     def step(self, now: str, done: int, total: int, rest: str = "") -> None:
@@ -219,6 +219,6 @@ class MeasurementBar(_View):
             self._bar.draw(
                 description=printable(now), total=total, completed=done, done=f"{done:,}/{total:,}", rest=rest
             )
-        elif not self._output.json and time.monotonic() >= self._next:
+        elif self._output.tells and time.monotonic() >= self._next:
             self._next = time.monotonic() + _MEASUREMENT_LINE_EVERY_S
             self._output.message(f"{done:,} of {total:,}: {now}" + (f" ({rest})" if rest else ""))

@@ -43,8 +43,9 @@ def prune_verb(
         orchestrator prune --cache-dir build/cache --json
 
     Args:
-        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`.
-        older_than: Remove files that were not saved for so long: `30d`, `12h`, `4w`.
+        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`. A number alone
+            is bytes.
+        older_than: Remove files that were not saved for so long: `30d`, `12h`, `4w`. A number alone is days.
         dry_run: Show what would be removed, and stop.
     """
     import time

@@ -74,11 +74,11 @@ def verify_verb(
         output.line(
             state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim")
         )
-        for problem in each.problems[:_PROBLEMS_SHOWN]:
+        for problem in each.problems[: output.most(_PROBLEMS_SHOWN)]:
             output.line(f"       {problem}")
-        if len(each.problems) > _PROBLEMS_SHOWN:
+        if len(each.problems) > _PROBLEMS_SHOWN and output.most(1):
             output.line(
-                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --json", "dim")
+                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --verbose", "dim")
             )
         if each.problems and each.next_step:
             output.line(f"       next: {each.next_step}")

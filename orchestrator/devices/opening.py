@@ -274,6 +274,18 @@ def list_layers(selector: str = "") -> tuple[str, ...]:
     return known_layers()
 
 
+def loader_version() -> int:
+    """Version of Vulkan that the loader knows (vkEnumerateInstanceVersion).
+
+    Raises:
+        NoDeviceError: There is no Vulkan loader.
+        DriverError: The loader refused.
+    """
+    from orchestrator.devices.vulkan import instance
+
+    return instance.loader_version()
+
+
 def list_devices(selector: str = "") -> list[DeviceIdentity]:
     """Identities of the Vulkan devices that the loader finds, in its order; their index is the selector.
 

@@ -25,6 +25,7 @@ def test_verbs() -> None:
         "calibrate",
         "compare",
         "compile",
+        "completion",
         "devices",
         "doctor",
         "export",
@@ -48,7 +49,7 @@ def test_help_shows_examples_that_parse(call: Call, verb: str) -> None:
     ]
     assert len(examples) >= 2
     for example in examples:
-        words = example.partition(" > ")[0].split()[1:]
+        words = example.partition(" >")[0].split()[1:]
         command, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         assert command.__name__ == f"{verb}_verb"
         assert "--json" not in words or bound.arguments["json"] is True

@@ -407,13 +407,24 @@ class VulkanInstance:
         self.commands.vkDestroyInstance(self.handle, ffi.NULL)
 
 
-def _newest_version(commands: GlobalCommands) -> int:
-    """The newest version that the loader and these bindings know, without its patch."""
+def loader_version(commands: GlobalCommands | None = None) -> int:
+    """Version of Vulkan that the loader knows.
+
+    Raises:
+        NoDeviceError: There is no loader.
+        DriverError: It refused.
+    """
+    commands = commands or GlobalCommands(library())
     if not commands.has("vkEnumerateInstanceVersion"):
         return _API_VERSION_1_0
     version = ffi.new("uint32_t *")
     check("vkEnumerateInstanceVersion", commands.vkEnumerateInstanceVersion(version))
-    return min(int(version[0]) >> 12 << 12, _API_VERSION_1_4)
+    return int(version[0])
+
+
+def _newest_version(commands: GlobalCommands) -> int:
+    """The newest version that the loader and these bindings know, without its patch."""
+    return min(loader_version(commands) >> 12 << 12, _API_VERSION_1_4)
 
 
 def _physical_device(commands: InstanceCommands, handle: Any) -> PhysicalDevice:

@@ -1,0 +1,54 @@
+"""How output looks, whatever the verb: colours, progress, how much of a list. Said once a call, before or behind the verb.
+
+Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+COLORS = ("auto", "always", "never")
+
+
+class Display:
+    """What the user said.
+
+    Attributes:
+        color: `auto` colours a terminal, unless NO_COLOR is set.
+        progress: Whether progress is shown.
+        verbose: Whether lists that are cut are shown in full.
+    """
+
+    color = "auto"
+    progress = True
+    verbose = False
+
+
+display = Display()
+"""That of this call."""
+
+
+def take_display(tokens: Sequence[str]) -> list[str]:
+    """Take these options out of the command line, and set `display` anew.
+
+    Raises:
+        ValueError: `--color` has no value, or another one.
+    """
+    display.color, display.progress, display.verbose = "auto", True, False
+    left: list[str] = []
+    rest = iter(tokens)
+    for token in rest:
+        name, equals, value = token.partition("=")
+        if name in ("--color", "--colour"):
+            display.color = value if equals else next(rest, "")
+            if display.color not in COLORS:
+                raise ValueError(f"--color {display.color!r}: expected is one of {', '.join(COLORS)}")
+        elif token == "--no-progress":
+            display.progress = False
+        elif token in ("-v", "--verbose"):
+            display.verbose = True
+        else:
+            left.append(token)
+            if token == "--":
+                break
+    return [*left, *rest]

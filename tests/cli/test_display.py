@@ -1,0 +1,165 @@
+"""Options of every verb: colours, progress, whole lists; tables in narrow terminals and in pipes; completions."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.application import VERBS, app
+from orchestrator.cli.display import display, take_display
+from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.output import Output, table
+from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+from tests.cli.conftest import Call
+from tests.drivers import REPOSITORY
+
+
+def test_they_are_taken_from_anywhere_and_the_rest_stays() -> None:
+    tokens = ["--color", "never", "list", "-v", "sample", "--no-progress", "--", "-v", "--color"]
+    assert take_display(tokens) == ["list", "sample", "--", "-v", "--color"]
+    assert (display.color, display.progress, display.verbose) == ("never", False, True)
+    assert take_display(["list", "--color=always"]) == ["list"]
+    assert (display.color, display.progress, display.verbose) == ("always", True, False)
+
+
+@pytest.mark.parametrize("tokens", [["--color"], ["--color", "pink"], ["--color=", "list"]])
+def test_an_unknown_colour_is_usage(call: Call, tokens: list[str]) -> None:
+    done = call("list", "sample", "--json", *tokens)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "auto, always, never" in done.document["error"]["message"]
+
+
+def test_colours_are_as_asked_for(call: Call) -> None:
+    assert "\x1b[" not in call("list", "sample").out
+    assert "\x1b[" in call("list", "sample", "--color", "always").out
+    assert "\x1b[" not in call("--color=never", "list", "sample").out
+
+
+def test_no_progress_is_shown_when_none_is_wanted(call: Call, small_set: Path, tmp_path: Path) -> None:
+    arguments = (
+        "compile",
+        small_set,
+        "-d",
+        "simulated",
+        "--cache-dir",
+        tmp_path / "cache",
+        "--mode",
+        "shared",
+    )
+    assert "opening the device" in call(*arguments).err
+    assert "opening the device" not in call(*arguments, "--no-progress").err
+
+
+def test_verbose_cuts_no_list(call: Call, tmp_path: Path) -> None:
+    source = sample_path().read_bytes()
+    damaged = tmp_path / "damaged.foz"
+    with Archive.open(sample_path()) as archive:
+        offsets = [
+            archive.offset(RecordTag.GRAPHICS_PIPELINE, key)
+            for key in archive.keys(RecordTag.GRAPHICS_PIPELINE)
+        ]
+    content = bytearray(source)
+    for offset in offsets[:30]:
+        content[offset + RECORD_SIZE + 3] ^= 0x10
+    damaged.write_bytes(content)
+    cut, whole = call("list", damaged).out, call("list", damaged, "-v").out
+    assert cut.count("at byte") == 20
+    assert "10 more, see --verbose" in cut
+    assert whole.count("at byte") == 30
+    assert "more, see" not in whole
+
+
+def test_help_lists_every_exit_code(call: Call) -> None:
+    words = call("--help").out
+    assert all(re.search(rf"^ +{int(code)} +\S", words, re.MULTILINE) for code in ExitCode)
+
+
+def test_a_row_is_a_line_in_a_pipe(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made = table("name", "number", numbers=(1,))
+    made.add_row("word " * 100 + "last", "1,234,567")
+    Output(json=False).show(made)
+    (row,) = [each for each in capsys.readouterr().out.splitlines() if "word" in each]
+    assert row.split()[-2:] == ["last", "1,234,567"]
+
+
+@pytest.mark.parametrize("columns", [48, 80])
+def test_no_number_is_folded_in_a_narrow_terminal(columns: int, tmp_path: Path) -> None:
+    source = """
+import os
+from orchestrator.cli.output import Output, table
+made = table("a long name of something", "first", "second", "third", numbers=(1, 2, 3))
+made.add_row("words that may well be folded, since they are many", "1,234,567", "12,345.6 KiB", "98,765.4 ms")
+Output(json=False).show(made)
+"""
+    lines = in_terminal([sys.executable, "-c", source], columns)
+    for number in ("1,234,567", "12,345.6 KiB", "98,765.4 ms"):
+        assert sum(number in line for line in lines) == 1
+    assert max(map(len, lines)) <= columns
+
+
+def in_terminal(command: list[str], columns: int) -> list[str]:
+    """Lines that a command writes to a terminal of so many columns."""
+    main, other = pty.openpty()
+    environment = {
+        **os.environ,
+        "COLUMNS": str(columns),
+        "TERM": "xterm",
+        "NO_COLOR": "1",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    with subprocess.Popen(command, stdout=other, stderr=subprocess.DEVNULL, env=environment) as process:
+        os.close(other)
+        written = b""
+        while True:
+            try:
+                data = os.read(main, 65536)
+            except OSError:  # Linux says so at the end of a terminal
+                break
+            written += data
+        assert process.wait() == 0
+    os.close(main)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).splitlines()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completions_name_every_verb_and_parse(call: Call, shell: str, tmp_path: Path) -> None:
+    done = call("completion", shell)
+    assert done.code == ExitCode.OK
+    assert all(verb in done.out for verb in VERBS)
+    assert "cache-dir" in done.out
+    assert call("completion", shell, "--json").document["script"].rstrip("\n") == done.out.rstrip("\n")
+    if program := shutil.which(shell):
+        script = tmp_path / "script"
+        script.write_text(done.out, "utf-8")
+        subprocess.run([program, "-n", script], check=True, capture_output=True)
+
+
+def test_bash_completes_a_verb(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(call("completion", "bash").out, "utf-8")
+    source = f"""
+. {script}
+COMP_WORDS=(orchestrator cal) COMP_CWORD=1
+_orchestrator
+echo "${{COMPREPLY[*]}}"
+"""
+    done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["calibrate"]
+
+
+def test_no_verb_uses_their_names() -> None:
+    for verb in VERBS:
+        names = {name for each in app[verb].assemble_argument_collection() for name in each.names}
+        assert not names & {"-v", "--verbose", "--color", "--no-progress"}
