@@ -2,6 +2,9 @@
 
 How quickly does a set become create infos: archive to records, records to one image for a device?
 
+The plan is what `compile` keeps of a decoded set: its contender proves and takes the bytes of one, in place of
+reading records and decoding them.
+
 The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded
 and no driver is loaded. Files are in the page cache after the warm-up.
 
@@ -17,16 +20,25 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.sample import sample_path
+from orchestrator.stores.files.atomic_file import content_hash128
 
 
 def measure(job: Job) -> Figures:
+    """Open, decode, and lay out; or take all from a plan."""
+    return from_plan(job) if job["plan"] else decoded(job)
+
+
+def decoded(job: Job) -> Figures:
     """Open, decode, and lay out."""
-    began = time.perf_counter()
+    cpu, began = time.process_time(), time.perf_counter()
     with PipelineSet.open(job["set"]) as source:
         jobs = source.pipelines
         opened = time.perf_counter()
@@ -44,12 +56,36 @@ def measure(job: Job) -> Figures:
         "repeat_s": ended - built,
         "pipelines": len(jobs),
         "pipelines_per_s": len(jobs) / (built - opened),
+        "cpu_us_a_pipeline": (time.process_time() - cpu) / len(jobs) * 1e6,
         "image_bytes": len(image.buffer),
     }
 
 
+def from_plan(job: Job) -> Figures:
+    """Prove a set's files and its plan by their hashes, and take the plan."""
+    with PipelineSet.open(job["set"]) as source:
+        built = build_image(source, source.pipelines, AnyDevice())
+        group = FeatureGroup(DeviceRequest(), (), source.pipelines)
+        plan = SetPlan(SetFacts.of(source), (PlannedGroup(group, built, ()),))
+        data = b"".join(encode_plan(plan, source.module_place))
+    cpu, began = time.process_time(), time.perf_counter()
+    with PipelineSet.open(job["set"], indexed=False) as source:
+        source.hash_files(content_hash128)
+        content_hash128(data)
+        image = decode_plan(data, source).groups[0].built.image
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "pipelines": len(image),
+        "pipelines_per_s": len(image) / seconds,
+        "cpu_us_a_pipeline": (time.process_time() - cpu) / len(image) * 1e6,
+        "image_bytes": len(image.buffer),
+        "plan_bytes": len(data),
+    }
+
+
 def main() -> None:
-    """Measure a set, and the same repeated as warm benchmarks do."""
+    """Measure a set, the same from a plan, and repeated as warm benchmarks do."""
     parser = parser_of("How quickly does a set become create infos?")
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
     parser.add_argument(
@@ -60,8 +96,9 @@ def main() -> None:
         return
     archive = str(Path(options.set).resolve())
     jobs = {
-        "decode": {"set": archive, "copies": 1},
-        f"decode, repeat {options.copies}": {"set": archive, "copies": options.copies},
+        "decode": {"set": archive, "copies": 1, "plan": False},
+        "plan": {"set": archive, "copies": 1, "plan": True},
+        f"decode, repeat {options.copies}": {"set": archive, "copies": options.copies, "plan": False},
     }
     compare(__file__, jobs, options, figure="seconds")
 
