@@ -203,6 +203,10 @@ class PipelineSet(Closing):
 
     def content_hash(self) -> int:
         """A 64-bit hash over the names (tag, hash) of all records, whatever their order, for reports."""
+        return self._content_hash
+
+    @cached_property
+    def _content_hash(self) -> int:
         h = hash_values(())
         for tag in RecordTag:
             for key in sorted(self._source.keys(tag)):
