@@ -725,6 +725,12 @@ def _time_rows(report: CompileReport) -> _Rows:
     elif timing.driver_ns:
         share = f"{timing.overhead_ns / timing.driver_ns:.1%} of driver time"
         yield "  overhead", f"{_time(timing.overhead_ns)} ({share}): all that is not the driver"
+    if timing.waiting_ns or timing.ending_ns:
+        yield (
+            "  idle",
+            f"{timing.idle_share:.1%} of the workers' time: {_time(timing.waiting_ns)} for a library or the same "
+            f"work in another worker, {_time(timing.ending_ns)} for the last batches of others",
+        )
     yield (
         "  before",
         f"{_time(timing.open_ns)} opening the device, {_time(timing.prepare_ns)} preparing, "

@@ -384,6 +384,8 @@ class Run:
                 make_caches_ns=caches.open_ns,
                 merge_ns=merge.merge_ns if merge is not None else 0,
                 read_back_ns=caches.read_back_ns,
+                waiting_ns=sum(worker.waiting_ns for worker in self.workers),
+                ending_ns=sum(barrier.waits_ns),
             ),
             stopped=exchange.cancelled or exchange.out_of_time,
             notes=(*caches.notes, *self.notes),
@@ -445,6 +447,7 @@ async def run_pipelines(
             f"there are {len(prepared.image)} and {run.worker_count}"
         )
     scheduler.exclude(run.table.reasons)
+    scheduler.tells_hits = device.features.creation_feedback
     exchange = Exchange(scheduler)
     begin = None
     if options.time_limit_s is not None:

@@ -959,6 +959,9 @@ class Timing(Sums, frozen=True):
         make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first
             job.
         read_back_ns: Reading the primary's data, where the run does.
+        waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library or for
+            a pipeline of the same key. In a session also for the caller.
+        ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
     """
 
     open_ns: Nanoseconds = 0
@@ -974,6 +977,14 @@ class Timing(Sums, frozen=True):
     overhead_ns: Nanoseconds = 0
     make_caches_ns: Nanoseconds = 0
     read_back_ns: Nanoseconds = 0
+    waiting_ns: Nanoseconds = 0
+    ending_ns: Nanoseconds = 0
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the workers' time in which they had nothing to do."""
+        workers_ns = self.overhead_ns + self.driver_ns  # wall x workers, summed up over the runs
+        return (self.waiting_ns + self.ending_ns) / workers_ns if workers_ns > 0 else 0.0
 
 
 def timing_of(calls: Calls, *, workers: int, wall_ns: int, **spent_ns: int) -> Timing:

@@ -699,6 +699,7 @@ async def open_session(
     schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
     jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, pipeline_keys=pipeline_keys)
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
+    scheduler.tells_hits = device.features.creation_feedback
     scheduler.exclude(run.table.reasons)
     session = PipelineSession(run, scheduler, costs_known=costs_ns is not None)
     if options.time_limit_s is not None:

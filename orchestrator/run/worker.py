@@ -42,6 +42,7 @@ class Worker:
     Attributes:
         log: What it did.
         arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
+        waiting_ns: Time in which nothing could be assigned to it, though something was left.
         knows_run_delay: Whether the time on the run queue is known.
     """
 
@@ -58,6 +59,7 @@ class Worker:
         self._recorder = recorder
         self.log = CallLog(number)
         self.arrived_ns = 0
+        self.waiting_ns = 0
         self.knows_run_delay = True
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
@@ -71,7 +73,9 @@ class Worker:
             seen = await trio.to_thread.run_sync(self._stint, abandon_on_cancel=False, limiter=limiter)
             if seen is None:
                 return
+            began_ns = time.perf_counter_ns()
             await self._exchange.wait_changed(seen)
+            self.waiting_ns += time.perf_counter_ns() - began_ns
 
     def _stint(self) -> int | None:
         """Work in this thread until nothing can be assigned now (a number of changes) or ever (None)."""

@@ -249,6 +249,11 @@ class Experience:
         return self._measured / self._estimated if self._estimated else 1.0
 
     @property
+    def proven(self) -> bool:
+        """Whether a batch has ended, and nearly all hit."""
+        return self.tried and self.hit_share >= MOST_HIT
+
+    @property
     def learned(self) -> bool:
         """Whether what a job takes was measured, and is not only estimated."""
         return self._measured > 0 or self._seen_hit
@@ -300,14 +305,15 @@ class Experiences:
         expect_hits: Estimated share of hits at the start.
 
     Attributes:
-        duplicates: Of followers that are created after their leader, of any kind.
+        followers: Of jobs that are created after their leader, of any kind: those that joined by their state
+            key, and those that joined by their second-level key.
         hits: Of jobs that a cache is expected to hold, of any kind.
     """
 
     def __init__(self, expect_hits: float) -> None:
         self._expect_hits = expect_hits
         self._by_kind: dict[int, Experience] = {}
-        self.duplicates = Experience(1.0, 8.0)
+        self.followers = Experience(1.0, 8.0), Experience(1.0, 8.0)
         self.hits = Experience(1.0, 8.0)
 
     def of(self, kind: int) -> Experience:

@@ -426,6 +426,10 @@ class Links:
         start = self._library_start.data
         return self._library_at[start[job] : start[job + 1]].tolist()
 
+    def lacks(self, jobs: Int32s) -> bool:
+        """Whether none of some jobs links a library."""
+        return not self.count or bool((self._library_start[jobs + 1] == self._library_start[jobs]).all())
+
     def edges_of(self, jobs: Int32s) -> tuple[Int32s, Int32s]:
         """Libraries and dependents of all edges of some jobs, in the order of the jobs."""
         if not self.count:

@@ -137,6 +137,8 @@ class Followers(enum.StrEnum):
 
     CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job
         has a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
+        Should followers turn out to be compiled all the same, they are from then on like all others, for any
+        worker; and while none was seen to hit, a worker that has nothing to do takes one by second-level key.
     SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
     SEPARATE: It follows nobody: it is created as if it were other work.
     """
@@ -185,9 +187,9 @@ class ScheduleStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         states: Number of jobs in each state.
-        saved_by_key: Compiles saved because another job had the same state key.
-        saved_by_pipeline_key: Compiles saved because another job had the same second-level key.
-        saved_ns: Estimated cost of those compiles, nanoseconds.
+        saved_by_key: Jobs whose work another job with the same state key had done, so that they should hit.
+        saved_by_pipeline_key: The same of second-level keys.
+        saved_ns: What compiling them is estimated to cost, nanoseconds.
         at_home: Jobs that went to the worker that was assigned their label first.
         moved: Jobs that share code and went elsewhere.
         hit_shares: For each kind, estimated share of jobs that hit.
@@ -251,7 +253,8 @@ class Lifecycle:
         links: Their links.
         queue: Ready jobs that any worker may take.
         hits: Those of them that a cache is expected to hold.
-        duplicates: Ready duplicates, by worker; one queue for all where they are not pinned.
+        duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker, or one
+            for all where they are not pinned.
         settled: Jobs in the order in which they reached a state that does not change by itself any more.
         costs: Estimated cost of compiling each job, nanoseconds.
         excluded: Jobs that cannot be created, with the reason.
@@ -269,7 +272,8 @@ class Lifecycle:
         self.queue = ReadyQueue(table, READY)
         self.hits = ReadyQueue(table, READY, HIT_COST_NS)
         self._pinned = options.pin_followers
-        self.duplicates = [ReadyQueue(table, PINNED) for _ in range(workers if self._pinned else 1)]
+        queues = workers if self._pinned else 1
+        self.duplicates = tuple([ReadyQueue(table, PINNED) for _ in range(queues)] for _ in range(2))
         self._create_followers = options.followers is not Followers.SHARE
         self._by_cost = options.order is Order.COST
         separate = options.followers is Followers.SEPARATE
@@ -288,6 +292,8 @@ class Lifecycle:
         self.saved = [0, 0]
         self.saved_ns = 0
         self._joined_any = False
+        self._trusts = [True, True]
+        self._state_keys = jobs.keys
         table.kind[:] = jobs.kinds
         table.cost[:] = self.costs
         table.priority[:] = Priority.SOON if jobs.priorities is None else jobs.priorities
@@ -302,15 +308,18 @@ class Lifecycle:
     @property
     def nbytes(self) -> int:
         """Bytes that all jobs take."""
-        queues = (self.queue, self.hits, *self.duplicates)
         return (
             self.table.nbytes
             + self.links.nbytes
             + self.costs.nbytes
             + self.settled.jobs.nbytes
-            + sum(queue.nbytes for queue in queues)
+            + sum(queue.nbytes for queue in self._queues)
             + sum(known.nbytes for _, known, _ in self._keys)
         )
+
+    @property
+    def _queues(self) -> tuple[ReadyQueue, ...]:
+        return self.queue, self.hits, *self.duplicates[0], *self.duplicates[1]
 
     # --- jobs in
 
@@ -331,13 +340,14 @@ class Lifecycle:
             table.rank[again] = table.cost[again] if self._by_cost else 0
             table.move_all(again, CANCELLED, WAITING)
             # Their old entries may be there still.
-            for queue in (self.queue, self.hits, *self.duplicates):
+            for queue in self._queues:
                 queue.repeats = True
         table.move_all(new, ABSENT, WAITING)
         libraries, dependents = self.links.edges_of(jobs)
         np.add.at(table.live_dependents, libraries, 1)
         for keys, known, second in self._keys:
-            self._claim(new, keys, known, by_pipeline_key=second)
+            if self._trusts[second]:
+                self._claim(new, keys, known, by_pipeline_key=second)
         for job in again.tolist():
             self._rejoin(job)
         if len(libraries):
@@ -370,7 +380,9 @@ class Lifecycle:
         leader = table.find(job)
         if leader == job:
             return
-        if table.flags_at[job] & CHAINED:
+        if not self._trusts[bool(table.flags_at[job] & BY_PIPELINE_KEY)]:
+            table.leader_at[job] = job
+        elif table.flags_at[job] & CHAINED:
             # It stands behind its leader still.
             table.move(job, JOINED)
             self.raise_(leader, table.priority_at[job], table.rank_at[job])
@@ -388,6 +400,16 @@ class Lifecycle:
         for library, job in zip(reversed(libraries.tolist()), reversed(dependents.tolist()), strict=True):
             if table.state_at[job] <= JOINED:
                 self.raise_(library, table.priority_at[job], table.cost_at[library] + table.rank_at[job])
+
+    def _outlast(self, jobs: Int32s) -> None:
+        """Jobs, ascending, have become longer: so have the chains that begin with them."""
+        table = self.table
+        if not self.links.count:
+            return
+        for library in reversed(jobs[self.links.dependents[jobs] > 0].tolist()):
+            for job in self.links.dependents_of(library):
+                if table.state_at[job] <= JOINED:
+                    self.raise_(library, table.priority_at[job], table.cost_at[library] + table.rank_at[job])
 
     def _meet_the_lost(self, libraries: Int32s, dependents: Int32s) -> None:
         """Jobs link libraries that were not created."""
@@ -412,9 +434,93 @@ class Lifecycle:
         self.hits = ReadyQueue(table, READY, HIT_COST_NS)
         self.queue.repeats = True
         self.queue.push_all(jobs[state == READY])
+        self._outlast(jobs[state <= JOINED])
         self._inherit(*self.links.edges_of(jobs[state <= JOINED]))
         for job in jobs[state == JOINED].tolist():
             self.raise_(table.find(job), table.priority_at[job], table.rank_at[job])
+
+    def distrust(self, *, by_pipeline_key: bool) -> None:
+        """Followers are compiled although their leaders were created: from now on they are like all others.
+
+        Those that wait for their leader do so no more, and any worker may take each.
+        """
+        table = self.table
+        if not self._trusts[by_pipeline_key]:
+            return
+        self._trusts[by_pipeline_key] = False
+        followed = (table.flags & DUPLICATE > 0) & (table.state <= PINNED)
+        told = table.flags & BY_PIPELINE_KEY > 0
+        if by_pipeline_key and self._state_keys is not None:
+            # Who follows by its state key one that follows by the other has that one's leader, and not its work.
+            told |= (
+                self._state_keys != self._state_keys[table.find_all(np.arange(table.count, dtype=np.int32))]
+            )
+        self._follow_no_more(np.flatnonzero(followed & (told == by_pipeline_key)).astype(np.int32))
+        leads = (table.next_follower >= 0) & (table.state <= ASSIGNED)
+        for leader in np.flatnonzero(leads).tolist():
+            if table.leader_at[leader] == leader:
+                self._let_go(leader, by_pipeline_key=by_pipeline_key)
+
+    def doubt(self, least: int) -> bool:
+        """Make the longest follower by second-level key like all others, if there are so many; or none.
+
+        Where its leader was not created yet, it stays behind it, and is passed over there.
+        """
+        if not (self._create_followers and self._joined_any and self._trusts[1]):
+            return False
+        table = self.table
+        waits = (table.state == PINNED) | ((table.state == JOINED) & (table.waiting == 0))
+        jobs = np.flatnonzero(waits & (table.flags & BY_PIPELINE_KEY > 0)).astype(np.int32)
+        if len(jobs) < least:
+            return False
+        place = int(np.argmax(self._costs[jobs]))
+        if table.state_at[int(jobs[place])] == PINNED:
+            self._follow_no_more(jobs[place : place + 1])
+        else:
+            self.queue.repeats = self.hits.repeats = True
+            self._make_ready(int(jobs[place]))
+        return True
+
+    def _follow_no_more(self, jobs: Int32s) -> None:
+        """Jobs that were to be created after their leader, which was, are like all others."""
+        table = self.table
+        costs = np.where(table.flags[jobs] & HIT > 0, HIT_COST_NS, self._costs[jobs])
+        table.open_cost += int((costs - table.cost[jobs]).sum())
+        table.flags[jobs] &= ~DUPLICATE & 0xFF
+        table.cost[jobs] = costs
+        table.worker[jobs] = -1
+        if self._by_cost:
+            table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
+        ready = jobs[table.state[jobs] == PINNED]
+        table.move_all(ready, PINNED, READY)
+        for queue in self._queues:
+            queue.repeats = True  # who was entered before it joined has its old entry
+        hit = table.flags[ready] & HIT > 0
+        self.hits.push_all(ready[hit])
+        self.queue.push_all(ready[~hit])
+        self._outlast(jobs)
+        self._inherit(*self.links.edges_of(jobs))
+
+    def _let_go(self, leader: int, *, by_pipeline_key: bool) -> None:
+        """Those that follow a leader by one kind of key are ready, if they wait for nothing else."""
+        table, keys = self.table, self._state_keys
+        stay: list[int] = []
+        let: list[int] = []
+        for job in self._take_followers(leader):
+            told = bool(table.flags_at[job] & BY_PIPELINE_KEY)
+            (let if told == by_pipeline_key else stay).append(job)
+        owners = {} if keys is None else {int(keys[job]): job for job in reversed(let)}
+        behind: dict[int, list[int]] = {}
+        for job in stay:
+            own = leader if keys is None or keys[job] == keys[leader] else owners.get(int(keys[job]), leader)
+            table.leader_at[job] = own
+            behind.setdefault(own, []).append(job)
+        for job in let:
+            table.leader_at[job] = job
+        for own, jobs in behind.items():
+            self._chain(own, jobs)
+        for job in let:
+            self._queue_if_ready(job)
 
     # --- the same work
 
@@ -564,7 +670,10 @@ class Lifecycle:
         ready = table.waiting[jobs] == 0
         table.move_all(jobs[ready], JOINED, PINNED)
         table.move_all(jobs[~ready], JOINED, WAITING)
-        self.duplicates[worker if self._pinned else 0].push_all(jobs[ready])
+        ready = jobs[ready]
+        by_second = table.flags[ready] & BY_PIPELINE_KEY > 0
+        for queues, some in zip(self.duplicates, (ready[~by_second], ready[by_second]), strict=True):
+            queues[worker if self._pinned else 0].push_all(some)
         # Last, for it may cancel one of those above.
         for job in shared.tolist() if self.links.count else ():
             self._give_up_libraries(job)
@@ -584,7 +693,8 @@ class Lifecycle:
         table = self.table
         if table.state_at[job] == READY:
             return self.hits if table.flags_at[job] & HIT else self.queue
-        return self.duplicates[table.worker_at[job] if self._pinned else 0]
+        by_second = bool(table.flags_at[job] & BY_PIPELINE_KEY)
+        return self.duplicates[by_second][table.worker_at[job] if self._pinned else 0]
 
     # --- the ends of batches
 
@@ -760,6 +870,7 @@ class Scheduler:
     Attributes:
         options: The settings.
         workers: Number of workers.
+        tells_hits: Whether the caller knows what hit. Where it does not, followers are taken to hit.
 
     Raises:
         ValueError: A number is out of range, arrays do not fit together, or a job links a library that does
@@ -771,6 +882,7 @@ class Scheduler:
             raise ValueError(f"workers must be at least 1, not {workers}")
         self.options = options if options is not None else ScheduleOptions()
         self.workers = workers
+        self.tells_hits = True
         self._life = Lifecycle(jobs, workers, self.options)
         self._table = self._life.table
         prefers = self.options.affinity and self.options.order is Order.COST and workers > 1
@@ -782,7 +894,7 @@ class Scheduler:
         self._exempt = 0
         self._loud: list[Cancellation] = []
         self._assigned: list[Assignment | None] = [None] * workers
-        self._learning: list[tuple[Experience, int]] = [(self._experiences.duplicates, 0)] * workers
+        self._learning: list[tuple[Experience, int]] = [(self._experiences.hits, 0)] * workers
         self._open = self.options.streaming
         self._cancelled = False
         if not self._open:
@@ -1012,30 +1124,38 @@ class Scheduler:
             return _DONE
         if not self._table.queued:
             return _WAIT if self._open else _DONE
-        open_cost = self._table.open_cost
         left_ns = self._deadline_ns - now_ns
         priorities = PRIORITIES if left_ns > 0 else self._exempt
         if not priorities:
             return _PAUSED
-        life = self._life
-        duplicates = life.duplicates[worker if self.options.pin_followers else 0]
+        life, experience = self._life, self._experiences.followers[1]
+        found = self._choose(worker, priorities, left_ns)
+        if found is None and self.tells_hits and not experience.proven and life.doubt(self.workers):
+            # Nobody has seen yet whether such keys are true. Rather than do nothing, a worker believes one less.
+            found = self._choose(worker, priorities, left_ns)
+        if found is not None:
+            return found
+        # What is ready and was not taken did not fit into the time that is left.
+        if left_ns != math.inf and (any(self._duplicates(worker)) or life.queue.open or life.hits.open):
+            return _PAUSED
+        return _WAIT
+
+    def _duplicates(self, worker: int) -> list[ReadyQueue]:
+        """Queues of followers for a worker that have entries."""
+        place = worker if self.options.pin_followers else 0
+        return [each[place] for each in self._life.duplicates if each[place].open]
+
+    def _choose(self, worker: int, priorities: int, left_ns: float) -> Assignment | None:
+        """The most urgent batch for a worker, followers first; None where nothing is ready, or fits."""
+        open_cost, duplicates = self._table.open_cost, self._duplicates(worker)
         for priority in range(priorities):
-            if duplicates.open:
-                for line in duplicates.lines(priority):
-                    jobs = self._take(duplicates, line, worker, left_ns)
-                    if len(jobs):
-                        return self._assign(
-                            worker, jobs, self._experiences.duplicates, open_cost - self._table.open_cost
-                        )
-            for queue, line in self._lines(priority):
+            lines = [(queue, line) for queue in duplicates for line in queue.lines(priority)]
+            for queue, line in (*lines, *self._lines(priority)):
                 experience = self._experience_of(queue, line)
                 jobs = self._take(queue, line, worker, left_ns)
                 if len(jobs):
                     return self._assign(worker, jobs, experience, open_cost - self._table.open_cost)
-        # What is ready and was not taken did not fit into the time that is left.
-        if left_ns != math.inf and (duplicates.open or life.queue.open or life.hits.open):
-            return _PAUSED
-        return _WAIT
+        return None
 
     def finished(
         self, worker: int, assignment: Assignment, *, hits: int = 0, compiles: int = 0, elapsed_ns: int = 0
@@ -1088,7 +1208,11 @@ class Scheduler:
             raise ValueError(f"worker {worker} ends an assignment that it does not hold")
         self._assigned[worker] = None
         experience, cost = self._learning[worker]
-        experience.learn(len(assignment.indices), cost, hits, compiles, elapsed_ns)
+        follows = experience in self._experiences.followers
+        # Of links drivers tell no hits, or hits of their libraries.
+        judged = not follows or self._life.links.lacks(assignment.indices)
+        if judged:
+            experience.learn(len(assignment.indices), cost, hits, compiles, elapsed_ns)
         if self._loud:
             for each in self._loud:
                 each.pending.discard(worker)
@@ -1096,8 +1220,11 @@ class Scheduler:
         if reasons:
             self._life.failed(reasons)
         self._life.created(created, compiled=compiles > 0 or not hits)
-        if experience is self._experiences.hits and experience.hit_share < _TRUSTED:
-            self._life.demote_hits()
+        if experience.hit_share < _TRUSTED:
+            if experience is self._experiences.hits:
+                self._life.demote_hits()
+            elif follows and self.tells_hits:
+                self._life.distrust(by_pipeline_key=experience is self._experiences.followers[1])
 
     # --- steering
 
@@ -1172,7 +1299,9 @@ class Scheduler:
     def _experience_of(self, queue: ReadyQueue, line: int) -> Experience:
         if queue is self._life.queue:
             return self._experiences.of(line // PRIORITIES)
-        return self._experiences.hits if queue is self._life.hits else self._experiences.duplicates
+        if queue is self._life.hits:
+            return self._experiences.hits
+        return self._experiences.followers[queue in self._life.duplicates[1]]
 
     def _take(self, queue: ReadyQueue, line: int, worker: int, left_ns: float) -> Int32s:
         """A batch from a line that has entries; empty where its jobs do not fit into the time left."""
@@ -1185,10 +1314,12 @@ class Scheduler:
         size = self.options.batch_limit
         picky = False
         adjacent = queue is self._life.hits
+        share = max(1, table.queued // (_SHARES_OF_HITS * workers))
         if adjacent and experience.tried:
-            calls = _CALLS_OF_HITS if experience.hit_share > MOST_HIT else 1
-            share = max(table.queued // (_SHARES_OF_HITS * workers), int(_LEAST_NS / base), 1)
-            size = min(calls * size, share)
+            proven = experience.proven
+            size = (
+                min(size * _CALLS_OF_HITS, max(share, int(_LEAST_NS / base))) if proven else min(size, share)
+            )
         elif queue is self._life.queue or adjacent:
             shares = SHARES * workers
             time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
@@ -1200,6 +1331,8 @@ class Scheduler:
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
                 longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
                 picky = longest_ns * SHORT * workers <= table.open_cost
+        else:  # followers, which one worker creates while others may have nothing to do
+            size = min(size, share if experience.proven else 1)
         limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent)
         jobs = self._selector.take(queue, line, worker, limits)
         if not len(jobs) and picky:

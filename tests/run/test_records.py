@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import trio
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.devices.device import CacheMode
@@ -164,6 +164,8 @@ def calls(draw: st.DrawFn) -> Calls:
 
 @pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
 def test_decoding_gives_an_equal_record(kind: type[Record]) -> None:
+    # A whole report holds hundreds of values, so a busy machine is slow to draw them.
+    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(strategy_of(kind))
     def check(record: Record) -> None:
         assert decode_json(encode_json(record), kind) == record

@@ -103,7 +103,7 @@ def assert_consistent(scheduler: Scheduler) -> None:
     ready = {job for job, state in enumerate(states) if state is JobState.READY}
     assert ready <= entries(life.queue) | entries(life.hits)
     pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
-    assert pinned <= set().union(*map(entries, life.duplicates))
+    assert pinned <= set().union(*(entries(queue) for queues in life.duplicates for queue in queues))
     live = [0] * scheduler.count
     for job, state in enumerate(states):
         if state in QUEUED | {JobState.ASSIGNED}:

@@ -266,7 +266,7 @@ def test_one_that_others_follow_takes_them_along_behind_another() -> None:
     scheduler.enter(some([1, 2]), Priority.SOON)
     assert [scheduler.leader_of(job) for job in range(3)] == [0, 0, 0]
     assert_consistent(scheduler)
-    assert drain(scheduler) == [0, 1, 2]
+    assert drain(scheduler) == [0, 2, 1]
 
 
 def test_one_that_others_follow_keeps_them_where_the_same_work_was_cancelled() -> None:

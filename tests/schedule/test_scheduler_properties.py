@@ -25,7 +25,8 @@ from orchestrator.schedule import (
     Scheduler,
     Wait,
 )
-from orchestrator.schedule.jobs import UNWANTED
+from orchestrator.schedule.jobs import HIT, UNWANTED
+from orchestrator.schedule.scheduler import _CALLS_OF_HITS
 from tests.schedule.machine import QUEUED, assert_consistent, job_graph, jobs_of
 
 FINAL = {
@@ -52,6 +53,7 @@ class Schedule(RuleBasedStateMachine):
         aim=st.sampled_from([1, 10**6, 10**12]),
         expect=st.sampled_from([0.0, 0.5, 1.0]),
         order=st.sampled_from(Order),
+        tells_hits=st.booleans(),
         data=st.data(),
     )
     def begin(
@@ -64,6 +66,7 @@ class Schedule(RuleBasedStateMachine):
         aim: int,
         expect: float,
         order: Order,
+        tells_hits: bool,
         data: st.DataObject,
     ) -> None:
         self.options = ScheduleOptions(
@@ -100,6 +103,7 @@ class Schedule(RuleBasedStateMachine):
             hits=any_of(st.booleans()) if data.draw(st.booleans()) else None,
         )
         self.scheduler = Scheduler(graph, workers, self.options)
+        self.scheduler.tells_hits = tells_hits
         self.excluded = {job for job in range(count) if data.draw(st.integers(0, 9)) == 0}
         self.scheduler.exclude(dict.fromkeys(self.excluded, "unusable"))
         self.in_flight: dict[int, Assignment] = {}
@@ -149,16 +153,20 @@ class Schedule(RuleBasedStateMachine):
         assert self.deadline_ns is None or self.now_ns < self.deadline_ns or exempt, "after the deadline"
         self.in_flight[worker] = answer
         jobs = jobs_of(answer)
-        assert 1 <= len(jobs) <= self.options.batch_limit
+        calls = _CALLS_OF_HITS if all(scheduler._table.flags[job] & HIT for job in jobs) else 1
+        assert 1 <= len(jobs) <= self.options.batch_limit * calls
         assert len(set(jobs)) == len(jobs)
         for job in jobs:
             assert job not in self.assigned, "assigned twice"
             self.assigned[job] = worker
-            assert before[job] in {JobState.READY, JobState.PINNED}
+            # Whose caller tells hits, it may learn from misses that keys are wrong, and doubt them before.
+            doubted = scheduler.tells_hits and before[job] is JobState.JOINED
+            assert doubted or before[job] in {JobState.READY, JobState.PINNED}
             assert scheduler._table.kind[job] == answer.kind
             assert all(before[each] is JobState.CREATED for each in self.libraries[job])
             leader = scheduler.leader_of(job)
-            if leader != job and self.options.followers is not Followers.SEPARATE:
+            follows = leader != job and self.options.followers is not Followers.SEPARATE
+            if follows and not scheduler.tells_hits:
                 assert before[leader] is JobState.CREATED, "the same work twice at a time"
                 if self.options.pin_followers:
                     assert self.assigned[leader] == worker, "compiled again by another worker"

@@ -1,0 +1,263 @@
+"""No batch is larger than a worker's share of what is left, followers included, whatever keys and costs say.
+
+Virtual time: workers take batches, and time passes by what jobs really cost. The sets are real ones; the driver is one
+that takes 20 to 40 ms for a pipeline, of which nothing that is known before says how long each takes.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.run.execution import scheduler_of
+from orchestrator.run.options import unsteered_schedule
+from orchestrator.schedule import Assignment, JobState, ScheduleOptions, Scheduler, Wait
+from orchestrator.schedule.costs import candidate_duplicates
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
+from tests.drivers import CORPORA
+from tests.schedule.machine import assert_consistent, job_graph, jobs_of, requested
+
+WORKERS = 16
+SEEDS = int(os.environ.get("ORCHESTRATOR_SCHEDULE_SEEDS", "5"))
+EXAMPLES = int(os.environ.get("ORCHESTRATOR_SCHEDULE_EXAMPLES", "100"))
+HIT_NS = 20_000
+Hits = Callable[[int, int], bool]
+
+
+class Outcome:
+    """What a simulated run took.
+
+    Attributes:
+        makespan_ns: Until the last worker ended.
+        busy_ns: Time of all batches.
+        compiled: Jobs that were compiled.
+        largest: Jobs of the largest batch.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.makespan_ns = self.busy_ns = self.compiled = self.largest = 0
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the workers' time in which they had nothing to do."""
+        return 1 - self.busy_ns / (self.makespan_ns * self.workers)
+
+
+def simulate(scheduler: Scheduler, true_ns: npt.NDArray[np.int64], hits: Hits) -> Outcome:
+    """Let all workers do what they are given; who has nothing asks again whenever a batch ends."""
+    found = Outcome(scheduler.workers)
+    events: list[tuple[int, int]] = []
+    held: dict[int, tuple[Assignment, int, int]] = {}
+    idle = list(range(scheduler.workers))
+    now = 0
+    while True:
+        for worker in [*idle]:
+            answer = scheduler.request(worker)
+            if not isinstance(answer, Assignment):
+                continue
+            idle.remove(worker)
+            jobs = jobs_of(answer)
+            hit = [hits(job, worker) for job in jobs]
+            took = sum(HIT_NS if each else int(true_ns[job]) for job, each in zip(jobs, hit, strict=True))
+            held[worker] = answer, sum(hit), took
+            heapq.heappush(events, (now + took, worker))
+            found.largest = max(found.largest, len(jobs))
+            found.compiled += len(jobs) - sum(hit)
+            found.busy_ns += took
+        if not events:
+            break
+        now, worker = heapq.heappop(events)
+        answer, hit_count, took = held.pop(worker)
+        size = len(answer.indices)
+        scheduler.finished(worker, answer, hits=hit_count, compiles=size - hit_count, elapsed_ns=took)
+        idle.append(worker)
+    found.makespan_ns = now
+    assert scheduler.done == scheduler.count
+    return found
+
+
+@pytest.fixture(params=["sample", "sascha", "sascha_rt"])
+def image(request: pytest.FixtureRequest) -> CreateInfoImage:
+    """A real set for a device that has everything."""
+    captured = {each.name: each for each in CORPORA}
+    path = sample_path() if request.param == "sample" else captured[request.param].path
+    with PipelineSet.open(path) as source:
+        return build_image(source, source.pipelines, AnyDevice()).image
+
+
+def wrong_keys(image: CreateInfoImage) -> list[bytes | None]:
+    """One key for all pipelines of a kind that might have one in common with another: it is true of none."""
+    return [
+        bytes((kind,)) if candidate else None
+        for kind, candidate in zip(image.kinds.tolist(), candidate_duplicates(image).tolist(), strict=True)
+    ]
+
+
+def long_costs(count: int, seed: int) -> npt.NDArray[np.int64]:
+    """20 to 40 ms each, and nothing says which."""
+    return np.random.default_rng(seed).integers(20_000_000, 40_000_000, count)
+
+
+@pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED])
+def test_wrong_keys_and_costs_leave_no_worker_without_work(image: CreateInfoImage, mode: CacheMode) -> None:
+    for seed in range(SEEDS):
+        true_ns = long_costs(len(image), seed)
+        scheduler = scheduler_of(image, WORKERS, unsteered_schedule(mode), pipeline_keys=wrong_keys(image))
+        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        assert found.compiled == len(image)
+        assert found.makespan_ns <= 1.1 * max(int(true_ns.max()), int(true_ns.sum()) / WORKERS)
+        assert found.idle_share <= 0.1
+
+
+def test_true_keys_are_heeded(image: CreateInfoImage) -> None:
+    # Fours of one key, as of pipelines that differ in state which the driver does not compile in.
+    plain = (np.diff(image.library_slot_start) == 0) & ~image.is_library
+    keys = [
+        b"%d,%d" % (job // 4, kind) if each else None
+        for job, (kind, each) in enumerate(zip(image.kinds, plain, strict=True))
+    ]
+    held: list[set[bytes]] = [set() for _ in range(4)]
+
+    def hits(job: int, worker: int) -> bool:
+        key = keys[job]
+        if key is None:
+            return False
+        hit = key in held[worker]
+        held[worker].add(key)
+        return hit
+
+    scheduler = scheduler_of(image, 4, unsteered_schedule(CacheMode.PER_WORKER), pipeline_keys=keys)
+    found = simulate(scheduler, long_costs(len(image), 1), hits)
+    assert found.compiled == int(np.count_nonzero(~plain)) + len({key for key in keys if key is not None})
+
+
+def test_the_first_followers_are_alone_and_later_ones_share_what_is_left() -> None:
+    scheduler = Scheduler(job_graph(400, pipeline_keys=[7] * 400), 4, ScheduleOptions(batch_limit=1024))
+    scheduler.finished(0, requested(scheduler, 0), compiles=1, elapsed_ns=30_000_000)
+    left, sizes = 399, list[int]()
+    while left:
+        batch = requested(scheduler, 0)
+        sizes.append(len(batch.indices))
+        assert sizes[-1] == (1 if len(sizes) == 1 else max(1, left // 4))
+        left -= sizes[-1]
+        scheduler.finished(0, batch, hits=sizes[-1], elapsed_ns=sizes[-1] * HIT_NS)
+    assert_consistent(scheduler)
+
+
+def test_followers_that_miss_are_for_any_worker_and_so_are_those_that_wait_for_their_leader() -> None:
+    # Two chains: that of 0 is created and followed, that of 1 has its leader in flight.
+    graph = job_graph(40, pipeline_keys=[7, 8] + [7] * 18 + [8] * 20, costs=[10**7] * 40)
+    scheduler = Scheduler(graph, 3, ScheduleOptions())
+    batch = requested(scheduler, 0)
+    assert (jobs_of(batch), jobs_of(requested(scheduler, 1))) == ([0], [1])
+    for _ in range(3):
+        scheduler.finished(0, batch, compiles=1, elapsed_ns=30_000_000)
+        batch = requested(scheduler, 0)
+        assert_consistent(scheduler)
+    states = scheduler.statistics.states
+    assert states[JobState.JOINED] == states[JobState.PINNED] == 0, "nobody waits for the second leader"
+    assert all(scheduler.leader_of(job) == job for job in range(20, 40))
+    requested(scheduler, 2)
+    assert_consistent(scheduler)
+
+
+def test_who_would_be_idle_takes_a_follower_until_some_were_seen_to_hit() -> None:
+    graph = job_graph(20, pipeline_keys=[7] * 20, costs=[10**7] * 20)
+    scheduler = Scheduler(graph, 4, ScheduleOptions())
+    batches = [requested(scheduler, worker) for worker in range(4)]
+    assert [len(each.indices) for each in batches] == [1] * 4
+    assert_consistent(scheduler)
+    for worker, batch in enumerate(batches):
+        scheduler.finished(worker, batch, compiles=1, elapsed_ns=30_000_000)
+    scheduler.finished(0, requested(scheduler, 0), hits=1, elapsed_ns=HIT_NS)
+    assert isinstance(scheduler.request(1), Wait), "they are for the worker of their leader"
+    assert_consistent(scheduler)
+
+
+def test_few_followers_are_waited_for_and_so_are_all_where_hits_are_not_told() -> None:
+    few = Scheduler(job_graph(4, pipeline_keys=[7] * 4), 4, ScheduleOptions())
+    requested(few, 0)
+    assert isinstance(few.request(1), Wait)
+    silent = Scheduler(job_graph(20, pipeline_keys=[7] * 20), 4, ScheduleOptions())
+    silent.tells_hits = False
+    for _ in range(5):
+        batch = requested(silent, 0)
+        assert isinstance(silent.request(1), Wait)
+        silent.finished(0, batch, compiles=len(batch.indices), elapsed_ns=30_000_000)
+
+
+def test_who_has_the_state_of_a_follower_that_is_let_go_follows_that() -> None:
+    # 2 has the state of 1, and 1 the second-level key of 0. Those keys are wrong, which those who follow 3 show.
+    graph = job_graph(7, keys=[1, 2, 2, 3, 4, 5, 6], pipeline_keys=[7, 7, 0, 8, 8, 8, 8], costs=[10**7] * 7)
+    scheduler = Scheduler(graph, 8, ScheduleOptions())
+    assert [scheduler.leader_of(job) for job in range(4)] == [0, 0, 0, 3]
+    assert jobs_of(requested(scheduler, 0)) == [0]
+    for job in (3, 4, 5):
+        batch = requested(scheduler, 1)
+        assert jobs_of(batch) == [job]
+        scheduler.finished(1, batch, compiles=1, elapsed_ns=30_000_000)
+        assert_consistent(scheduler)
+    assert [scheduler.leader_of(job) for job in range(3)] == [0, 1, 1]
+    assert {*jobs_of(requested(scheduler, 2)), *jobs_of(requested(scheduler, 3))} == {1, 6}
+    assert isinstance(scheduler.request(4), Wait)
+
+
+@settings(deadline=None, max_examples=EXAMPLES)
+@given(st.data())
+def test_whatever_keys_say_each_job_is_created_once(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 24))
+
+    def drawn(most: int) -> list[int]:
+        return data.draw(st.lists(st.integers(0, most), min_size=count, max_size=count))
+
+    linking = {
+        job: data.draw(st.lists(st.integers(0, job - 1), max_size=2))
+        for job in range(1, count)
+        if data.draw(st.integers(0, 5)) == 0
+    }
+    graph = job_graph(
+        count,
+        kinds=drawn(1),
+        libraries=linking,
+        keys=drawn(12),
+        pipeline_keys=drawn(3),
+        costs=[10**7] * count,
+        hits=[each == 0 for each in drawn(3)],
+    )
+    options = ScheduleOptions(pin_followers=data.draw(st.booleans()), expect_hits=0.0)
+    scheduler = Scheduler(graph, data.draw(st.integers(1, 4)), options)
+    truth, created = drawn(1), list[int]()
+
+    def hits(job: int, worker: int) -> bool:
+        assert_consistent(scheduler)
+        created.append(job)
+        return truth[job] == 1
+
+    simulate(scheduler, np.full(count, 30_000_000), hits)
+    assert_consistent(scheduler)
+    assert sorted(created) == list(range(count))
+
+
+def test_links_of_which_drivers_tell_no_hits_say_nothing_of_keys() -> None:
+    # 1 to 6 link 0 and have one key; that they miss is no reason to believe keys less.
+    graph = job_graph(7, libraries={job: [0] for job in range(1, 7)}, keys=[1] + [2] * 6)
+    scheduler = Scheduler(graph, 2, ScheduleOptions())
+    for _ in range(5):
+        batch = requested(scheduler, 0)
+        scheduler.finished(0, batch, compiles=len(batch.indices), elapsed_ns=30_000_000)
+        assert_consistent(scheduler)
+    assert scheduler.queued
+    assert isinstance(scheduler.request(1), Wait), "they are for the worker of their leader still"
