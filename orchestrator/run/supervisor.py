@@ -60,7 +60,7 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.suspects import SuspectTrials
-from orchestrator.run.trial import first_error
+from orchestrator.run.trial import end_when, first_error
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
 from orchestrator.stores.files.atomic_file import SaveError
@@ -182,6 +182,7 @@ class _Supervisor:
     _supervision: Supervision = field(factory=Supervision)
     _fruitless: int = 0
     _unexplained: int = 0
+    _since_ns: int = 0
     _streak: int = 0
     _compiled_before: int = 0
     _pending: _Death | None = None
@@ -234,6 +235,9 @@ class _Supervisor:
             options = evolve(options, merge=ROLLING)
         if options.save_policy == SavePolicy():
             options = evolve(options, save_policy=_CHECKPOINTS)
+        if options.time_limit_s is not None and self._since_ns:
+            spent_s = (time.perf_counter_ns() - self._since_ns) / 1e9
+            options = evolve(options, time_limit_s=max(0.0, options.time_limit_s - spent_s))
         return options
 
     async def _compile(self, connection: Connection) -> CompileReport | _Death:
@@ -266,6 +270,7 @@ class _Supervisor:
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))
                     case Prepared():
+                        self._since_ns = self._since_ns or time.perf_counter_ns()
                         watch.prepare(answer)
                     case Failed():
                         raise answer.error()
@@ -307,9 +312,13 @@ class _Supervisor:
                 "one pipeline" if len(death.suspects) == 1 else f"each of {len(death.suspects)} pipelines"
             )
             self.on_stage(f"the driver ended its process ({death.how}): trying {several} alone")
-            await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
-            if not (trials.verdicts or death.killed or death.overdue or connection.lost):
-                await trials.run(death.suspects, junk=True)
+            async with trio.open_nursery() as nursery:
+                if self.stop is not None:
+                    nursery.start_soon(end_when, self.stop, nursery.cancel_scope)
+                await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
+                if not (trials.verdicts or death.killed or death.overdue or connection.lost):
+                    await trials.run(death.suspects, junk=True)
+                nursery.cancel_scope.cancel()
         blamed = [
             _culprit(job, each.cause, each.reason, each.signal) for job, each in trials.verdicts.items()
         ]

@@ -123,7 +123,7 @@ async def try_pipelines(
     with first_error():
         async with trio.open_nursery() as beside:
             if stop is not None:
-                beside.start_soon(_end_when, stop, beside.cancel_scope)
+                beside.start_soon(end_when, stop, beside.cancel_scope)
             async with trio.open_nursery() as nursery:
                 for _ in range(min(processes, len(jobs))):
                     nursery.start_soon(lanes.run_one)
@@ -131,7 +131,8 @@ async def try_pipelines(
     return lanes.trials
 
 
-async def _end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
+async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
+    """Cancel a scope when an event is set."""
     await stop.wait()
     scope.cancel()
 

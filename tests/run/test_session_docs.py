@@ -9,6 +9,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ import trio
 import orchestrator
 from orchestrator import PipelineSet, Progress
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
 from tests.hosts.python_host import HostSettings, PythonHost
+from tests.run.small_sets import write_small_set
 
 PAGE = (REPOSITORY / "docs" / "embedding.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
@@ -35,6 +38,7 @@ TESTED = {
     "level_change",
     "handles",
     "time_budget",
+    "supervised",
 }
 
 
@@ -126,6 +130,14 @@ async def test_what_is_needed_first() -> None:
     assert created
     assert reasons == []
     assert len(device.compile_counts) == 50
+
+
+async def test_a_supervised_compile(tmp_path: Path) -> None:
+    archive = tmp_path / "set.foz"
+    keys = write_small_set(archive, 0, 4)
+    counts, failed = await example("supervised", "precompile")([str(archive)], tmp_path / "cache")
+    assert counts[OutcomeStatus.COMPILED] == len(keys)
+    assert failed == []
 
 
 async def test_producers() -> None:

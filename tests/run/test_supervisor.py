@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
+MARKER = "ORCHESTRATOR_TEST_MARKER"
 
 
 def open_good(request: DeviceRequest) -> SimulatedDevice:
@@ -46,6 +48,20 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
 
     bugs = DriverBugs(crash=[KEYS[9]])
     return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
+
+
+def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
+    """A pipeline that ends the first process that compiles it, and from which no other comes back."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[3]:
+            try:
+                Path(os.environ[MARKER]).touch(exist_ok=False)
+            except FileExistsError:
+                threading.Event().wait()
+            os.abort()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
 def open_newer(request: DeviceRequest) -> SimulatedDevice:
@@ -162,6 +178,26 @@ async def test_stopping_gives_the_report_of_what_was_done(archive: Path) -> None
     assert report.stopped or report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert sum(report.counts().values()) == len(KEYS)
     assert {each.kind for each in report.pipelines} == {PipelineKind.COMPUTE}
+
+
+async def test_stopping_ends_the_search_for_a_culprit(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    stop = trio.Event()
+
+    def on_stage(name: str) -> None:
+        if "alone" in name:
+            stop.set()
+
+    limits = TrialLimits(opener=f"{__name__}:open_slow_to_judge", pipeline_s=3600.0)
+    options = CompileOptions(workers=1, trial_limits=limits)
+    before = children()
+    with trio.fail_after(120):
+        report = await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
+    assert report.stopped
+    assert report.failed == ()
+    assert children() == before
 
 
 async def test_cancelling_leaves_no_process(archive: Path) -> None:
