@@ -149,7 +149,7 @@ class SuspectTrials:
         limit = self.options.trial_limits.memory_bytes
         if limit:
             more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
-            if more.end is None or more.peak_bytes > limit:
+            if more.end is None or more.late or more.peak_bytes > limit:  # it does not crash on it, then
                 size = f"the {limit >> 20} MiB that a process may have"
                 return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
         if ended.signal:
