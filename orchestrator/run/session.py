@@ -616,8 +616,11 @@ class PipelineSession:
     def _take_news(self) -> None:
         """Count what is new, and wake who waits. Runs in the trio thread."""
         self._gather()
-        with self._news_lock:
+        with self._news_lock, self._exchange.looking() as schedule:
             settled, self._unheard = self._unheard, set()
+            # One that was cancelled, and counted by who polls, may have been submitted again since.
+            again = schedule.unsettled(np.fromiter(settled, np.int32, len(settled)))
+            settled.difference_update(again.tolist())
         if self._waiting:
             for index in settled.intersection(self._waiting):
                 for waiter in self._waiting.pop(index):

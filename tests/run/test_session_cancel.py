@@ -145,3 +145,26 @@ async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
         assert session.remaining().tolist() == [1, 10, 11]
         session.limit_time(None)
     assert sorted(recorder.order) == [1, 10, 11, 12]
+
+
+async def test_what_was_cancelled_polled_and_submitted_again_is_waited_for() -> None:
+    recorder, device = recorded(hold=10)
+    prepared = device.prepare(simulated_image(range(20)))
+    outcomes: list[bool] = []
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
+        session.submit_nowait(range(20))
+        assert session.begin_cancel(None, group=None).cancelled == 20
+        assert len(session.poll().settled) == 0
+        ticket = session.submit_nowait(range(20))
+
+        async def wait() -> None:
+            outcomes.extend(each.created for each in await ticket.wait())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            session.limit_time(None)
+            await recorder.entered.wait()
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert outcomes == [], "the driver has one of them still"
+            recorder.open.set()
+    assert outcomes == [True] * 20

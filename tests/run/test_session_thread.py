@@ -92,7 +92,7 @@ def in_a_loop(device: Device, prepared: PreparedPipelines) -> RunReport:
         if needed.done() and ticket.done() and not handles.size:
             assert needed.result().created
             handles = session.take(ticket)
-        if len(settled) == len(prepared.image):
+        if handles.size and len(settled) == len(prepared.image):
             break
         time.sleep(0.001)  # the frame
     assert news.progress.share == news.progress.cost_share == 1.0
