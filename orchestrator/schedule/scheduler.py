@@ -473,7 +473,7 @@ class Lifecycle:
         jobs = np.flatnonzero(waits & (table.flags & BY_PIPELINE_KEY > 0)).astype(np.int32)
         if len(jobs) < least:
             return False
-        place = int(np.argmax(self._costs[jobs]))
+        place = int(np.argmax(self.costs[jobs]))
         if table.state_at[int(jobs[place])] == PINNED:
             self._follow_no_more(jobs[place : place + 1])
         else:
@@ -484,7 +484,7 @@ class Lifecycle:
     def _follow_no_more(self, jobs: Int32s) -> None:
         """Jobs that were to be created after their leader, which was, are like all others."""
         table = self.table
-        costs = np.where(table.flags[jobs] & HIT > 0, HIT_COST_NS, self._costs[jobs])
+        costs = np.where(table.flags[jobs] & HIT > 0, HIT_COST_NS, self.costs[jobs])
         table.open_cost += int((costs - table.cost[jobs]).sum())
         table.flags[jobs] &= ~DUPLICATE & 0xFF
         table.cost[jobs] = costs
