@@ -6,7 +6,7 @@ are held and after they were destroyed.
 
     wall_s, cpu_s, peak_mib   of the whole process, from outside: fork to reaping
     look_up_s, created        of mode binaries: the one pass before the first pipeline; pipelines made from binaries
-    *_us                      of one pipeline: its binaries made of data, itself made of those, or taken from a cache
+    *_us                      CPU time of one pipeline: its binaries made of data, itself made of those, or taken from a cache
     virtual, resident         MiB more than before, held and after release
 
 Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken out of
@@ -103,15 +103,15 @@ def measure(job: Job) -> Figures:
         device.create_pipelines(prepared, chosen, cache)
         spent = {"make": 0, "from": 0, "destroy": 0, "cache": 0}
         for _ in range(_PASSES):
-            began = time.perf_counter_ns()
+            began = time.thread_time_ns()
             handles = able.create_binaries(binaries)
-            made = time.perf_counter_ns()
+            made = time.thread_time_ns()
             able.create_from_binaries(prepared, indices, HeldBinaries(counts, handles))
-            created = time.perf_counter_ns()
+            created = time.thread_time_ns()
             able.destroy_binaries(handles)
-            destroyed = time.perf_counter_ns()
+            destroyed = time.thread_time_ns()
             device.create_pipelines(prepared, indices, cache)
-            ended = time.perf_counter_ns()
+            ended = time.thread_time_ns()
             for name, begins, ends in (
                 ("make", began, made),
                 ("from", made, created),

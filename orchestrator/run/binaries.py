@@ -315,8 +315,9 @@ class HeldPipelines(BinarySource):
             created = int(np.count_nonzero(counts)) - len(refused)
             pulled.counts[indices] = 0
             np.subtract.at(pulled.users, slots, 1)
-            over = np.unique(slots)
-            over = over[pulled.users[over] == 0]
+            ended = np.zeros(len(pulled.users), np.bool_)
+            ended[slots] = pulled.users[slots] == 0
+            over = np.flatnonzero(ended)
             dead = pulled.handles[over].copy()
             pulled.handles[over] = 0
             self._held_bytes -= sum(self._sizes.pop(handle, 0) for handle in dead.tolist())

@@ -199,9 +199,11 @@ class _Walk:
         if outside.any():
             raise self.fail(int(pages[outside][0]), f"{what}: the file has no such page")
         again = self.seen[pages]
-        if again.any() or len(np.unique(pages)) != len(pages):
-            raise self.fail(int(pages[again][0]) if again.any() else 0, f"{what}: a page is used twice")
+        before = int(np.count_nonzero(self.seen))
         self.seen[pages] = True
+        # Not np.unique, which imports masked arrays: that takes longer than the rest.
+        if again.any() or int(np.count_nonzero(self.seen)) != before + len(pages):
+            raise self.fail(int(pages[again][0]) if again.any() else 0, f"{what}: a page is used twice")
 
     def tree(self, described: bytes) -> None:
         """Look at the table of tables, and at those."""
