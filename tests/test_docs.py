@@ -1,19 +1,25 @@
 """Every verb and every option of the command line is documented, and nothing else is.
 
 What the command line offers and what its page describes are the same, found by asking the command line
-itself, so that a verb or an option cannot be added, renamed or removed on one side only.
+itself, so that a verb or an option cannot be added, renamed or removed on one side only. The page on
+precompiling is run from its first command to its last.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from cyclopts import App
 
 from orchestrator.cli.application import app
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, driver_manifest
+from tests.run.small_sets import write_small_set
 
 CLI_PAGE = (REPOSITORY / "docs" / "cli.md").read_text("utf-8")
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")])
@@ -70,3 +76,34 @@ def test_commands_in_pages_exist(page: Path) -> None:
     assert used <= targets
     called = set(re.findall(r"^(?:\$ )?(?:\.venv/bin/)?orchestrator ([a-z-]+)", text, flags=re.MULTILINE))
     assert called <= set(verbs())
+
+
+def test_the_commands_of_the_page_on_precompiling_do_what_it_says(tmp_path: Path) -> None:
+    """All of them, in their order, in one directory; with a smaller set and pattern, and for a shorter night."""
+    driver_manifest("radv:navi21")
+    page = (REPOSITORY / "docs" / "precompiling.md").read_text("utf-8")
+    commands = re.findall(r"^    ((?:orchestrator|head|chmod) .*)$", page, flags=re.MULTILINE)
+    assert len(commands) >= 10
+    write_small_set(tmp_path / "game.foz", 0, 12)
+    ran = []
+    for command in commands:
+        line = command.replace("'radv:*'", "'radv:navi3[13]'")
+        line = re.sub(r"^orchestrator", f"{shlex.quote(sys.executable)} -m orchestrator", line)
+        done = subprocess.run(
+            ["sh", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        ran.append(done.stdout)
+    by_command = dict(zip(commands, ran, strict=True))
+    (filled,) = [
+        out
+        for command, out in by_command.items()
+        if re.fullmatch(r"orchestrator compile .* --cache-dir player", command)
+    ]
+    assert re.search(r"^all +(\d+) +0 +\1 +0 +0$", filled, flags=re.MULTILINE), filled

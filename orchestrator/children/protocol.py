@@ -22,6 +22,7 @@ SERVICES = {
     "compile": "orchestrator.run.compile_service",
     "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",
+    "packs": "orchestrator.run.packs_service",
     "spirv-val": "orchestrator.sets.spirv.val_batch",
     "trial": "orchestrator.run.trial_service",
 }

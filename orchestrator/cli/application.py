@@ -62,6 +62,7 @@ VERBS = {
     "verify": "verify:verify_verb",
     "binaries": "binaries:binaries_verb",
     "merge": "merge:merge_verb",
+    "install": "install:install_verb",
     "prune": "prune:prune_verb",
     "quarantine": "quarantine:quarantine_verb",
     "doctor": "doctor:doctor_verb",

@@ -12,26 +12,31 @@ Guarantees:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, TypeVar
 
 from attrs import frozen
 from cyclopts import Parameter
 from rich.text import Text
 
-from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.options import (
+    DEVICE_HELP,
+    FIRST_DEVICE,
     MOST_WORKERS,
     CacheDirectory,
-    DeviceSelector,
     Flag,
     JsonFlag,
+    KeyFile,
     SetNames,
     archive_paths,
     hash_number,
+    in_range,
     own_target,
+    read_key,
     require_writable,
     size_bytes,
     time_limit_seconds,
@@ -56,7 +61,9 @@ from orchestrator.cli.signals import ending_signals
 if TYPE_CHECKING:
     import trio
 
+    from orchestrator.cli.documents import TargetsDocument
     from orchestrator.cli.progress import ProgressView
+    from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.devices.image import PipelineKind
     from orchestrator.process import StageClock
     from orchestrator.run.compile_server import CompileServer
@@ -68,9 +75,12 @@ if TYPE_CHECKING:
         PipelineOutcome,
         Savings,
     )
+    from orchestrator.run.targets import TargetResult
     from orchestrator.sets.prepare import Subset
 
     _Rows = Iterator[tuple[str, str | Text]]
+
+_T = TypeVar("_T")
 
 _REASONS_SHOWN = 10
 _KEYS_SHOWN = 3
@@ -128,9 +138,23 @@ class CompileArguments:
         in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
         allow_damaged: Exit with 0 also where records of the set could not be read, if all that could be read
             compiled.
+        out: Make a pack: a directory with the cache files of all targets and a manifest. Cache files are kept
+            there while they are made, unless --cache-dir says otherwise, so the same command goes on.
+        progress: `jsonl`: write how far it is, one JSON object a line, to descriptor 3; `jsonl:FD`: to
+            another one. For programs.
+        quiet: Show no progress and no report; errors are shown.
+        nice: Let other programs of this machine go first: 0 to 19, as nice(1).
     """
 
-    device: DeviceSelector = ""
+    device: Annotated[
+        list[str] | None,
+        FIRST_DEVICE,
+        Parameter(
+            help=DEVICE_HELP
+            + " A pattern such as `radv:*` is every family that the installed driver has. May "
+            "be given several times."
+        ),
+    ] = None
     workers: Annotated[str, Parameter(alias="-j")] = "auto"
     mode: Literal["auto", "shared", "per-worker", "per-worker-internal", "two-level", "binaries", "none"] = (
         "auto"
@@ -155,9 +179,14 @@ class CompileArguments:
     driver_log: Path | None = None
     in_process: Flag = False
     allow_damaged: Flag = False
+    out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None
+    key: KeyFile = None
+    progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
+    quiet: Annotated[Flag, Parameter(alias="-q")] = False
+    nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0
 
-    def options(self) -> CompileOptions:
-        """What is asked for.
+    def options(self, selector: str) -> CompileOptions:
+        """What is asked for, on one device.
 
         Raises:
             UsageError: A number or a time is none, or two options contradict each other.
@@ -170,7 +199,7 @@ class CompileArguments:
                 "use --mode per-worker or two-level",
             )
         return CompileOptions(
-            selector=self.device,
+            selector=selector,
             driver_caches=self.driver_caches,
             workers=_worker_count(self.workers),
             mode=None if self.mode == "auto" else self.mode,
@@ -242,22 +271,52 @@ def compile_verb(
         orchestrator compile game.foz --only 43210c2d62f9536c
         orchestrator compile game.foz --time-limit 8h
         orchestrator compile game.foz --shard 2/4 --cache-dir build/shard2
+        orchestrator compile game.foz -d radv:navi21 -d radv:navi31 --out pack
+        orchestrator compile game.foz --device 'radv:*' --out pack --nice 10
     """
+    from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.process import process_clock
 
+    # Before anything else opens a descriptor that the caller forgot to.
     clock = process_clock()
+    lines = ProgressLines.of_option(arguments.progress)
+    if arguments.nice:
+        os.nice(arguments.nice)
+    given = arguments.device or [""]
+    output = Output(json=json)
+    if len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given):
+        code = _compile_targets(sets, arguments, lines, output)
+    else:
+        code = _compile_one(sets, arguments, given[0], lines, output, clock)
+    lines.end(code)
+    return code
+
+
+def _compile_one(
+    sets: list[str],
+    arguments: CompileArguments,
+    selector: str,
+    lines: ProgressLines,
+    output: Output,
+    clock: StageClock,
+) -> ExitCode:
     with ExitStack() as held:
         # First of all: the child loads what takes longest, while this process loads the rest.
         server = None if arguments.in_process else held.enter_context(_started())
         from orchestrator.cli.progress import progress_view
+        from orchestrator.cli.progress_lines import LinesBeside
         from orchestrator.run.records import encode_report
 
+        if arguments.key is not None:
+            raise UsageError("--key signs packs", "name the pack's directory with --out")
         paths = archive_paths(sets)
-        options = arguments.options()
+        options = arguments.options(selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
-        output = Output(json=json)
-        with progress_view(output) as view:
+        if lines.wanted:
+            lines.start((selector,), _planned(paths, options.subset))
+        with progress_view(output, quiet=arguments.quiet) as shown:
+            view = LinesBeside(shown, lines, selector)
             if server is None:
                 report = _compile_here(paths, options, directory, view, clock)
             else:
@@ -268,13 +327,15 @@ def compile_verb(
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
+    lines.ends(selector, report, report.cache_file.error or "")
     if output.json:
         write_json(encode_report(report, clock))
-    else:
+    elif not arguments.quiet:
         show_report(output, report)
         _show_clock(output, clock)
     code = _exit_code(report, allow_damaged=arguments.allow_damaged)
-    _show_end(output, report, code)
+    if not arguments.quiet or code:
+        _show_end(output, report, code)
     # After the report: that they cannot be written costs nothing but them.
     _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     return code
@@ -349,6 +410,123 @@ def _compile_here(
         return trio.run(_until_signal, job, view)
 
 
+def _planned(paths: Sequence[str], subset: Subset) -> int:
+    """How many pipelines are to be created on a device, those of each group counted."""
+    from orchestrator.sets.opening import open_paths
+
+    with open_paths(paths) as opened:
+        return sum(len(subset.of(each.pipelines)) for each in subset.groups_of(opened))
+
+
+def _compile_targets(
+    sets: list[str], arguments: CompileArguments, lines: ProgressLines, output: Output
+) -> ExitCode:
+    """Compile for several targets, each in a child process, and make a pack where one is asked for."""
+    import trio
+
+    from orchestrator.cli.packs import show_pack, show_results
+    from orchestrator.cli.progress import progress_view
+    from orchestrator.cli.targets_view import TargetsView
+    from orchestrator.run.packs import manifest_of, packed_target, with_earlier
+    from orchestrator.run.targets import compile_targets, selectors_of
+    from orchestrator.stores.pack import Pack, PackWriter, is_pack
+
+    of_one = {
+        "--trace": arguments.trace is not None,
+        "--pipeline-stats": arguments.pipeline_stats is not None,
+        "--driver-log": arguments.driver_log is not None,
+        "--in-process": arguments.in_process,
+    }
+    for option, is_given in of_one.items():
+        if is_given:
+            raise UsageError(f"{option} is for one device", "name one, without --out")
+    if arguments.out is None and arguments.key is not None:
+        raise UsageError("--key signs packs", "name the pack's directory with --out")
+    if arguments.out is not None and arguments.mode in ("none", "binaries"):
+        raise UsageError(
+            f"--out: mode {arguments.mode} keeps no cache file, so there would be nothing in the pack"
+        )
+    paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
+    options = [arguments.options(each) for each in targets]
+    key, writer, earlier = read_key(arguments.key), None, None
+    if arguments.out is not None:
+        earlier = Pack.open(arguments.out, key) if is_pack(arguments.out) else None
+        writer = PackWriter(arguments.out, key)
+        writer.prepare()
+    place = arguments.cache_dir or arguments.out
+    directory = None if arguments.mode == "none" else usable_directory(place).absolute()
+    pipelines = _planned(paths, options[0].subset)
+    lines.start(targets, pipelines)
+    with progress_view(output, quiet=arguments.quiet) as view:
+
+        async def job(stop: trio.Event) -> list[TargetResult]:
+            return await compile_targets(
+                paths,
+                options,
+                pipelines=pipelines,
+                cache_directory=directory,
+                listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
+                stop=stop,
+            )
+
+        results = trio.run(_until_signal, job, view)
+    manifest = None
+    if writer is not None:
+        packed = [
+            (packed_target(writer, each.selector, each.report, each.error), each.report) for each in results
+        ]
+        manifest = manifest_of(with_earlier(writer, earlier, packed))
+        writer.finish(manifest)
+    output.document(lambda: _targets_document(results, arguments.out))
+    if not arguments.quiet:
+        show_results(output, results)
+        for result in results:
+            if result.report is not None and result.report.failed:
+                output.line("")
+                output.line(styled(result.selector, "head"))
+                _show_failed(output, result.report.failed)
+        if manifest is not None and arguments.out is not None:
+            show_pack(output, arguments.out, manifest, signed=key is not None)
+    return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
+
+
+def _targets_document(results: Sequence[TargetResult], out: Path | None) -> TargetsDocument:
+    from orchestrator.cli.documents import CompiledTarget, TargetsDocument
+
+    return TargetsDocument(
+        pack=None if out is None else path_text(out),
+        targets=tuple(
+            CompiledTarget(
+                selector=each.selector,
+                problem=None if each.error is None else str(each.error),
+                report=each.report,
+            )
+            for each in results
+        ),
+    )
+
+
+def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) -> ExitCode:
+    """The worst of the targets'; where none could be compiled, that of the first error."""
+    errors = [each.error for each in results if each.error is not None]
+    if len(errors) == len(results):
+        return explain(errors[0]).exit_code
+    codes = {
+        _exit_code(each.report, allow_damaged=allow_damaged) for each in results if each.report is not None
+    }
+    if any(each.report is None and each.error is None for each in results):
+        codes.add(ExitCode.OUT_OF_TIME if ExitCode.OUT_OF_TIME in codes else ExitCode.INTERRUPTED)
+    if errors:
+        codes.add(ExitCode.PIPELINES_FAILED)
+    worst = (
+        ExitCode.INTERRUPTED,
+        ExitCode.BAD_INPUT,
+        ExitCode.OUT_OF_TIME,
+        ExitCode.PIPELINES_FAILED,
+    )
+    return next((each for each in worst if each in codes), ExitCode.OK)
+
+
 def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None) -> None:
     """Write the timeline and the statistics that were asked for.
 
@@ -368,9 +546,7 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
         write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
 
 
-async def _until_signal(
-    job: Callable[[trio.Event], Awaitable[CompileReport]], view: ProgressView
-) -> CompileReport:
+async def _until_signal(job: Callable[[trio.Event], Awaitable[_T]], view: ProgressView) -> _T:
     """Run a job that the first ending signal asks to stop; the report of what was done by then."""
     import trio
 

@@ -22,6 +22,7 @@ from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentit
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import (
     ApiVersion,
+    CompileReport,
     DamageRecord,
     Hash,
     Record,
@@ -434,6 +435,123 @@ class PackDocument(Document, frozen=True, kw_only=True):
     names: tuple[PackedName, ...]
 
 
+# --- packs
+
+
+class PackedTarget(Record, frozen=True, kw_only=True):
+    """What a pack has for a device.
+
+    Attributes:
+        selector: How the device was called where it was compiled for.
+        device_name: Name of the device.
+        driver: Name and version of its driver.
+        identity: What the cache is valid for; null where the device did not open.
+        cache: Name of the cache file, or null.
+        cache_bytes: Its size.
+        created: How many pipelines are in it.
+        skipped: How many the device cannot take.
+        failed: How many failed.
+        quarantined: How many were left out, because they ended the driver.
+        not_run: How many were not come to.
+        parts: The sets, or shards of sets, that were compiled.
+        missing: Shards that are not there of sets of which others are.
+        problem: Why there is no cache, or null.
+    """
+
+    selector: str
+    device_name: str
+    driver: str
+    identity: ProfileIdentity | None
+    cache: str | None
+    cache_bytes: int
+    created: int
+    skipped: int
+    failed: int
+    quarantined: int
+    not_run: int
+    parts: tuple[str, ...]
+    missing: tuple[str, ...]
+    problem: str | None
+
+
+class CompiledTarget(Record, frozen=True, kw_only=True):
+    """One of several targets of a compile.
+
+    Attributes:
+        selector: How the device is called.
+        problem: Why it could not be compiled for, or null.
+        report: What a compile for one device gives; null where there is a problem, or it did not begin.
+    """
+
+    selector: str
+    problem: str | None
+    report: CompileReport | None
+
+
+class TargetsDocument(Document, frozen=True, kw_only=True):
+    """`compile --json` of several devices, of a pattern, or with --out.
+
+    Attributes:
+        pack: The pack that was written, or null.
+        targets: The targets, in the order in which they were named.
+    """
+
+    pack: str | None
+    targets: tuple[CompiledTarget, ...]
+
+
+class NearestTarget(Record, frozen=True, kw_only=True):
+    """The target of a pack that has most in common with a device.
+
+    Attributes:
+        target: Its selector.
+        differs: The fields in which it differs, in words.
+    """
+
+    target: str
+    differs: tuple[str, ...]
+
+
+class InstallDocument(Document, frozen=True, kw_only=True):
+    """`install --json`.
+
+    Attributes:
+        pack: The pack.
+        proven: Whether its MAC was checked, with --key.
+        device_name: Name of the device that is here.
+        driver: Name and version of its driver.
+        identity: What its caches are valid for.
+        target: Selector of the target that is this device and driver, or null.
+        has_cache: Whether the pack has a cache for it.
+        problem: Why there is a target and no cache, or null.
+        nearest: Where there is no target: the one that has most in common.
+        created: How many pipelines that cache holds.
+        cache_file: The cache file of the device.
+        saved_bytes: Bytes that were written, 0 where none were.
+        not_saved: Why none were, or null.
+        bytes_before: Driver's data that was there before.
+        bytes_after: Driver's data that is there now.
+        notes: What a user should know.
+    """
+
+    pack: str
+    proven: bool
+    device_name: str
+    driver: str
+    identity: ProfileIdentity
+    target: str | None
+    has_cache: bool
+    problem: str | None
+    nearest: NearestTarget | None
+    created: int
+    cache_file: str
+    saved_bytes: int
+    not_saved: str | None
+    bytes_before: int
+    bytes_after: int
+    notes: tuple[str, ...]
+
+
 # --- verify
 
 
@@ -443,7 +561,7 @@ class CheckedFile(Record, frozen=True, kw_only=True):
     Attributes:
         path: Which.
         kind: What it is.
-        files: Of a directory: files in it that were checked.
+        files: Of a directory or a pack: files in it that were checked.
         quarantined: Of a directory: files in its quarantine.
         bytes: Of a file: its size.
         status: Of a cache file: how a load without a device would end.
@@ -451,6 +569,10 @@ class CheckedFile(Record, frozen=True, kw_only=True):
         records: Of an archive: its records.
         unusable_records: Of an archive: those that cannot be used.
         damage: Of an archive: what could not be read.
+        targets: Of a pack: what it has for each device.
+        signed: Of a pack: whether it has a MAC.
+        proven: Of a pack: whether that was checked, with --key.
+        strays: Of a pack: names of files in its directory that are not of it.
         problems: What is wrong.
         next_step: What to do about it.
     """
@@ -465,6 +587,10 @@ class CheckedFile(Record, frozen=True, kw_only=True):
     records: int | UnsetType = UNSET
     unusable_records: int | UnsetType = UNSET
     damage: tuple[DamageRecord, ...] | UnsetType = UNSET
+    targets: tuple[PackedTarget, ...] | UnsetType = UNSET
+    signed: bool | UnsetType = UNSET
+    proven: bool | UnsetType = UNSET
+    strays: tuple[str, ...] | UnsetType = UNSET
     problems: tuple[str, ...]
     next_step: str
 
@@ -605,6 +731,34 @@ class MergeDocument(Document, frozen=True, kw_only=True):
     data_bytes: int
     saved_bytes: int
     not_saved: str | None
+
+
+class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):
+    """A target of a joined pack.
+
+    Attributes:
+        packs: The packs that had a cache for it.
+        merged: Whether the driver merged those; otherwise one was copied.
+    """
+
+    packs: tuple[str, ...]
+    merged: bool
+
+
+class MergePacksDocument(Document, frozen=True, kw_only=True):
+    """`merge --json` of packs.
+
+    Attributes:
+        output: The pack that was written.
+        packs: The packs that were joined.
+        signed: Whether it was signed.
+        targets: What is in it.
+    """
+
+    output: str
+    packs: tuple[str, ...]
+    signed: bool
+    targets: tuple[JoinedTargetRecord, ...]
 
 
 # --- prune
@@ -1032,6 +1186,9 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "verify": VerifyDocument,
     "binaries": BinariesDocument,
     "merge": MergeDocument,
+    "merge PACK...": MergePacksDocument,
+    "install": InstallDocument,
+    "compile for several devices": TargetsDocument,
     "prune": PruneDocument,
     "quarantine": QuarantineDocument,
     "doctor": DoctorDocument,

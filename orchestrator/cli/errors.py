@@ -68,7 +68,7 @@ class Failure:
 
     Attributes:
         kind: A word for programs: usage, output, archive, record, manifest, no_device, driver, device, store,
-            other, interrupted, bug.
+            pack, other, interrupted, bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
@@ -141,6 +141,11 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     from orchestrator.stores.binary_store import StoreError
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
     from orchestrator.stores.files.recovery import QuarantineError
+    from orchestrator.stores.pack import PackError as CachePackError
+
+    if isinstance(error, CachePackError):
+        where = {"path": _utf8(str(error.path))}
+        return Failure("pack", message, error.next_step, ExitCode.BAD_INPUT, where)
 
     if isinstance(error, StoreError | PackError):
         step = (

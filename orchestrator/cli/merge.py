@@ -1,4 +1,4 @@
-"""The verb `merge`: several cache files of one device into one, by its driver.
+"""The verb `merge`: several cache files of one device into one, or packs of several machines, by the driver.
 
 Guarantees: a file is given to the driver only after every check that a load makes. What is written is what
 the driver gave after the merge. Figures are bytes as the driver counts them; nothing says how many pipelines
@@ -10,29 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attrs import asdict, frozen
+from attrs import asdict
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
-from orchestrator.cli.output import Output, byte_text, path_text, styled, table
-from orchestrator.errors import DriverError
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, KeyFile, opened_device, read_key
+from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import MergeDocument
-    from orchestrator.devices.device import Device, PipelineCache
-
-
-_MERGED_FRACTION = 0.9
-
-
-@frozen
-class _Merged:
-    path: Path
-    status: str
-    detail: str
-    data_bytes: int
-    added_bytes: int
+    from orchestrator.cli.documents import MergeDocument, MergePacksDocument
+    from orchestrator.run.cache_joining import JoinedFile
+    from orchestrator.run.packs import JoinedTarget
+    from orchestrator.stores.pack import Target
 
 
 def merge_verb(
@@ -40,31 +29,54 @@ def merge_verb(
     /,
     *,
     output: Annotated[Path, Parameter(alias="-o")],
-    device: Annotated[str, DEVICE, Parameter(help="The device that made them. " + DEVICE_HELP)],
+    device: Annotated[
+        str, DEVICE, Parameter(help="The device that made the cache files. " + DEVICE_HELP)
+    ] = "",
+    key: KeyFile = None,
     json: JsonFlag = False,
 ) -> int:
-    """Merge cache files of one device and driver into one.
+    """Merge cache files of one device and driver into one, or packs of several machines into one.
 
-    A file that the device would not load is left out, with the field that differs; the exit code is then 2.
-    Nothing is written where none is left.
+    A cache file that the device would not load is left out, with the field that differs; the exit code is
+    then 2, and nothing is written where none is left. Of packs everything fits or nothing is written: a pack
+    whose shards another driver compiled is refused by name.
 
     **EXAMPLES**
 
         orchestrator merge one/*-cache two/*-cache -o all.pipeline-cache -d radv
         orchestrator merge */*-cache -o all.pipeline-cache -d radv:navi21 --json
+        orchestrator merge night-1 night-2 night-3 -o release-pack
 
     Args:
-        files: Cache files of the device.
-        output: The cache file to write; one that is there is replaced.
+        files: Cache files of the device, or packs.
+        output: The cache file to write, where one that is there is replaced; or the directory of a new pack.
     """
+    out = Output(json=json)
+    if any(each.is_dir() for each in files):
+        if device:
+            raise UsageError("--device is for cache files: a pack says which devices it is for")
+        return _merge_packs(files, output, key, out)
+    if key is not None:
+        raise UsageError("--key is for packs: a cache file has no signature")
+    if not device:
+        raise UsageError("the device that made the cache files is missing", "name it with --device")
+    return _merge_files(files, output, device, out)
+
+
+def _merge_files(files: list[Path], output: Path, selector: str, out: Output) -> int:
+    from orchestrator.run.cache_joining import join_files
     from orchestrator.stores.cache_file import save_cache_file
     from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
-    out = Output(json=json)
+    def on_file(path: Path) -> None:
+        if out.live:
+            # Should the driver die of it, this is the last line.
+            out.message(f"merging {path_text(path)}")
+
     if output.exists() and not output.is_file():
         raise UsageError(f"{path_text(output)}: cannot be written: it is no regular file", "name a file")
-    with opened_device(device) as opened:
-        merged, data = _merge(opened, files, out)
+    with opened_device(selector) as opened:
+        merged, data = join_files(opened, files, on_file)
         identity = opened.identity
         taken = [each for each in merged if each.status == "LOADED"]
         saved = save_cache_file(output.absolute(), identity, data) if taken else None
@@ -93,48 +105,7 @@ def merge_verb(
     return ExitCode.OK if len(taken) == len(merged) and skipped is None else ExitCode.BAD_INPUT
 
 
-def _merge(device: Device, files: list[Path], out: Output) -> tuple[list[_Merged], bytes]:
-    """Merge file by file; what became of each, and the driver's data at the end."""
-    destination = device.create_pipeline_cache(name="merged")
-    try:
-        merged = [_add(device, destination, path, out) for path in files]
-        return merged, device.pipeline_cache_data(destination).data
-    finally:
-        device.destroy_pipeline_cache(destination)
-
-
-def _add(device: Device, destination: PipelineCache, path: Path, out: Output) -> _Merged:
-    from orchestrator.stores.cache_file import KEPT_FRACTION, LoadStatus, read_cache_file
-
-    found = read_cache_file(path.resolve(), device.identity)
-    if found.status is not LoadStatus.LOADED:
-        return _Merged(path, found.status.value, found.detail, 0, 0)
-    if out.live:
-        # Should the driver die of it, this is the last line.
-        out.message(f"merging {path_text(path)}")
-    before = device.pipeline_cache_size(destination)
-    source: PipelineCache | None = None
-    try:
-        source = device.create_pipeline_cache(found.data, name=path.name)
-        held = device.pipeline_cache_size(source)
-        if held < KEPT_FRACTION * len(found.data):
-            detail = f"the driver was given {len(found.data)} bytes and kept {held}, without an error"
-            return _Merged(path, LoadStatus.DROPPED_BY_DRIVER.value, detail, len(found.data), 0)
-        device.merge_pipeline_caches(destination, [source])
-    except DriverError as error:
-        return _Merged(path, LoadStatus.REJECTED_BY_DRIVER.value, str(error), len(found.data), 0)
-    finally:
-        if source is not None:
-            device.destroy_pipeline_cache(source)
-    after = device.pipeline_cache_size(destination)
-    # RADV pads what it gives, so that equal content differs by some bytes from one cache to the next.
-    if after < _MERGED_FRACTION * held:
-        detail = f"the merge did nothing: the file holds {held} bytes, the merged cache {after}"
-        return _Merged(path, "NOT_MERGED", detail, len(found.data), 0)
-    return _Merged(path, found.status.value, found.detail, len(found.data), max(0, after - before))
-
-
-def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, skipped: str | None) -> None:
+def _show(out: Output, merged: list[JoinedFile], output: Path, saved_bytes: int, skipped: str | None) -> None:
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:
         good = each.status == "LOADED"
@@ -147,3 +118,49 @@ def _show(out: Output, merged: list[_Merged], output: Path, saved_bytes: int, sk
         if skipped is None
         else styled(f"nothing was written: {skipped}", "bad")
     )
+
+
+def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
+    from orchestrator.cli.packs import show_targets, target_fields
+    from orchestrator.run.packs import join_packs
+    from orchestrator.stores.pack import Pack, missing_shards
+
+    def on_target(target: Target) -> None:
+        if out.live:
+            out.message(f"joining {target.name}")
+
+    key = read_key(key_file)
+    packs = [Pack.open(each, key) for each in paths]
+    joined = join_packs(packs, output, key_file=key_file, on_target=on_target)
+    targets = [each.target for each in joined]
+    missing = {each.selector: missing_shards(each.parts) for each in targets}
+
+    def document() -> MergePacksDocument:
+        from orchestrator.cli.documents import JoinedTargetRecord, MergePacksDocument
+
+        return MergePacksDocument(
+            output=path_text(output),
+            packs=tuple(map(path_text, paths)),
+            signed=key is not None,
+            targets=tuple(
+                JoinedTargetRecord(
+                    **target_fields(each.target), packs=tuple(map(path_text, each.packs)), merged=each.merged
+                )
+                for each in joined
+            ),
+        )
+
+    out.document(document)
+    show_targets(out, targets)
+    _show_joined(out, joined)
+    for selector, lacks in missing.items():
+        for each in lacks:
+            out.line(styled("missing: ", "warn"), f"{selector}: {each}")
+    out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
+    return ExitCode.OK
+
+
+def _show_joined(out: Output, joined: list[JoinedTarget]) -> None:
+    merged = sum(each.merged for each in joined)
+    if merged:
+        out.line(f"{plural(merged, 'cache')} merged by the driver, the others copied")

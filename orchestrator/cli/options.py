@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.devices.request import DeviceRequest
     from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.stores.files.mac import MacKey
 
 Flag = Annotated[bool, Parameter(show_default=False)]
 JsonFlag = Annotated[Flag, Parameter(help="Write one JSON document to stdout, and nothing else there.")]
@@ -59,6 +60,14 @@ DeviceSelector = Annotated[str, FIRST_DEVICE]
 CacheDirectory = Annotated[
     Path | None,
     Parameter(help="The directory of cache files.", show_default=lambda _: "the user's cache directory"),
+]
+
+KeyFile = Annotated[
+    Path | None,
+    Parameter(
+        help="The team's key file: what is written is signed with it, what is read must be.",
+        show_default=lambda _: "none",
+    ),
 ]
 
 MOST_WORKERS = 4096
@@ -198,6 +207,23 @@ def own_target(selector: str, *, driver_caches: bool = False) -> None:
 
     own_process(selector, driver_caches=driver_caches)
     require_family(selector)
+
+
+def read_key(path: Path | None) -> MacKey | None:
+    """The key of `--key`.
+
+    Raises:
+        UsageError: It is too short.
+        ReadError: It cannot be read, or others may read it.
+    """
+    if path is None:
+        return None
+    from orchestrator.stores.files.mac import MacKey
+
+    try:
+        return MacKey.read(path)
+    except ValueError as error:
+        raise UsageError(f"--key {path}: {error}") from None
 
 
 @contextmanager

@@ -19,13 +19,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import Output, printable, seconds_text, styled
+from orchestrator.cli.output import Output, key_text, printable, seconds_text, styled
 
 if TYPE_CHECKING:
     from orchestrator.run import records
 
 _LINE_EVERY_S = 5.0
 _MEASUREMENT_LINE_EVERY_S = 10.0
+_SLOW_S = 2.0
 OPENING = "opening the device"
 """The stage of `compile_set` in which drivers are loaded."""
 
@@ -44,9 +45,11 @@ class ProgressView(Protocol):
 
 
 @contextmanager
-def progress_view(output: Output) -> Iterator[ProgressView]:
-    """The view that fits where stderr goes, closed at the end of the block."""
-    if output.live:
+def progress_view(output: Output, *, quiet: bool = False) -> Iterator[ProgressView]:
+    """The view that fits where stderr goes, closed at the end of the block; a quiet one shows nothing."""
+    if quiet:
+        yield QuietView()
+    elif output.live:
         live = LiveView(output)
         with live:
             yield live
@@ -80,6 +83,29 @@ def speed_text(progress: records.Progress) -> str:
     return rate + eta
 
 
+def slow_text(progress: records.Progress) -> str:
+    """What has been in the driver the longest, once that is long; "" before."""
+    slow = progress.slowest
+    if slow is None or slow.age_s < _SLOW_S:
+        return ""
+    among = f" (one of {slow.pipelines})" if slow.pipelines > 1 else ""
+    kind = slow.kind.value.replace("_", " ")
+    return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
+
+
+class QuietView:
+    """Shows nothing."""
+
+    def stage(self, name: str) -> None:
+        """Show nothing."""
+
+    def progress(self, progress: records.Progress) -> None:
+        """Show nothing."""
+
+    def say(self, text: str) -> None:
+        """Show nothing."""
+
+
 class PlainView:
     """Lines, for a file or a pipe."""
 
@@ -99,11 +125,12 @@ class PlainView:
         now = time.monotonic()
         if not self._quiet and now >= self._next:
             self._next = now + _LINE_EVERY_S
-            speed = speed_text(progress)
+            speed, slow = speed_text(progress), slow_text(progress)
             self._output.message(
                 f"{progress.done:,} of {progress.total:,}: ",
                 counts_text(progress),
                 f" ({speed})" if speed else "",
+                f"; {slow}" if slow else "",
             )
 
     def say(self, text: str) -> None:
@@ -183,7 +210,8 @@ class LiveView(_View):
     def progress(self, progress: records.Progress) -> None:
         """Move the bar."""
         done, total = progress.done, progress.total
-        self._bar.counts = counts_text(progress)
+        slow = slow_text(progress)
+        self._bar.counts = counts_text(progress) + styled(f" · {slow}" if slow else "", "warn")
         self._bar.draw(total=total, completed=done, done=f"{done:,}/{total:,}", rest=speed_text(progress))
 
     def say(self, text: str) -> None:

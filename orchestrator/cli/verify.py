@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, frozen
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.options import JsonFlag, KeyFile, read_key
 from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
+from orchestrator.cli.packs import target_fields
 from orchestrator.errors import ArchiveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestrator.cli.documents import VerifyDocument
+    from orchestrator.cli.documents import PackedTarget, VerifyDocument
+    from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.pack import Target
 
 _PROBLEMS_SHOWN = 5
 
@@ -48,25 +51,29 @@ def verify_verb(
     paths: list[Path],
     /,
     *,
+    key: KeyFile = None,
     json: JsonFlag = False,
 ) -> int:
     """Prove cache files and archives whole.
 
     Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan: hash,
-    permissions, and that all its parts agree. Of an archive: every record is read and its key recomputed. Of a directory: its permissions and all such files in it. The
-    exit code is 0 where nothing is wrong, else 2.
+    permissions, and that all its parts agree. Of an archive: every record is read and its key recomputed. Of
+    a pack: its manifest, each file that it names, and with --key its MAC. Of another directory: its
+    permissions and all such files in it. The exit code is 0 where nothing is wrong, else 2.
 
     **EXAMPLES**
 
         orchestrator verify ~/.cache/orchestrator
         orchestrator verify game.foz game.1.foz
         orchestrator verify build/cache/*.pipeline-cache --json
+        orchestrator verify build/pack --key team.key
 
     Args:
-        paths: Cache files, `.foz` archives, or directories of either.
+        paths: Cache files, `.foz` archives, packs, or directories of cache files and archives.
     """
     output = Output(json=json)
-    checked = [each for path in paths for each in _check(path)]
+    secret = read_key(key)
+    checked = [each for path in paths for each in _check(path, secret)]
     bad = [each for each in checked if each.problems]
     output.document(lambda: _document(checked, len(bad)))
     for each in checked:
@@ -102,10 +109,11 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
     return VerifyDocument(checked=files, good=len(checked) - bad, bad=bad)
 
 
-def _check(path: Path) -> Iterator[_Checked]:
+def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
     from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
+    from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     try:
@@ -114,6 +122,9 @@ def _check(path: Path) -> Iterator[_Checked]:
                 "it is a directory in the place of a cache file: nothing is loaded from it or saved there"
             )
             yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
+            return
+        if is_pack(path) or (key is not None and path.is_dir()):
+            yield from _check_pack(path, key)
             return
         if path.is_dir():
             yield from _check_directory(path)
@@ -181,7 +192,46 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )
     for name in (*caches, *alone, *plans, *archives):
-        yield from _check(path / name)
+        yield from _check(path / name, None)
+
+
+def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
+    from orchestrator.stores.pack import Pack, PackError, missing_shards
+
+    try:
+        pack = Pack.open(path, key)
+    except PackError as error:
+        yield _Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
+        return
+    problems: dict[Path, str] = dict(pack.problems())
+    targets = pack.manifest.targets
+    caches, files = sum(each.cache is not None for each in targets), sum(len(each.files) for each in targets)
+    proven = "signed with this key" if key else "signed, not checked (--key)" if pack.signed else "not signed"
+    not_run = sum(each.count("not_run") for each in targets)
+    missing = [f"{each.selector}: {said}" for each in targets for said in missing_shards(each.parts)]
+    yield _Checked(
+        path,
+        "pack",
+        facts={
+            "targets": tuple(_packed(each) for each in targets),
+            "files": files,
+            "signed": pack.signed,
+            "proven": key is not None,
+            "strays": tuple(pack.strays()),
+        },
+        summary=f"a pack of {plural(len(targets), 'target')} with {plural(caches, 'cache')} in "
+        f"{plural(files, 'file')}, {proven}"
+        + (f"; missing {', '.join(missing)}" if missing else "")
+        + (f"; {plural(not_run, 'pipeline')} not run" if not_run else ""),
+        problems=tuple(f"{file.name}: {reason}" for file, reason in problems.items()),
+        next_step="copy the pack again, or run the compile that makes it again" if problems else "",
+    )
+
+
+def _packed(target: Target) -> PackedTarget:
+    from orchestrator.cli.documents import PackedTarget
+
+    return PackedTarget(**target_fields(target))
 
 
 def _check_cache_file(path: Path) -> _Checked:

@@ -70,6 +70,7 @@ from orchestrator.run.records import (
     RunReport,
     Savings,
     SetRecord,
+    SlowInFlight,
     Stage,
     SubsetRecord,
     Tally,
@@ -86,6 +87,7 @@ from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
+from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import LoadStatus
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
@@ -217,6 +219,20 @@ class CompileSchedule:
         """Seconds to go in this run, by costs; None until something is known of them. Any one clock."""
         return None if self._time_to_go is None else self._time_to_go.eta_s(now_ns)
 
+    def slowest(self, now_ns: int) -> SlowInFlight | None:
+        """What has been in the driver the longest, of what `eta_s` saw; the same clock."""
+        found = None if self._time_to_go is None else self._time_to_go.slowest(now_ns)
+        if found is None or not len(found[0].indices):
+            return None
+        assignment, age_ns = found
+        index = int(assignment.indices[self._estimated_ns[assignment.indices].argmax()])
+        return SlowInFlight(
+            Hash(int(self.image.keys[index])),
+            self.image.kind_of(index),
+            len(assignment.indices),
+            round(age_ns / 1e9, 1),
+        )
+
     def savings(self, report: RunReport) -> Savings:
         """Compiles that the run did not make, because it made the same one before.
 
@@ -286,6 +302,7 @@ class CompileJob:
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
+    _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     _savings: Savings = field(factory=Savings, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -385,11 +402,11 @@ class CompileJob:
             self._plan.take(opened)
             if not self._waiting:
                 beside.start_soon(trio.to_thread.run_sync, self._plan.save)
-            self._tally.total += len(built.dependencies)
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
+            self._beside = built.dependencies
             on_demand = self.cache.mode_on(device) is CacheMode.BINARIES
             clock.enter("prepare")
             prepared = await self._timed(
@@ -403,7 +420,7 @@ class CompileJob:
                 self.on_stage("compiling")
                 async with self.cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
-                self._tally.take_run(report)
+                self._tally.take_run(report, self._beside)
                 self._notes += report.notes
                 compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
@@ -478,8 +495,9 @@ class CompileJob:
         self.cache.progress(progress.compiled)
         if self._schedule is not None and progress.done < progress.total:
             now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
-            progress = msgspec.structs.replace(progress, eta_s=self._schedule.eta_s(now_ns))
-        self.on_progress(self._tally.during(progress))
+            eta_s = self._schedule.eta_s(now_ns)
+            progress = msgspec.structs.replace(progress, eta_s=eta_s, slowest=self._schedule.slowest(now_ns))
+        self.on_progress(self._tally.during(progress, len(self._beside)))
 
     async def _timed(self, stage: str, work: Callable[[], _T]) -> _T:
         """Do blocking work in a thread."""
@@ -561,7 +579,7 @@ class CompileJob:
         with self._clocked("vet"):
             await vetter.vet()
         self._notes += vetter.notes
-        self._tally.leave_out(vetter.left_out)
+        self._tally.leave_out(vetter.left_out, built.dependencies)
         self._untried += len(vetter.untried)
         if not (len(vetter.left_out) or vetter.untried):
             return built

@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 import enum
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, get_args
@@ -1825,6 +1825,22 @@ INTERVAL_S: Final = 0.1
 _ETA_AFTER_S: Final = 0.5
 
 
+class SlowInFlight(Record, frozen=True, rename=None):
+    """What has been in the driver the longest.
+
+    Attributes:
+        key: Hash of the pipeline in the set; of several in one call the one that is thought to cost most.
+        kind: What it is.
+        pipelines: How many are in that call.
+        age_s: Seconds since the call began, to a tenth.
+    """
+
+    key: Hash
+    kind: PipelineKind
+    pipelines: int
+    age_s: float
+
+
 class Progress(Record, frozen=True, rename=None):
     """How far a run is, or a compile over all its groups: the total is fixed, and `done` never falls.
 
@@ -1832,7 +1848,8 @@ class Progress(Record, frozen=True, rename=None):
     nothing is left, `done` is exactly that.
 
     Attributes:
-        total: Pipelines to create; in a compile those of each group counted.
+        total: Pipelines to create; in a compile those of each group counted, known once the set's index is
+            read. Libraries that are created on the way for another part of the set are not counted.
         done: Those with an outcome: compiled + hits + failed + skipped.
         compiled: Created by compiling.
         hits: Created from the application's cache, by creation feedback.
@@ -1846,6 +1863,7 @@ class Progress(Record, frozen=True, rename=None):
         eta_s: Seconds to go, or None until that is known.
         total_ns: Estimated cost of all of `total`, nanoseconds; of a session only, as is the next.
         done_ns: Estimated cost of those that are done.
+        slowest: What has been in the driver the longest; None where nothing is, or that is not known.
     """
 
     total: int = 0
@@ -1861,6 +1879,7 @@ class Progress(Record, frozen=True, rename=None):
     eta_s: float | None = None
     total_ns: int = 0
     done_ns: int = 0
+    slowest: SlowInFlight | None = None
 
     @property
     def share(self) -> float:
@@ -1892,15 +1911,19 @@ class Tally:
     runs: list[RunReport] = field(factory=list)
     _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
 
-    def leave_out(self, table: OutcomeTable) -> None:
+    def leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
         """Count pipelines that are not handed to the driver in this run: skipped or failed."""
         self.tables.append(table)
         for status, count in table.counts().items():
             self._before[status] += count
+        keys = np.fromiter((each.key for each in beside), np.uint64, len(beside))
+        for row in np.flatnonzero(np.isin(table.keys, keys)).tolist():
+            if (outcome := table.row(row)).job in beside:
+                self._before[outcome.status] -= 1
 
-    def take_run(self, report: RunReport) -> None:
-        """Count what a group's run did."""
-        self.leave_out(report.pipelines)
+    def take_run(self, report: RunReport, beside: Collection[PipelineJob] = ()) -> None:
+        """Count what a group's run did, but for libraries that it made and nobody asked it for (`beside`)."""
+        self.leave_out(report.pipelines, beside)
         self.runs.append(report)
 
     def outcomes(self, jobs: Sequence[PipelineJob]) -> OutcomeTable:
@@ -1915,10 +1938,11 @@ class Tally:
         table, (_, places) = OutcomeTable.joined([table, wanted])
         return table if len(table) == len(wanted) else table.rows(np.sort(places))
 
-    def during(self, progress: Progress) -> Progress:
-        """Progress over all groups while one of them runs."""
+    def during(self, progress: Progress, beside: int = 0) -> Progress:
+        """Progress over all groups while one of them runs, of whose pipelines so many were not asked for."""
         before = self._before
         done = sum(before.values()) - before[OutcomeStatus.NOT_RUN]
+        progress = _without(progress, beside)
         rest = self.total - done - progress.total
         eta = progress.eta_s
         if eta is not None and rest > 0:  # groups to come: at the rate of this one
@@ -1933,6 +1957,16 @@ class Tally:
             skipped=before[OutcomeStatus.SKIPPED] + progress.skipped,
             eta_s=eta,
         )
+
+
+def _without(progress: Progress, beside: int) -> Progress:
+    """Progress without libraries that nobody asked for. They come first, since others link them."""
+    left = min(beside, progress.done)
+    changed = {"total": progress.total - beside, "done": progress.done - left}
+    for name in ("compiled", "hits", "failed", "skipped"):
+        taken = min(left, getattr(progress, name))
+        changed[name], left = getattr(progress, name) - taken, left - taken
+    return msgspec.structs.replace(progress, **changed) if beside else progress
 
 
 def problem_outcomes(built: BuiltImage) -> OutcomeTable:
@@ -1998,3 +2032,8 @@ class TimeToGo:
         in_flight = [max(0.0, each) for each in left]
         total = (queued_ns + sum(in_flight)) / self.workers
         return max(total, max(in_flight, default=0.0)) / 1e9
+
+    def slowest(self, now_ns: int) -> tuple[Assignment, int] | None:
+        """What has been in flight the longest, and for how long, ns; of what `eta_s` saw last."""
+        oldest = min(self._seen.values(), key=lambda each: each[1], default=None)
+        return None if oldest is None else (oldest[0], now_ns - oldest[1])

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import Feature
-from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.kinds import CALIBRATION, KEY_PROFILE, Kind
 
@@ -40,8 +40,8 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_cache_uuid: str
 
     @classmethod
-    def of(cls, identity: DeviceIdentity) -> Self:
-        """Those of a device."""
+    def of(cls, identity: DeviceIdentity | PipelineCachePrefixHeader) -> Self:
+        """Those of a device, or those that a cache file was saved for."""
         return cls(
             vendor_id=identity.vendor_id,
             device_id=identity.device_id,
@@ -53,12 +53,15 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def difference(self, identity: DeviceIdentity) -> str:
         """The first field in which a device is another one, in words; "" where there is none."""
-        own = type(self).of(identity)
-        for name in self.__struct_fields__:
-            found, expected = getattr(self, name), getattr(own, name)
-            if found != expected:
-                return f"{name} is {found}, not {expected}"
-        return ""
+        return next(iter(self.differences(type(self).of(identity))), "")
+
+    def differences(self, expected: ProfileIdentity) -> list[str]:
+        """The fields in which another identity was expected, in words."""
+        return [
+            f"{name} is {getattr(self, name)}, not {getattr(expected, name)}"
+            for name in self.__struct_fields__
+            if getattr(self, name) != getattr(expected, name)
+        ]
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

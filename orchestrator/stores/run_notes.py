@@ -87,7 +87,7 @@ def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
     """Read a file of compile times. Never raises: what cannot be used is empty and says why."""
-    known, problem = DURATIONS.read(path, _decode_durations, operations)
+    known, problem = DURATIONS.read(path, decode_durations, operations)
     return Durations(problem=f"{path}: {problem}" if problem else "") if known is None else known
 
 
@@ -117,7 +117,12 @@ def add_durations(
     return known
 
 
-def _decode_durations(data: bytes) -> Durations:
+def decode_durations(data: bytes) -> Durations:
+    """The compile times that a file's content is.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
     magic, version, count, expected = _HEADER.unpack_from(data)
@@ -161,7 +166,7 @@ def read_feature_groups(
 ) -> tuple[tuple[MadeFor, ...], str]:
     """The groups of a cache file, and why what is there was not used, or "". Never raises."""
     path = FEATURE_GROUPS.path(cache_file)
-    groups, problem = FEATURE_GROUPS.read(path, _decode_groups, operations)
+    groups, problem = FEATURE_GROUPS.read(path, decode_groups, operations)
     return groups or (), f"{path}: {problem}" if problem else ""
 
 
@@ -194,7 +199,12 @@ def add_feature_groups(
     FEATURE_GROUPS.write(cache_file, make, operations)
 
 
-def _decode_groups(data: bytes) -> tuple[MadeFor, ...]:
+def decode_groups(data: bytes) -> tuple[MadeFor, ...]:
+    """The groups that a file's content is.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     read = _groups.decode(data)
     if read.format != _GROUPS_FORMAT:
         raise ValueError(f"format {read.format} is not known ({_GROUPS_FORMAT} is)")

@@ -30,6 +30,7 @@ def test_verbs() -> None:
         "doctor",
         "export",
         "inspect",
+        "install",
         "list",
         "merge",
         "pack",

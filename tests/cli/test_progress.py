@@ -5,8 +5,20 @@ import io
 import pytest
 
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress import LiveView, PlainView, counts_text, progress_view, speed_text
-from orchestrator.run.records import Progress
+from orchestrator.cli.progress import (
+    LiveView,
+    PlainView,
+    counts_text,
+    progress_view,
+    slow_text,
+    speed_text,
+)
+from orchestrator.cli.progress_lines import ProgressLines
+from orchestrator.cli.targets_view import TargetsView
+from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import NoDeviceError
+from orchestrator.run.records import Hash, Progress, SlowInFlight
+from orchestrator.run.targets import TargetResult
 
 
 class Terminal(io.StringIO):
@@ -49,6 +61,25 @@ def test_speed(changes: dict[str, object], text: str) -> None:
     assert speed_text(progress(**changes)) == text
 
 
+@pytest.mark.parametrize(
+    ("slowest", "text"),
+    [
+        (None, ""),
+        (SlowInFlight(Hash(255), PipelineKind.COMPUTE, 1, 1.9), ""),
+        (
+            SlowInFlight(Hash(255), PipelineKind.RAY_TRACING, 1, 75.0),
+            "longest in the driver: ray tracing 00000000000000ff, 75.00 s",
+        ),
+        (
+            SlowInFlight(Hash(255), PipelineKind.COMPUTE, 8, 2.0),
+            "longest in the driver: compute 00000000000000ff (one of 8), 2.00 s",
+        ),
+    ],
+)
+def test_what_is_in_the_driver_for_long_is_named(slowest: SlowInFlight | None, text: str) -> None:
+    assert slow_text(progress(slowest=slowest)) == text
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
@@ -69,6 +100,39 @@ def test_a_pipe_gets_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]
         "compiling",
         "1,000 of 2,000: 400 compiled · 90 cache hits · 9 skipped · 1 failed (250/s, 6.00 s to go)",
     ]
+
+
+def test_the_slowest_stands_in_the_line(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    view = PlainView(Output(json=False))
+    clock[0] += 6
+    view.progress(progress(slowest=SlowInFlight(Hash(255), PipelineKind.COMPUTE, 1, 30.0)))
+    assert capsys.readouterr().err.endswith(
+        "(250/s, 6.00 s to go); longest in the driver: compute 00000000000000ff, 30.00 s\n"
+    )
+
+
+def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    plain = PlainView(Output(json=False))
+    view = TargetsView(plain, ProgressLines(None), 3, says_ends=True)
+    view.begins("radv:navi21", 2)
+    view.begins("radv:navi31", 2)
+    view.stage("radv:navi31", "compiling")
+    clock[0] += 6
+    view.progress("radv:navi31", progress(), progress(done=700))
+    view.ends(TargetResult("radv:navi31", error=NoDeviceError("gone")))
+    view.begins("nvidia", 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "0 of 3 targets done, now radv:navi21",
+        "0 of 3 targets done, now radv:navi21, radv:navi31",
+        "700 of 2,000: 400 compiled · 90 cache hits · 9 skipped · 1 failed (250/s, 6.00 s to go)",
+        "radv:navi31: gone (6.00 s)",
+        "1 of 3 targets done, now radv:navi21, nvidia",
+    ]
+    quiet = TargetsView(plain, ProgressLines(None), 3, says_ends=False)
+    quiet.begins("nvidia", 2)
+    capsys.readouterr()
+    quiet.ends(TargetResult("nvidia"))
+    assert capsys.readouterr().err == ""
 
 
 def test_with_json_a_pipe_gets_messages_only(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:

@@ -119,6 +119,8 @@ def type_text(hint: Any) -> str:
         return "list of " + ", ".join(map(type_text, several))
     if origin is dict:
         return f"object of {type_text(arguments[1])} by {type_text(arguments[0])}"
+    if hint is CompileReport:
+        return "[CompileReport](report.md#compilereport)"
     if is_documented(hint):
         return f"[{hint.__name__}](#{hint.__name__.lower()})"
     if issubclass(hint, enum.Enum):
@@ -153,9 +155,10 @@ def page() -> str:
 
 def documents_page() -> str:
     """The page of the other verbs' documents."""
-    seen: dict[type, None] = {}
+    seen: dict[type, None] = {CompileReport: None}  # has a page of its own
     for kind in DOCUMENTS.values():
         reachable(kind, seen)
+    del seen[CompileReport]
     lines = [DOCUMENTS_HEAD]
     for kind in seen:
         lines += section(kind, kind.__name__)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CreationBatch
-from orchestrator.devices.simulated import simulated_image
+from orchestrator.devices.device import CacheMode, CreationBatch
+from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import OutcomeRecorder, OutcomeStatus, Progress
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.sample import sample_path
+from tests.run.small_sets import write_small_set
 
 SECOND = 1_000_000_000
 
@@ -56,3 +66,53 @@ def test_there_is_no_estimate_in_the_first_moment(recorder: OutcomeRecorder) -> 
 def test_the_end_has_nothing_to_go(recorder: OutcomeRecorder) -> None:
     create(recorder, *range(2, 12))
     assert at(recorder, 1).eta_s == 0
+
+
+@pytest.mark.parametrize("subset", [Subset(), Subset(1, 3), Subset(3, 3)])
+async def test_the_total_is_fixed_and_done_reaches_it(subset: Subset) -> None:
+    seen: list[Progress] = []
+    with PipelineSet.open(sample_path()) as source:
+        options = CompileOptions(selector="simulated", workers=2, subset=subset)
+        report = await compile_set(source, options, on_progress=seen.append)
+        # A third of the sample links libraries of the other two, which are then made and not counted.
+        made = sum(len(each) for each in report.runs)
+        assert subset.is_whole or made > len(report.pipelines)
+    assert {each.total for each in seen} == {len(report.pipelines)}
+    assert [each.done for each in seen] == sorted(each.done for each in seen)
+    last = seen[-1]
+    assert last.done == last.total
+    counts = report.outcomes
+    assert (last.compiled, last.hits, last.skipped, last.failed) == (
+        counts.compiled,
+        counts.cache_hits,
+        counts.skipped,
+        counts.failed,
+    )
+    assert all(each.done == each.compiled + each.hits + each.skipped + each.failed for each in seen)
+
+
+async def test_what_is_in_the_driver_the_longest_is_named_with_its_age(tmp_path: Path) -> None:
+    keys = write_small_set(tmp_path / "small.foz", 0, 3)
+    slow = keys[1]
+    seen: list[Progress] = []
+
+    devices: list[SimulatedDevice] = []
+
+    def opener(_request: DeviceRequest) -> SimulatedDevice:
+        devices.append(SimulatedDevice(SimulatedOptions(bugs=DriverBugs(hang={slow}))))
+        return devices[-1]
+
+    def watch(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.slowest is not None and progress.slowest.age_s >= 0.3:
+            devices[-1].release_hangs()
+
+    with PipelineSet.open(tmp_path / "small.foz") as source:
+        options = CompileOptions(workers=1, mode=CacheMode.NONE, batch_limit=1)
+        await compile_set(source, options, opener=opener, on_progress=watch)
+    named = [each.slowest for each in seen if each.slowest is not None]
+    assert named[-1].key == slow
+    assert named[-1].kind is PipelineKind.COMPUTE
+    assert named[-1].pipelines == 1
+    assert seen[-1].slowest is None
+    assert seen[-1].done == 3

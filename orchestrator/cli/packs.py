@@ -1,0 +1,151 @@
+"""How verbs show targets and packs: one row a target for people, one object a target for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from orchestrator.cli.output import (
+    Output,
+    Style,
+    byte_text,
+    driver_text,
+    path_text,
+    plural,
+    seconds_text,
+    styled,
+    table,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.run.targets import TargetResult
+    from orchestrator.stores.pack import Manifest, Target
+
+_NOTES_SHOWN = 5
+_STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
+
+
+def target_fields(target: Target) -> dict[str, Any]:
+    """The fields of a `PackedTarget`."""
+    from orchestrator.stores.pack import missing_shards
+
+    cache = target.cache
+    return {
+        "selector": target.selector,
+        "device_name": target.device_name,
+        "driver": target.driver,
+        "identity": target.identity,
+        "cache": None if cache is None else cache.name,
+        "cache_bytes": 0 if cache is None else cache.size,
+        **{each: target.count(each) for each in _STATUSES},
+        "parts": tuple(each.text for each in target.parts),
+        "missing": tuple(missing_shards(target.parts)),
+        "problem": target.problem or None,
+    }
+
+
+def show_targets(output: Output, targets: Sequence[Target]) -> None:
+    """A table of targets."""
+    made = table("target", "created", "skipped", "failed", "not run", "cache", "", numbers=(1, 2, 3, 4, 5))
+    for each in targets:
+        failed = each.count("failed") + each.count("quarantined")
+        counts: tuple[tuple[int, Style], ...] = (
+            (each.count("skipped"), "warn"),
+            (failed, "bad"),
+            (each.count("not_run"), "warn"),
+        )
+        cache = each.cache
+        made.add_row(
+            styled(each.selector or each.device_name, "head"),
+            f"{each.count('created'):,}",
+            *(styled(f"{count:,}", style if count else "dim") for count, style in counts),
+            "none" if cache is None else byte_text(cache.size),
+            styled("none: see below", "bad") if each.problem else styled(each.driver, "dim"),
+        )
+    output.show(made)
+    for each in targets:
+        if each.problem:
+            output.line(styled(f"{each.selector or each.device_name}: ", "bad"), each.problem)
+
+
+def show_results(output: Output, results: Sequence[TargetResult]) -> None:
+    """What became of each target of a compile, and what a reader of all of them must know, each once."""
+    columns = ("target", "compiled", "cache hits", "skipped", "failed", "not run", "time", "cache", "")
+    made = table(*columns, numbers=range(1, 8))
+    reports = [each.report for each in results if each.report is not None]
+    if reports:
+        drivers = dict.fromkeys(driver_text(each.device) for each in reports)
+        output.line(styled(path_text(reports[0].set.path), "head"), styled(f"  {', '.join(drivers)}", "dim"))
+    for each in results:
+        name, report = styled(each.selector, "head"), each.report
+        if report is None:
+            said = "stopped before its turn" if each.error is None else "not compiled, see below"
+            made.add_row(name, *[""] * 7, styled(said, "bad"))
+            continue
+        counts = report.outcomes
+        not_run = 0 if counts.not_run is msgspec.UNSET else counts.not_run
+        columned: tuple[tuple[int, Style], ...] = (
+            (counts.compiled, ""),
+            (counts.cache_hits, "good"),
+            (counts.skipped, "warn"),
+            (counts.failed, "bad"),
+            (not_run, "warn"),
+        )
+        file = report.cache_file
+        size = file.saved_bytes or file.loaded_bytes
+        made.add_row(
+            name,
+            *(styled(f"{count:,}", style if count else "dim") for count, style in columned),
+            seconds_text(report.timing.wall_ns / 1e9),
+            byte_text(size) if size else "none",
+            styled(file.error or "", "bad"),
+        )
+    output.show(made)
+    for each in results:
+        if each.error is not None:
+            output.line(styled(f"{each.selector}: ", "bad"), str(each.error))
+    _show_notes(output, results)
+    if any(
+        (each.report is None and each.error is None) or (each.report and each.report.stopped)
+        for each in results
+    ):
+        output.line(styled("stopped before its end: run it again to go on from what was saved", "warn"))
+    nameless = [
+        each.selector for each in results if each.report is not None and not each.report.device.device_id
+    ]
+    if nameless:
+        output.line(
+            styled("note: ", "warn"),
+            f"{', '.join(nameless)}: this driver gives null hardware of the family deviceID 0, so no card "
+            "takes the cache",
+        )
+
+
+def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
+    """What is the same but for the device's name is said once."""
+    said: dict[str, list[str]] = {}
+    for each in results:
+        for note in () if each.report is None else each.report.notes:
+            alike = note.replace(f"--device {each.selector}", "--device DEVICE") if each.selector else note
+            said.setdefault(alike, []).append(each.selector)
+    for note, selectors in list(said.items())[:_NOTES_SHOWN]:
+        of = selectors[0] if len(selectors) == 1 else plural(len(selectors), "target")
+        output.line(styled("note: ", "warn"), note, styled(f" ({of})", "dim"))
+    if len(said) > _NOTES_SHOWN:
+        output.line(styled(f"and {plural(len(said) - _NOTES_SHOWN, 'note')} more, see --json", "dim"))
+
+
+def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bool) -> None:
+    """Where a pack is and what it holds."""
+    caches = [each.cache for each in manifest.targets if each.cache is not None]
+    output.line("")
+    output.line(
+        styled("pack ", "dim"),
+        styled(path_text(directory), "head"),
+        f"  {plural(len(manifest.targets), 'target')} with {plural(len(caches), 'cache')}, "
+        f"{byte_text(sum(each.size for each in caches))}, {'signed' if signed else 'not signed'}",
+    )

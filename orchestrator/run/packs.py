@@ -1,0 +1,465 @@
+"""Makes packs of reports, joins packs of several machines, and installs the cache of a device from one.
+
+    reports ── target_of ──> PackWriter        packs ── join_packs ──> a pack        pack ── install ──> cache
+
+What needs a driver happens in a child process (`packs_service`), one a device: drivers read their target
+once, and one that dies of what came from elsewhere takes nothing with it.
+
+Guarantees: a cache is joined with caches of its own device and driver only, and shards of a set only where
+one driver made them all; what is foreign is refused by name before anything is written. What is installed was
+proven, was given to the driver and kept by it, and is merged with what the device's cache file held before.
+Blocking; one thread a call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePath
+from typing import Final
+
+import msgspec
+from attrs import field, frozen
+
+from orchestrator.children.parent import Child, Ended
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
+from orchestrator.stores.cache_file import LoadStatus
+from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.pack import (
+    LeftOut,
+    Manifest,
+    Pack,
+    PackedFile,
+    PackError,
+    PackWriter,
+    Part,
+    Target,
+    joined_parts,
+)
+from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.version import VERSION
+
+_ANSWER_S: Final = 600.0
+_PROBLEM: Final = 2000
+_LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
+
+
+class Setup(msgspec.Struct, frozen=True, tag="setup"):
+    """The first request: open this device; `opener` as in `TrialLimits`."""
+
+    selector: str
+    opener: str = ""
+
+
+class Join(msgspec.Struct, frozen=True, tag="join"):
+    """A request: merge the caches that packs have for the device, into a cache directory.
+
+    Attributes:
+        packs: The packs' directories, one or more.
+        key: Key file that they were proven with, or "".
+        identity: The device that they have caches for.
+        directory: Where the merged file is written.
+    """
+
+    packs: tuple[str, ...]
+    key: str
+    identity: ProfileIdentity
+    directory: str
+
+
+class Install(msgspec.Struct, frozen=True, tag="install"):
+    """A request: put what a pack has for the device into a cache directory; `key` as for `Join`."""
+
+    pack: str
+    key: str
+    directory: str
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The device is open."""
+
+    identity: ProfileIdentity
+    device_name: str
+    driver: str
+
+
+class Joined(msgspec.Struct, frozen=True, tag="joined"):
+    """The merged file is written."""
+
+    data_bytes: int
+
+
+class Installed(msgspec.Struct, frozen=True, tag="installed"):
+    """What became of an installation.
+
+    Attributes:
+        target: Which target of the manifest was taken; -1 where none is the device's.
+        path: The cache file of the device.
+        saved_bytes: Bytes of the file that was written, 0 where none was.
+        skipped: Why none was, or "".
+        bytes_before: Driver's data that was there before.
+        bytes_after: Driver's data that is there now.
+        notes: What a user should know.
+    """
+
+    target: int
+    path: str = ""
+    saved_bytes: int = 0
+    skipped: str = ""
+    bytes_before: int = 0
+    bytes_after: int = 0
+    notes: tuple[str, ...] = ()
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """Why it was not done; with a `path` it is the pack's fault, else the device's."""
+
+    reason: str
+    path: str = ""
+    next_step: str = ""
+
+
+Request = Setup | Join | Install
+Answer = Opened | Joined | Installed | Refused
+
+
+@frozen
+class Installation:
+    """An installation and the device that it was for."""
+
+    device: Opened
+    done: Installed
+
+
+def part_of(report: CompileReport) -> Part:
+    """What a compile did, for a manifest."""
+    culprits = () if report.supervision is None else report.supervision.culprits
+    quarantined = {int(each.key, 16) for each in culprits if each.confirmed}
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for status in _LEFT_OUT:
+        for each in report.of_status(status):
+            said = "quarantined" if each.key in quarantined else status.value
+            by_reason.setdefault((said, each.reason), []).append(f"{each.key:016x}")
+    counts = report.counts()
+    subset = report.set.subset
+    return Part(
+        set_name=", ".join(PurePath(each).name for each in report.set.path.split(", ")),
+        set_hash=f"{report.set.content_hash or 0:016x}",
+        shard=1 if subset is None else subset.shard,
+        shards=1 if subset is None else subset.shards,
+        chosen=_chosen(subset),
+        pipelines=report.set.unique,
+        created=counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT],
+        left_out=tuple(
+            LeftOut(status=status, reason=reason, keys=tuple(sorted(keys)))
+            for (status, reason), keys in sorted(by_reason.items())
+        ),
+    )
+
+
+def _chosen(subset: SubsetRecord | None) -> str:
+    if subset is None or subset.keys is None:
+        return ""
+    return content_hash128("".join(f"{each:016x}" for each in subset.keys).encode()).hex()
+
+
+def target_of(selector: str, report: CompileReport, files: tuple[PackedFile, ...]) -> Target:
+    """What a pack says of a device that a set was compiled for."""
+    device = report.device
+    why = report.cache_file.error or report.cache_file.not_saved or "the driver's cache is empty"
+    return Target(
+        selector=plain_text(selector),
+        identity=ProfileIdentity.of(device.identity),
+        device_name=device.device_name,
+        driver=driver_words(device.identity),
+        files=files,
+        parts=(part_of(report),),
+        problem="" if files else why,
+    )
+
+
+def packed_target(
+    writer: PackWriter, selector: str, report: CompileReport | None, error: OrchestratorError | None = None
+) -> Target:
+    """What a pack says of a target, whose cache file is copied where it does not lie in the pack.
+
+    Args:
+        writer: Writes the pack.
+        selector: How the device was called.
+        report: What a compile for it did; None where there is none.
+        error: Why there is none; None where it did not begin.
+
+    Raises:
+        PackError: The cache file is damaged.
+        SaveError: It cannot be copied.
+    """
+    if report is None:
+        problem = plain_text(str(error)) if error is not None else "stopped before its turn"
+        return Target(selector=plain_text(selector), problem=problem[:_PROBLEM])
+    path = report.cache_file.path
+    return target_of(selector, report, () if path is None else writer.files_at(Path(path)))
+
+
+def with_earlier(
+    writer: PackWriter, earlier: Pack | None, results: Sequence[tuple[Target, CompileReport | None]]
+) -> list[Target]:
+    """The targets of a pack that was there before, and those that were compiled now.
+
+    A target that was compiled again keeps the parts that its cache file still holds. One that did not open
+    this time stays what it was.
+
+    Args:
+        writer: Writes the pack.
+        earlier: The pack that is there; None where there was none.
+        results: The targets now, and the report that each was made of.
+
+    Raises:
+        PackError: A file of an earlier target is damaged.
+        SaveError: It cannot be written.
+    """
+    known = () if earlier is None else earlier.manifest.targets
+    again = {each.identity: each for each in known if each.identity is not None}
+    made = []
+    for target, report in results:
+        before = again.pop(target.identity, None) if target.identity is not None else None
+        if before is not None and report is not None and _went_on(report):
+            now = {each.of for each in target.parts}
+            parts = joined_parts([*target.parts, *(each for each in before.parts if each.of not in now)])
+            target = msgspec.structs.replace(target, parts=parts)
+        made.append(target)
+    kept = []
+    for each in again.values():
+        assert earlier is not None  # noqa: S101 - its targets are in the list
+        files = tuple(writer.add(file.name, earlier.read(file)) for file in each.files)
+        kept.append(msgspec.structs.replace(each, files=files))
+    there = {each.selector for each in kept}
+    return [*kept, *(each for each in made if each.identity is not None or each.selector not in there)]
+
+
+def _went_on(report: CompileReport) -> bool:
+    """Whether the cache file holds what it held before: it was loaded, and not a previous generation of it."""
+    file = report.cache_file
+    return file.load_status is LoadStatus.LOADED and file.instead_of is None
+
+
+def driver_words(identity: DeviceIdentity) -> str:
+    """Name and version of a driver, as a pack says it."""
+    return f"{identity.driver_name} {identity.driver_info}".strip()
+
+
+def manifest_of(targets: Sequence[Target]) -> Manifest:
+    """The manifest of these targets, made now."""
+    return Manifest(made_at=time.time(), orchestrator=VERSION, targets=tuple(targets))
+
+
+@frozen
+class JoinedTarget:
+    """A target of a joined pack.
+
+    Attributes:
+        packs: The packs that had a cache for it.
+        merged: Whether their caches were merged by the driver; otherwise one was copied.
+    """
+
+    target: Target
+    packs: tuple[Path, ...]
+    merged: bool
+
+
+@frozen
+class _Group:
+    """Targets of several packs that are one device."""
+
+    targets: list[tuple[Pack, Target]] = field(factory=list)
+
+    @property
+    def first(self) -> Target:
+        return self.targets[0][1]
+
+    @property
+    def caches(self) -> list[tuple[Pack, Target, PackedFile]]:
+        """Those that have a cache file; of equal ones the first."""
+        found: dict[str, tuple[Pack, Target, PackedFile]] = {}
+        for pack, target in self.targets:
+            if (file := target.cache) is not None:
+                found.setdefault(file.xxh3_128, (pack, target, file))
+        return list(found.values())
+
+
+def join_packs(
+    packs: Sequence[Pack],
+    output: Path,
+    *,
+    key_file: Path | None = None,
+    on_target: Callable[[Target], None] = lambda _: None,
+    opener: str = "",
+) -> list[JoinedTarget]:
+    """Join packs: targets of all of them, caches of one device merged into one by its driver.
+
+    Args:
+        packs: The packs, opened with the key, one or more.
+        output: The pack to write; a directory that is empty or not there.
+        key_file: Signs what is written, with the key that the packs were opened with.
+        on_target: Called before the caches of a target are joined.
+        opener: As in `TrialLimits`.
+
+    Raises:
+        PackError: Shards of a set were compiled by different drivers, a file is damaged, or there is
+            something at the output; nothing was written. Or the driver that is here is another one.
+        DeviceError: A device that has to merge caches is not here, or died of them.
+        SaveError: Something could not be written.
+    """
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise PackError(output, "there is something already", "name a directory that is empty or not there")
+    groups = _groups(packs)
+    _refuse_foreign(groups)
+    for pack in packs:
+        for path, reason in pack.problems():
+            raise PackError(path, reason, f"leave {pack.directory} out, or make it again")
+    writer = PackWriter(output, None if key_file is None else MacKey.read(key_file))
+    writer.prepare()
+    joined = []
+    for group in groups:
+        on_target(group.first)
+        joined.append(_join(group, writer, key_file, opener))
+    writer.finish(manifest_of([each.target for each in joined]))
+    return joined
+
+
+def _groups(packs: Sequence[Pack]) -> list[_Group]:
+    """The targets by device; one that did not open is forgotten where it did for another pack."""
+    groups: dict[ProfileIdentity | str, _Group] = {}
+    for pack in packs:
+        for target in pack.manifest.targets:
+            groups.setdefault(target.identity or target.selector, _Group()).targets.append((pack, target))
+    opened = {each.first.selector for each in groups.values() if each.first.identity is not None}
+    return [
+        each
+        for each in groups.values()
+        if each.first.identity is not None or each.first.selector not in opened
+    ]
+
+
+def _refuse_foreign(groups: Sequence[_Group]) -> None:
+    """Refuse shards of one set that were compiled for one target by different drivers.
+
+    Whole sets may stand beside each other: a pack of several drivers is a matrix.
+    """
+    seen: dict[tuple[str, str, int], tuple[Pack, Target]] = {}
+    for group in groups:
+        for pack, target in group.targets:
+            for part in target.parts:
+                if part.shards == 1 or target.identity is None:
+                    continue
+                first, other = seen.setdefault((target.selector, part.set_hash, part.shards), (pack, target))
+                if other.identity is not None and other.identity != target.identity:
+                    said = ", ".join(target.identity.differences(other.identity))
+                    raise PackError(
+                        pack.directory,
+                        f"{part.text} for {target.name} was compiled by another driver than in "
+                        f"{first.directory}: {said}",
+                        "compile all shards with one build of the driver, or leave this pack out",
+                    )
+
+
+def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
+    caches, first = group.caches, group.first
+    parts = joined_parts(part for _, target in group.targets for part in target.parts)
+    packs = tuple(pack.directory for pack, _, _ in caches)
+    files: tuple[PackedFile, ...] = ()
+    if len(caches) == 1:
+        pack, target, _ = caches[0]
+        files = tuple(writer.add(each.name, pack.read(each)) for each in target.files)
+    elif caches:
+        files = _merged(caches, writer, key_file, opener)
+    problem = "" if files else "; ".join(dict.fromkeys(each.problem for _, each in group.targets))
+    return JoinedTarget(
+        msgspec.structs.replace(first, files=files, parts=parts, problem=problem), packs, len(caches) > 1
+    )
+
+
+def _merged(
+    caches: Sequence[tuple[Pack, Target, PackedFile]],
+    writer: PackWriter,
+    key_file: Path | None,
+    opener: str,
+) -> tuple[PackedFile, ...]:
+    target, file = caches[0][1:]
+    assert target.identity is not None  # noqa: S101 - a target with files has one
+    with Child[Answer]("packs", Answer) as child:
+        opened = _opened(child, target.selector, opener)
+        if differences := opened.identity.differences(target.identity):
+            raise PackError(
+                caches[1][0].directory,
+                f"the caches for {target.name} cannot be joined here: {opened.device_name} of this machine "
+                f"is foreign to them: {', '.join(differences)}",
+                "join them on a machine that compiled one of them",
+            )
+        request = Join(
+            packs=tuple(str(pack.directory.absolute()) for pack, _, _ in caches),
+            key="" if key_file is None or caches[0][0].key is None else str(key_file.absolute()),
+            identity=target.identity,
+            directory=str(writer.directory.absolute()),
+        )
+        _answered(child, request, f"joining the caches for {target.name}")
+    return writer.files_at(writer.directory / file.name)
+
+
+def install(
+    pack: Pack,
+    selector: str,
+    directory: Path,
+    *,
+    key_file: Path | None = None,
+    opener: str = "",
+) -> Installation:
+    """Put what a pack has for a device into a cache directory, merged with what is there.
+
+    Args:
+        pack: The pack.
+        selector: Which device, as `open_device` takes it.
+        directory: The cache directory.
+        key_file: The key that the pack was opened with; None where nothing proves it.
+        opener: As in `TrialLimits`.
+
+    Raises:
+        PackError: What the pack has for the device is damaged, not signed with the key, or not kept by the
+            driver. Nothing was written.
+        DeviceError: The device does not open, or the driver died of the cache.
+        SaveError: The cache file could not be written.
+    """
+    with Child[Answer]("packs", Answer) as child:
+        opened = _opened(child, selector, opener)
+        request = Install(
+            pack=str(pack.directory.absolute()),
+            key="" if key_file is None else str(key_file.absolute()),
+            directory=str(directory.absolute()),
+        )
+        answer = _answered(child, request, f"installing the cache for {opened.device_name}")
+    assert isinstance(answer, Installed)  # noqa: S101 - what the service answers to Install
+    return Installation(opened, answer)
+
+
+def _opened(child: Child[Answer], selector: str, opener: str) -> Opened:
+    answer = _answered(child, Setup(selector, opener), f"opening {selector or 'the first device'}")
+    assert isinstance(answer, Opened)  # noqa: S101 - what the service answers to Setup
+    return answer
+
+
+def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
+    try:
+        answer = child.ask(request, _ANSWER_S)
+    except TimeoutError:
+        raise DeviceError(f"{doing}: the driver did not come back within {_ANSWER_S:.0f} s") from None
+    match answer:
+        case Ended():
+            words = f": {answer.words}" if answer.words else ""
+            raise DeviceError(f"{doing}: the process of the driver ended with {answer.how}{words}")
+        case Refused(path=""):
+            raise DeviceError(answer.reason)
+        case Refused():
+            raise PackError(Path(answer.path), answer.reason, answer.next_step)
+    return answer

@@ -1,0 +1,143 @@
+"""The child's side of `packs`: the device that caches of packs are given to.
+
+Whatever it is given was read from the pack and proven in this process.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.children.child import Channel
+from orchestrator.devices import open_for_child
+from orchestrator.devices.device import Device
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.errors import OrchestratorError
+from orchestrator.run.cache_joining import join_loaded, taken
+from orchestrator.run.packs import (
+    Answer,
+    Install,
+    Installed,
+    Join,
+    Joined,
+    Opened,
+    Refused,
+    Request,
+    Setup,
+    driver_words,
+)
+from orchestrator.stores.cache_file import (
+    PREFIX_HEADER_SIZE,
+    LoadResult,
+    LoadStatus,
+    cache_path,
+    save_cache_file,
+    save_merged,
+)
+from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.kinds import DURATIONS, FEATURE_GROUPS
+from orchestrator.stores.pack import Pack, PackError, Target
+from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.run_notes import add_durations, add_feature_groups, decode_durations, decode_groups
+
+
+def serve(channel: Channel[Request, Answer]) -> None:
+    """Open what `Setup` says, then do what is asked for."""
+    setup = channel.receive()
+    if not isinstance(setup, Setup):
+        raise TypeError("it begins with its setup")
+    try:
+        device = open_for_child(setup.opener, setup.selector, DeviceRequest())
+    except OrchestratorError as error:
+        channel.send(Refused(str(error)))
+        return
+    with closing(device):
+        identity = device.identity
+        channel.send(Opened(ProfileIdentity.of(identity), identity.device_name, driver_words(identity)))
+        for request in channel:
+            try:
+                match request:
+                    case Join():
+                        channel.send(_join(device, request))
+                    case Install():
+                        channel.send(_install(device, request))
+            except PackError as error:
+                path = str(error.path)
+                channel.send(Refused(str(error).removeprefix(f"{path}: "), path, error.next_step))
+            except OrchestratorError as error:
+                channel.send(Refused(str(error)))
+
+
+def _pack(path: str, key: str) -> Pack:
+    return Pack.open(Path(path), MacKey.read(Path(key)) if key else None)
+
+
+def _data(pack: Pack, target: Target) -> bytes:
+    return pack.read_cache(target)[PREFIX_HEADER_SIZE:]
+
+
+def _join(device: Device, request: Join) -> Joined:
+    path = cache_path(Path(request.directory), device.identity)
+    found = []
+    for each in request.packs:
+        pack = _pack(each, request.key)
+        target = pack.manifest.target_of(request.identity)
+        if target is None:
+            raise PackError(pack.directory, "it was changed meanwhile", "try again")
+        found.append((pack, target))
+    loaded = [
+        (pack.directory / (target.cache.name if target.cache else ""), _data(pack, target))
+        for pack, target in found
+    ]
+    joined, data = join_loaded(
+        device, [(at, LoadResult(LoadStatus.LOADED, at, data=data)) for at, data in loaded]
+    )
+    for one in joined:
+        if one.status != LoadStatus.LOADED:
+            raise PackError(one.path, f"the driver did not take it: {one.status}: {one.detail}")
+    saved = save_cache_file(path, device.identity, data)
+    if saved.skipped is not None:
+        raise PackError(path, f"it was not written: {saved.skipped}")
+    for pack, target in found:
+        _note(pack, target, path)
+    return Joined(len(data))
+
+
+def _install(device: Device, request: Install) -> Installed:
+    pack = _pack(request.pack, request.key)
+    target = pack.manifest.target_of(ProfileIdentity.of(device.identity))
+    path = cache_path(Path(request.directory), device.identity)
+    if target is None or target.cache is None:
+        return Installed(-1 if target is None else pack.manifest.targets.index(target), str(path))
+    data = _data(pack, target)
+    with taken(device, data, target.cache.name) as (cache, _, problem):
+        if problem:
+            raise PackError(pack.directory / target.cache.name, problem)
+        saved = save_merged(device, path, cache)
+    notes = [saved.note] if saved.note else []
+    if saved.saved_bytes:
+        _note(pack, target, path)
+    return Installed(
+        target=pack.manifest.targets.index(target),
+        path=str(path),
+        saved_bytes=saved.saved_bytes,
+        skipped=saved.skipped or "",
+        bytes_before=saved.bytes_before,
+        bytes_after=saved.bytes_after,
+        notes=tuple(notes),
+    )
+
+
+def _note(pack: Pack, target: Target, cache_file: Path) -> None:
+    """Add what lies beside a pack's cache file to what lies beside another one."""
+    for file in target.files:
+        try:
+            if file.name.endswith(DURATIONS.suffix):
+                known = decode_durations(pack.read(file))
+                add_durations(cache_file, known.keys, known.duration_ns)
+            elif file.name.endswith(FEATURE_GROUPS.suffix):
+                add_feature_groups(cache_file, decode_groups(pack.read(file)))
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None

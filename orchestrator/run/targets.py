@@ -1,0 +1,258 @@
+"""Compiles one set for several devices, each in a supervised child process, side by side or one after another.
+
+    targets ──> as many at a time as there are processors and memory ──> compile_supervised ──> report or problem
+
+Drivers read their target once, so a process is one target. Most of a compile is the driver's own, and that of
+two families has nothing in common; what has (reading the set, decoding, modules) happens side by side too.
+
+Guarantees: what happens to one target changes no other one. Each has a cache file of its own, by the identity
+of its device. The total is fixed from the start, and what is done never gets less.
+Assumptions: the set lies in files. Of two selectors that are one device the second finds everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import trio
+from attrs import define, evolve, field, frozen
+
+from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
+from orchestrator.run.execution import available_workers
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Progress
+from orchestrator.run.supervisor import compile_supervised
+from orchestrator.run.trial import first_error
+
+_MEMORY_INFO: Final = Path("/proc/meminfo")
+_TARGET_BYTES: Final = 512 << 20
+"""What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
+
+_MEMORY_LOOK_S: Final = 1.0
+_COUNTED: Final = ("done", "compiled", "hits", "failed", "skipped", "in_flight")
+
+
+@frozen
+class TargetResult:
+    """What became of one target: a report, or the error that ended it."""
+
+    selector: str
+    report: CompileReport | None = None
+    error: OrchestratorError | None = None
+
+
+class TargetListener(Protocol):
+    """Hears how targets fare. Called in the trio thread; must not block."""
+
+    def begins(self, selector: str, workers: int) -> None:
+        """A target begins, with so many workers."""
+
+    def stage(self, selector: str, name: str) -> None:
+        """A stage of a target's compile begins."""
+
+    def progress(self, selector: str, progress: Progress, overall: Progress) -> None:
+        """Pipelines of a target got done; how far it is, and how far all are."""
+
+    def ends(self, result: TargetResult) -> None:
+        """A target has ended."""
+
+
+Compiler = Callable[..., Awaitable[CompileReport]]
+
+
+@define(eq=False)
+class Overall:
+    """How far all targets are together, by how far each is. Pure; one thread.
+
+    Attributes:
+        pipelines: How many each target has.
+        targets: How many targets there are.
+        together: How many run at a time.
+    """
+
+    pipelines: int
+    targets: int
+    together: int
+    _latest: dict[str, Progress] = field(factory=dict)
+    _over: set[str] = field(factory=set)
+    _work_s: dict[str, float] = field(factory=dict)
+
+    def take(self, selector: str, progress: Progress, elapsed_s: float) -> Progress:
+        """Take how far a target is, so long after the first one began; how far all are."""
+        self._latest[selector] = progress
+        return self._sum(elapsed_s)
+
+    def end(self, selector: str, took_s: float) -> None:
+        """A target took so long; what it did not come to stays undone."""
+        self._over.add(selector)
+        self._work_s[selector] = took_s
+
+    def _sum(self, elapsed_s: float) -> Progress:
+        latest = self._latest.values()
+        counts = {name: sum(getattr(each, name) for each in latest) for name in _COUNTED}
+        running = [each for name, each in self._latest.items() if name not in self._over]
+        slowest = max(
+            (each.slowest for each in running if each.slowest is not None),
+            key=lambda each: each.age_s,
+            default=None,
+        )
+        return Progress(
+            total=self.pipelines * self.targets,
+            elapsed_s=elapsed_s,
+            rate=sum(each.rate for each in running),
+            eta_s=self._eta_s(running),
+            slowest=slowest,
+            **counts,
+        )
+
+    def _eta_s(self, running: Sequence[Progress]) -> float | None:
+        """By what targets cost: those that wait are taken to cost what the others do on the average."""
+        if any(each.eta_s is None for each in running):
+            return None
+        left = [each.eta_s or 0.0 for each in running]
+        known = [*self._work_s.values(), *(each.elapsed_s + (each.eta_s or 0.0) for each in running)]
+        waiting = self.targets - len(self._over) - len(running)
+        if waiting and not known:
+            return None
+        work = sum(left) + (waiting * sum(known) / len(known) if waiting else 0.0)
+        return max(work / self.together, max(left, default=0.0))
+
+
+def side_by_side(targets: int, workers: int | None, processors: int) -> int:
+    """How many targets run at a time: as many as there are processors for their workers."""
+    return max(1, min(targets, processors // (workers or 1)))
+
+
+def memory_for_another(path: Path = _MEMORY_INFO) -> bool:
+    """Whether there is memory for one target more; so too where the system does not say."""
+    try:
+        lines = path.read_text("ascii").splitlines()
+        available = next(each for each in lines if each.startswith("MemAvailable:")).split()[1]
+        return int(available) << 10 >= _TARGET_BYTES
+    except (OSError, ValueError, StopIteration, IndexError):
+        return True
+
+
+async def compile_targets(
+    archives: Sequence[str],
+    options: Sequence[CompileOptions],
+    *,
+    pipelines: int,
+    cache_directory: Path | None,
+    listener: TargetListener,
+    stop: trio.Event | None = None,
+    compiler: Compiler = compile_supervised,
+) -> list[TargetResult]:
+    """Compile a set for several devices.
+
+    Args:
+        archives: Paths of the set's archives, or of one manifest.
+        options: How, one for each target, which differ in their selector. Without a number of workers the
+            processors are divided among the targets that run at a time. A time limit is one for all.
+        pipelines: How many pipelines of the set are to be compiled for each, for the progress.
+        cache_directory: Where cache files are kept; None keeps none.
+        listener: Hears how they fare.
+        stop: Ends all early when set; targets that have not begun do not begin, as after the time limit.
+        compiler: Compiles for one target, as `compile_supervised` does.
+
+    Returns:
+        What became of each, in the order of the options. A target that did not begin has neither report nor
+        error.
+    """
+    processors = available_workers()
+    together = side_by_side(len(options), options[0].workers, processors)
+    job = _Targets(
+        tuple(archives),
+        cache_directory,
+        listener,
+        stop,
+        compiler,
+        Overall(pipelines, len(options), together),
+        processors,
+        len(options),
+    )
+    limiter = trio.Semaphore(together)
+    with first_error():
+        async with trio.open_nursery() as nursery:
+            for each in options:
+                await limiter.acquire()
+                await job.wait_for_memory()
+                if each.time_limit_s is not None:
+                    left_s = each.time_limit_s - (trio.current_time() - job.began)
+                    if left_s <= 0:
+                        break
+                    each = evolve(each, time_limit_s=left_s)
+                if stop is not None and stop.is_set():
+                    break
+                job.running += 1
+                nursery.start_soon(job.run, each, limiter)
+    return [job.results.get(each.selector, TargetResult(each.selector)) for each in options]
+
+
+@define(eq=False)
+class _Targets:
+    archives: tuple[str, ...]
+    directory: Path | None
+    listener: TargetListener
+    stop: trio.Event | None
+    compiler: Compiler
+    overall: Overall
+    processors: int
+    waiting: int
+    results: dict[str, TargetResult] = field(factory=dict)
+    running: int = 0
+    began: float = field(factory=trio.current_time)
+
+    async def wait_for_memory(self) -> None:
+        """Wait until there is memory for one more, or none runs."""
+        while self.running and not memory_for_another() and not (self.stop and self.stop.is_set()):
+            await trio.sleep(_MEMORY_LOOK_S)
+
+    async def run(self, options: CompileOptions, limiter: trio.Semaphore) -> None:
+        selector = options.selector
+        began = trio.current_time()
+        # Those that begin last have the processors of those that are over.
+        share = max(1, self.processors // max(1, min(self.overall.together, self.waiting)))
+        self.waiting -= 1
+        workers = options.workers or share
+        self.listener.begins(selector, workers)
+        try:
+            report = await self.compiler(
+                self.archives,
+                evolve(options, workers=workers),
+                cache_directory=self.directory,
+                stop=self.stop,
+                on_stage=lambda name: self.listener.stage(selector, name),
+                on_progress=lambda progress: self._tell(selector, progress),
+            )
+            result = TargetResult(selector, report)
+        except ExternalSynchronizationError:
+            raise  # a bug of this program
+        except OrchestratorError as error:
+            result = TargetResult(selector, error=error)
+        finally:
+            self.running -= 1
+            limiter.release()
+        self.results[selector] = result
+        self.overall.end(selector, trio.current_time() - began)
+        self.listener.ends(result)
+
+    def _tell(self, selector: str, progress: Progress) -> None:
+        elapsed_s = trio.current_time() - self.began
+        self.listener.progress(selector, progress, self.overall.take(selector, progress, elapsed_s))
+
+
+def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
+    """The targets that selectors and patterns stand for, each once, in their order.
+
+    Raises:
+        NoDeviceError: No family of the installed RADV fits a pattern.
+    """
+    from orchestrator.devices.families import expand, is_pattern
+
+    found: dict[str, None] = {}
+    for each in devices or ("",):
+        found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))
+    return tuple(found)

@@ -1,0 +1,549 @@
+"""Packs: a directory of cache files for several devices, with a manifest that proves and explains them.
+
+    PACK/
+      manifest.json      what is in it: targets, their files with size and hash, what was left out and why
+      manifest.mac       its MAC, 64 hex digits, where it was signed
+      NAME.pipeline-cache, NAME.durations, ...    named as in a cache directory; see `kinds`
+
+A target is one device identity. Its parts are the sets, or shards of sets, that were compiled for it, so that
+packs of several machines add up. Whoever has a pack may change it together with its hashes: they find
+accidents. The MAC of the manifest covers a keyed digest of each file, so it finds attackers too.
+
+Guarantees: a manifest is decoded against its type, within bounds. Names of files are plain names of known
+kinds; any other is refused by name, and so are links and what is no regular file. Nothing is written outside
+of the pack's directory. The manifest is written last: until then an older one, or none, is there, and
+`problems` tells which files do not agree with it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from attrs import define, frozen
+
+from orchestrator.errors import OrchestratorError
+from orchestrator.stores.cache_file import (
+    DEFAULT_CAP,
+    PREFIX_HEADER_SIZE,
+    CacheHeaderError,
+    PipelineCachePrefixHeader,
+    prove_content,
+)
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    content_hash128,
+    ensure_directory,
+    likely_cause,
+    read_capped,
+    write_atomically,
+)
+from orchestrator.stores.files.mac import MAC_SIZE, MacKey
+from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, DURATIONS, FEATURE_GROUPS, Kind, check_directory
+from orchestrator.stores.profile_file import ProfileIdentity
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+MANIFEST_MAC: Final = "manifest.mac"
+
+NOTES: Final[tuple[Kind, ...]] = (DURATIONS, FEATURE_GROUPS)
+"""What goes into a pack beside the cache file: what any machine may know. A calibration is of one machine."""
+
+_WHAT: Final = "orchestrator pack"
+_CAP: Final = 64 << 20
+_MAC_CAP: Final = 256
+_SIGNS_MANIFEST: Final = "pack manifest"
+_SIGNS_FILE: Final = "pack file"
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
+
+_Text = Annotated[str, msgspec.Meta(max_length=4096)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Ordinal = Annotated[int, msgspec.Meta(ge=1, le=1 << 31)]
+_Hash128 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+_Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+_Mac = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
+
+
+class PackError(OrchestratorError):
+    """A pack cannot be used.
+
+    Attributes:
+        path: The pack, or the file of it.
+        next_step: What to do.
+    """
+
+    def __init__(self, path: Path, reason: str, next_step: str = "") -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.next_step = next_step
+
+
+class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Pipelines that are not in the cache, for one reason.
+
+    Attributes:
+        status: "skipped", "failed", "quarantined" or "not_run".
+        reason: Why.
+        keys: Their keys, 16 hex digits each, ascending.
+    """
+
+    status: Annotated[str, msgspec.Meta(max_length=32)]
+    reason: _Text
+    keys: tuple[_Key, ...]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A set, or a shard of one, that was compiled for a target.
+
+    Attributes:
+        set_name: The file name of the set, for people.
+        set_hash: Hash over the names of its records, 16 hex digits.
+        shard: Which shard of it, 1 to `shards`.
+        shards: How many shards it is divided into.
+        chosen: Where pipelines were chosen by their keys: a hash of those, 32 hex digits. Otherwise "".
+        pipelines: How many were to be compiled.
+        created: How many of them the cache file holds.
+        left_out: The others, by status and reason.
+    """
+
+    set_name: _Text
+    set_hash: _Key
+    shard: _Ordinal = 1
+    shards: _Ordinal = 1
+    chosen: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
+    pipelines: _Count
+    created: _Count
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def of(self) -> tuple[object, ...]:
+        """What it is a part of, and which: equal for two compiles of the same."""
+        return self.set_hash, self.shard, self.shards, self.chosen
+
+    @property
+    def text(self) -> str:
+        """It in words: "game.foz, shard 2/4"."""
+        shard = f", shard {self.shard}/{self.shards}" if self.shards > 1 else ""
+        return f"{self.set_name}{shard}{', chosen by key' if self.chosen else ''}"
+
+    def count(self, status: str) -> int:
+        """How many pipelines were left out with a status."""
+        return sum(len(each.keys) for each in self.left_out if each.status == status)
+
+
+class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a pack.
+
+    Attributes:
+        name: Its name in the pack's directory.
+        size: Bytes.
+        xxh3_128: Hash of its content, canonical order, 32 hex digits.
+        mac: Its keyed digest where the pack was signed, 64 hex digits, else "".
+    """
+
+    name: Annotated[str, msgspec.Meta(max_length=200)]
+    size: _Count
+    xxh3_128: _Hash128
+    mac: _Mac = ""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pack has for one device.
+
+    Attributes:
+        selector: How the device was called on the machine that compiled.
+        identity: Which device and driver; None where the device did not open.
+        device_name: For people.
+        driver: Name and version of the driver, for people.
+        files: Its cache file and what lies beside it; none where nothing was kept.
+        parts: What was compiled.
+        problem: Why there is no cache file, or "".
+    """
+
+    selector: _Text
+    identity: ProfileIdentity | None = None
+    device_name: _Text = ""
+    driver: _Text = ""
+    files: tuple[PackedFile, ...] = ()
+    parts: tuple[Part, ...] = ()
+    problem: _Text = ""
+
+    @property
+    def cache(self) -> PackedFile | None:
+        """The cache file."""
+        return next((each for each in self.files if each.name.endswith(CACHE_FILE_SUFFIX)), None)
+
+    @property
+    def name(self) -> str:
+        """It in words, for messages."""
+        of = ", ".join(filter(None, (self.device_name, self.driver)))
+        return (self.selector or "the first device") + (f" ({of})" if of else "")
+
+    def count(self, status: str) -> int:
+        """How many pipelines have a status: "created" or one of `LeftOut`."""
+        if status == "created":
+            return sum(each.created for each in self.parts)
+        return sum(each.count(status) for each in self.parts)
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a pack says of itself.
+
+    Attributes:
+        what: Tells the file from other JSON.
+        format: Version of the layout; fields may be added without counting it up.
+        made_at: When it was written, seconds since 1970.
+        orchestrator: Version of this program.
+        targets: The devices, one entry each.
+    """
+
+    what: str = _WHAT
+    format: int = FORMAT
+    made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    orchestrator: _Text = ""
+    targets: Annotated[tuple[Target, ...], msgspec.Meta(max_length=4096)] = ()
+
+    def target_of(self, identity: ProfileIdentity) -> Target | None:
+        """The target of a device, or None."""
+        return next((each for each in self.targets if each.identity == identity), None)
+
+    def nearest(self, identity: ProfileIdentity) -> tuple[Target, list[str]] | None:
+        """The target that has most in common with a device that has none, and where it differs, in words."""
+        found = [
+            (each, each.identity.differences(identity)) for each in self.targets if each.identity is not None
+        ]
+        return min(found, key=lambda each: len(each[1]), default=None)
+
+
+_decoder: Final = msgspec.json.Decoder(Manifest)
+
+
+def is_pack(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+    """Whether a path is a directory with a manifest, which may be a damaged one."""
+    try:
+        return MANIFEST in operations.list_directory(path)
+    except OSError:
+        return False
+
+
+@frozen
+class Pack:
+    """A pack whose manifest was read; its files may be damaged. Thread-safe.
+
+    Attributes:
+        directory: Where it is.
+        manifest: What it says of itself.
+        signed: Whether it has a MAC.
+        key: The key with which its manifest was proven, and with which its files are; None: nothing proves
+            where it comes from.
+    """
+
+    directory: Path
+    manifest: Manifest
+    signed: bool
+    key: MacKey | None
+    operations: FileOperations = REAL_FILE_OPERATIONS
+
+    @classmethod
+    def open(
+        cls, directory: Path, key: MacKey | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
+    ) -> Pack:
+        """Read a pack's manifest.
+
+        Args:
+            directory: The pack.
+            key: The key with which it must be signed; None takes any pack and proves nothing.
+            operations: The calls to use.
+
+        Raises:
+            PackError: There is no manifest, it is damaged, of another format, or names files that a pack may
+                not have; or it is not signed with the key.
+        """
+        path = directory / MANIFEST
+        try:
+            content = read_capped(path, _CAP, operations)
+        except MissingFileError:
+            raise PackError(
+                directory,
+                "no pack: it has no manifest.json",
+                "name a directory that `orchestrator compile --out` wrote to its end",
+            ) from None
+        except ReadError as error:
+            raise PackError(path, error.reason) from None
+        signed = _stored_mac(directory, operations)
+        if key is not None:
+            _prove_manifest(directory, content, signed, key)
+        try:
+            manifest = _decoder.decode(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise PackError(path, f"it is damaged: {error}", "copy or make the pack again") from None
+        _check_manifest(path, manifest)
+        return cls(directory, manifest, signed is not None, key, operations)
+
+    def read(self, file: PackedFile) -> bytes:
+        """The content of a file, proven by size and hash, and by its MAC where the pack is proven.
+
+        Raises:
+            PackError: It is missing, damaged, or not signed with the key.
+        """
+        path = self.directory / file.name
+        again = "copy or make the pack again"
+        try:
+            content = read_capped(path, DEFAULT_CAP, self.operations)
+        except ReadError as error:
+            raise PackError(path, error.reason, again) from None
+        if len(content) != file.size:
+            raise PackError(
+                path, f"it is damaged: {len(content)} bytes, and the manifest says {file.size}", again
+            )
+        if (found := content_hash128(content).hex()) != file.xxh3_128:
+            raise PackError(
+                path, f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}", again
+            )
+        if self.key is not None and not self.key.proves(
+            bytes.fromhex(file.mac), _SIGNS_FILE, _signed_parts(file.name, content)
+        ):
+            raise PackError(path, "it is not what was signed with this key", "ask who made the pack")
+        return content
+
+    def read_cache(self, target: Target) -> bytes:
+        """The cache file of a target, proven as a file and as a cache of that device and driver.
+
+        Raises:
+            PackError: The target has none, or it is damaged, or of another device than the target.
+        """
+        file, identity = target.cache, target.identity
+        if file is None or identity is None:
+            raise PackError(self.directory, f"no cache for {target.name}: {target.problem}")
+        content = self.read(file)
+        path = self.directory / file.name
+        header = _prove_cache(path, content)
+        if differences := ProfileIdentity.of(header).differences(identity):
+            said = ", ".join(differences)
+            raise PackError(path, f"it is of another device than its target {target.name}: {said}")
+        return content
+
+    def problems(self) -> Iterator[tuple[Path, str]]:
+        """What is wrong with each file that the manifest names, in its order."""
+        for target in self.manifest.targets:
+            for file in target.files:
+                try:
+                    if file is target.cache:
+                        self.read_cache(target)
+                    else:
+                        self.read(file)
+                except PackError as error:
+                    yield error.path, str(error).removeprefix(f"{error.path}: ")
+
+    def strays(self) -> list[str]:
+        """Names in the directory that are not of the pack, such as locks of those who wrote it; sorted."""
+        own = {MANIFEST, MANIFEST_MAC, *(file.name for each in self.manifest.targets for file in each.files)}
+        return sorted(set(self.operations.list_directory(self.directory)) - own)
+
+
+def _prove_cache(path: Path, content: bytes) -> PipelineCachePrefixHeader:
+    try:
+        return prove_content(content[:PREFIX_HEADER_SIZE], content[PREFIX_HEADER_SIZE:])
+    except CacheHeaderError as error:
+        raise PackError(path, f"{error.status.value}: {error.reason}") from None
+
+
+def _check_manifest(path: Path, manifest: Manifest) -> None:
+    if manifest.what != _WHAT:
+        raise PackError(path, f"it is the manifest of something else: {manifest.what[:40]!r}")
+    if manifest.format != FORMAT:
+        raise PackError(path, f"it has format {manifest.format}, and this version reads {FORMAT}")
+    names: set[str] = set()
+    identities: set[ProfileIdentity] = set()
+    for target in manifest.targets:
+        for file in target.files:
+            if reason := _refuse_name(file.name):
+                raise PackError(path, f"target {target.name}: the file {file.name!r} {reason}")
+            if file.name in names:
+                raise PackError(path, f"target {target.name}: the file {file.name!r} is there twice")
+            names.add(file.name)
+        if target.identity is None:
+            if target.files:
+                raise PackError(path, f"target {target.name} has files and no identity")
+        elif target.identity in identities:
+            raise PackError(path, f"target {target.name} has the identity of another target")
+        else:
+            identities.add(target.identity)
+
+
+def _refuse_name(name: str) -> str:
+    """Why a pack may not have a file of this name, or ""."""
+    suffixes = (CACHE_FILE_SUFFIX, *(each.suffix for each in NOTES))
+    suffix = next((each for each in suffixes if name.endswith(each)), None)
+    if suffix is not None and _NAME.fullmatch(name.removesuffix(suffix)):
+        return ""
+    if "/" in name or "\\" in name or name.startswith("."):
+        return "is no plain name: a pack's files lie in its own directory"
+    return f"is of no kind that a pack has ({', '.join(suffixes)})"
+
+
+def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
+    encoded = name.encode()
+    return len(encoded).to_bytes(8, "little"), encoded, content
+
+
+def _stored_mac(directory: Path, operations: FileOperations) -> bytes | None:
+    """The MAC of a pack's manifest; None where it is not signed, empty where what is there is no MAC."""
+    try:
+        text = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations)
+        mac = bytes.fromhex(text.decode("ascii"))
+    except MissingFileError:
+        return None
+    except (ReadError, ValueError):
+        return b""
+    return mac if len(mac) == MAC_SIZE else b""
+
+
+def _prove_manifest(directory: Path, content: bytes, mac: bytes | None, key: MacKey) -> None:
+    if mac is None:
+        raise PackError(directory, "the pack is not signed", "have it made with --key")
+    if not key.proves(mac, _SIGNS_MANIFEST, [content]):
+        raise PackError(
+            directory / MANIFEST,
+            "it was not signed with this key, or was changed since",
+            "check that --key names the key file that the pack was made with",
+        )
+
+
+@define(eq=False)
+class PackWriter:
+    """Fills a directory and writes its manifest. One writer at a time; files that are in place stay.
+
+    Attributes:
+        directory: Created, mode 0700, where it is missing.
+        key: What it is signed with; None: it is not.
+    """
+
+    directory: Path
+    key: MacKey | None = None
+    operations: FileOperations = REAL_FILE_OPERATIONS
+
+    def prepare(self) -> None:
+        """Create the directory, and refuse one that others may write.
+
+        Raises:
+            PackError: Others may write it.
+            SaveError: It cannot be created.
+        """
+        if reason := check_directory(self.directory / MANIFEST, self.operations):
+            raise PackError(self.directory, reason)
+
+    def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
+        """A cache file and what lies beside it, copied where it does not lie in the pack.
+
+        Returns:
+            What the manifest says of them, the cache file first; nothing where there is none.
+
+        Raises:
+            PackError: One that is there cannot be read, or is not whole.
+            SaveError: One cannot be written.
+        """
+        found = []
+        for path in (cache_file, *(each.path(cache_file) for each in NOTES)):
+            try:
+                content = read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
+            except MissingFileError:
+                if path == cache_file:
+                    return ()
+                continue
+            except ReadError as error:
+                raise PackError(path, error.reason) from None
+            if path == cache_file:
+                _prove_cache(path, content)
+            found.append(self.add(path.name, content))
+        return tuple(found)
+
+    def add(self, name: str, content: bytes) -> PackedFile:
+        """A file of the pack with this content, written where it is not there; what the manifest says of it.
+
+        Raises:
+            PackError: A pack may not have a file of this name.
+            SaveError: It cannot be written.
+        """
+        path = self.directory / name
+        if reason := _refuse_name(name):
+            raise PackError(path, reason)
+        try:
+            there = read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
+        except ReadError:
+            there = None
+        if there != content:
+            ensure_directory(self.directory, self.operations)
+            write_atomically(path, [content], self.operations)
+        mac = "" if self.key is None else self.key.sign(_SIGNS_FILE, _signed_parts(name, content)).hex()
+        return PackedFile(name=name, size=len(content), xxh3_128=content_hash128(content).hex(), mac=mac)
+
+    def finish(self, manifest: Manifest) -> None:
+        """Write the manifest, and its MAC; then remove previous generations of its cache files.
+
+        Those would double what is shipped, and the current ones were proven when they were packed.
+
+        Raises:
+            PackError: The manifest would be refused when it is read.
+            SaveError: It cannot be written, or what is not of the pack any more cannot be removed.
+        """
+        path, mac_path = self.directory / MANIFEST, self.directory / MANIFEST_MAC
+        content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
+        if len(content) > _CAP:
+            raise PackError(
+                path, f"it would have {len(content)} bytes, more than the {_CAP} that are allowed"
+            )
+        _check_manifest(path, _decoder.decode(content))
+        write_atomically(path, [content], self.operations)
+        if self.key is not None:
+            mac = self.key.sign(_SIGNS_MANIFEST, [content]).hex()
+            write_atomically(mac_path, [mac.encode(), b"\n"], self.operations)
+        else:
+            # One of an older manifest would say that this one was changed.
+            self._remove(mac_path)
+        for cache in filter(None, (each.cache for each in manifest.targets)):
+            self._remove(previous_path(self.directory / cache.name))
+
+    def _remove(self, path: Path) -> None:
+        try:
+            self.operations.unlink(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise SaveError(path, "removing it", likely_cause(error)) from error
+
+
+def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
+    """Parts of several packs; of two compiles of the same part that which created more."""
+    best: dict[tuple[object, ...], Part] = {}
+    for each in parts:
+        known = best.get(each.of)
+        if known is None or each.created > known.created:
+            best[each.of] = each
+    return tuple(
+        sorted(best.values(), key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard))
+    )
+
+
+def missing_shards(parts: Sequence[Part]) -> list[str]:
+    """What is not there of sets of which some shards are: "game.foz: shards 3 and 4 of 4"."""
+    there: dict[tuple[str, str, int], set[int]] = {}
+    for each in parts:
+        if not each.chosen and each.shards > 1:
+            there.setdefault((each.set_name, each.set_hash, each.shards), set()).add(each.shard)
+    said = []
+    for (name, _, shards), known in there.items():
+        missing = [str(shard) for shard in range(1, min(shards, 1000) + 1) if shard not in known]
+        if missing:
+            *most, last = missing
+            words = f"shards {', '.join(most)} and {last}" if most else f"shard {last}"
+            said.append(f"{name}: {words} of {shards}")
+    return said

@@ -1,0 +1,216 @@
+"""`compile` for several devices: a cache file each, a pack of all, and what an application finds in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.stores.pack import Pack
+from tests.cli.conftest import Call, run_program
+from tests.drivers import driver_environment, driver_manifest, require_header, require_tool, run_on_device
+from tests.hosts.run_host import (
+    Host,
+    device_name,
+    quiet_environment,
+    recorded_application,
+    strip_prefix_header,
+)
+from tests.run.small_sets import write_small_set
+from tests.stores.faults.sets import path_in
+from tests.stores.packs import key_file
+
+PATTERN = "radv:navi[13]?"
+"""Six families of two generations, with the Mesa that the tests are written for; more with a later one."""
+
+
+def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: Path, tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    targets = ("radv:navi21", "radv:navi31")
+    arguments = [each for target in targets for each in ("-d", target)]
+    done = call("compile", small_set, *arguments, "--cache-dir", tmp_path / "both", "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["pack"] is None
+    reports = [each["report"] for each in done.document["targets"]]
+    assert [each["selector"] for each in done.document["targets"]] == list(targets)
+    files = [Path(each["cache_file"]["path"]) for each in reports]
+    assert files[0] != files[1]
+    names = [each["device"]["device_name"] for each in reports]
+    assert names == ["Null hardware (RADV NAVI21)", "Null hardware (RADV NAVI31)"]
+    for target, own, other in zip(targets, files, reversed(files), strict=True):
+        shown = run_program("inspect", own, "--device", target, "--json")
+        assert shown.document["files"][0]["offered"]["accepted"] is True
+        refused = run_program("inspect", other, "--device", target, "--json")
+        assert refused.document["files"][0]["offered"]["status"] == "OTHER_DEVICE"
+        # Under the name of its own it is not taken either, by `compile`, which compiles all.
+        swapped = tmp_path / target.replace(":", "")
+        swapped.mkdir(mode=0o700)
+        (swapped / own.name).write_bytes(other.read_bytes())
+        (swapped / own.name).chmod(0o600)
+        again = call("compile", small_set, "-d", target, "--out", swapped, "--json")
+        (found,) = again.document["targets"]
+        assert found["report"]["cache_file"]["load_status"] == "OTHER_DEVICE"
+        assert found["report"]["outcomes"]["compiled"] > 0
+
+
+def test_an_application_finds_everything_in_what_is_installed_from_a_pack_of_many_families(
+    tmp_path: Path,
+) -> None:
+    """The application is a C program that shares nothing with us and is forbidden to compile."""
+    driver_manifest("radv:navi21")
+    require_header("vulkan/vulkan.h", "libvulkan-dev")
+    host = Host.build(tmp_path, require_tool("gcc"))
+    application = host.application(recorded_application("sample"))
+    pack = tmp_path / "pack"
+    made = run_program("compile", "sample", "--device", PATTERN, "--out", pack, "--json")
+    assert made.code == ExitCode.OK, made.err
+    targets = made.document["targets"]
+    assert len(targets) >= 5
+    assert len({each["report"]["cache_file"]["path"] for each in targets}) == len(targets)
+    assert run_program("verify", pack).code == ExitCode.OK
+    payloads = {}
+    for target in ("radv:navi31", "radv:navi33"):
+        player = tmp_path / target.replace(":", "")
+        done = run_program("install", pack, "--unsigned", "--device", target, "--cache-dir", player, "--json")
+        assert done.code == ExitCode.OK, done.err
+        assert done.document["target"] == target
+        (file,) = player.glob("*.pipeline-cache")
+        payload = tmp_path / f"{player.name}.bin"
+        payload.write_bytes(strip_prefix_header(file.read_bytes()))
+        environment = quiet_environment(driver_environment(target))
+        ran = host.run(application, environment, device=device_name(target), load=payload, forbid=True)
+        assert ran.exit_code == 0
+        assert ran.tried
+        assert ran.hits == ran.tried
+        payloads[target] = payload
+    # And nothing in that of another family.
+    other = host.run(
+        application,
+        quiet_environment(driver_environment("radv:navi31")),
+        device=device_name("radv:navi31"),
+        load=payloads["radv:navi33"],
+        forbid=True,
+    )
+    assert other.hits == frozenset()
+    none = run_program(
+        "install", pack, "--unsigned", "-d", "radv:navi21", "--cache-dir", tmp_path / "none", "--json"
+    )
+    assert none.code == ExitCode.PIPELINES_FAILED
+    assert none.document["has_cache"] is False
+
+
+def test_a_device_that_is_not_there_takes_nothing_from_the_others(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "pack"
+    arguments = ("compile", small_set, "-d", "no such device", "-d", "simulated", "--out", out)
+    done = call(*arguments, "--json")
+    assert done.code == ExitCode.PIPELINES_FAILED
+    gone, there = done.document["targets"]
+    assert "no device answers to 'no such device'" in gone["problem"]
+    assert gone["report"] is None
+    assert there["report"]["outcomes"]["failed"] == 0
+    pack = Pack.open(out)
+    assert [each.problem[:9] for each in pack.manifest.targets] == ["no device", ""]
+    assert list(pack.problems()) == []
+    # The same command goes on from what is in the pack.
+    again = call(*arguments)
+    assert "no device answers to 'no such device'" in again.out
+    assert "2 targets with 1 cache" in again.out
+    assert "cache hits" in again.err
+    only = call("compile", small_set, "-d", "no such device", "--out", tmp_path / "other")
+    assert only.code == ExitCode.NO_DEVICE
+
+
+def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, tmp_path: Path) -> None:
+    out, key = tmp_path / "pack", key_file(tmp_path)
+    arguments = ("compile", small_set, "-d", "simulated", "--out", out, "--key", key, "--json")
+    first = call(*arguments)
+    (target,) = first.document["targets"]
+    count = target["report"]["set"]["unique"]
+    assert target["report"]["outcomes"]["compiled"] == count
+    (again,) = call(*arguments).document["targets"]
+    assert again["report"]["outcomes"]["cache_hits"] == count
+    (found,) = Pack.open(out).manifest.targets
+    assert found.count("created") == count
+    assert found.parts[0].set_name == small_set.name
+    assert call("verify", out, "--key", key).code == ExitCode.OK
+    # With a directory of its own, the cache file is copied.
+    elsewhere = call(
+        "compile", small_set, "-d", "simulated", "--out", tmp_path / "two", "--cache-dir", out, "--json"
+    )
+    assert elsewhere.document["targets"][0]["report"]["outcomes"]["cache_hits"] == count
+    assert path_in(tmp_path / "two").read_bytes() == path_in(out).read_bytes()
+
+
+def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    out, other = tmp_path / "pack", tmp_path / "other.foz"
+    write_small_set(other, 0, 3)
+    first = call("compile", other, "-d", "simulated", "--out", out)
+    assert first.code == ExitCode.OK
+    assert call("compile", small_set, "-d", "simulated", "--out", out).code == ExitCode.OK
+    assert call("compile", other, "-d", "radv:vega10", "-d", "nothing", "--out", out).code == 1
+    pack = Pack.open(out)
+    assert [each.selector for each in pack.manifest.targets] == ["simulated", "radv:vega10", "nothing"]
+    assert [each.set_name for each in pack.manifest.targets[0].parts] == ["other.foz", "small.foz"]
+    assert list(pack.problems()) == []
+    # What is there cannot be signed unless it was.
+    refused = call("compile", other, "-d", "simulated", "--out", out, "--key", key_file(tmp_path))
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "the pack is not signed" in refused.err
+    # A cache file that is not taken any more takes its parts along.
+    path_in(out).write_bytes(b"")
+    call("compile", other, "-d", "simulated", "--out", out)
+    assert [each.set_name for each in Pack.open(out).manifest.targets[1].parts] == ["other.foz"]
+
+
+def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: Path) -> None:
+    for more in ((), ("--out", tmp_path / "pack")):
+        done = call("compile", small_set, "-q", "-d", "simulated", "--cache-dir", tmp_path / "cache", *more)
+        assert (done.code, done.out, done.err) == (ExitCode.OK, "", "")
+    wrong = call("compile", small_set, "-q", "-d", "no such device", "--cache-dir", tmp_path / "cache")
+    assert wrong.code == ExitCode.NO_DEVICE
+    assert "no device answers" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--key", "team.key"], "--key signs packs"),
+        (["--key", "team.key", "-d", "0"], "--key signs packs"),
+        (["--out", "pack", "--mode", "none"], "nothing in the pack"),
+        (["--out", "pack", "--trace", "trace.json"], "--trace is for one device"),
+        (["-d", "0", "--driver-log", "log"], "--driver-log is for one device"),
+        (["--out", "pack", "--in-process"], "--in-process is for one device"),
+        (["--nice", "20"], "0 to 19"),
+    ],
+)
+def test_options_that_cannot_be_meant(
+    call: Call,
+    small_set: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call("compile", small_set, "-d", "simulated", *arguments)
+    assert done.code == ExitCode.BAD_INPUT
+    assert said in done.err
+    assert not (tmp_path / "pack").exists()
+
+
+def test_nice_lets_other_programs_go_first(small_set: Path, tmp_path: Path) -> None:
+    source = """
+import os
+from orchestrator.cli import application as cli
+
+def main(path, cache):
+    before = os.nice(0)
+    code = cli.main(["compile", path, "-q", "-d", "simulated", "--nice", "3", "--cache-dir", cache])
+    return [code, os.nice(0) - before]
+"""
+    found = run_on_device(None, source, str(small_set), str(tmp_path / "cache"))
+    assert found == [0, 3]

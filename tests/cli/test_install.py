@@ -1,0 +1,158 @@
+"""The verb `install`, and what `verify` and `merge` do with packs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.pack import MANIFEST
+from tests.cli.conftest import Call
+from tests.stores.faults.sets import OLD, OURS, UNION, loaded_keys, path_in
+from tests.stores.packs import KEY, key_file, make_pack, part
+
+OTHER_DRIVER = simulated_identity(driver_version=2)
+
+
+def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack").directory
+    arguments = ("-d", "simulated", "--cache-dir", tmp_path / "cache")
+    refused = call("install", pack, *arguments)
+    assert refused.code == ExitCode.BAD_INPUT
+    assert "nothing proves who made this pack" in refused.err
+    assert "--unsigned" in refused.err
+    done = call("install", pack, "--unsigned", *arguments, "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["has_cache"] is True
+    assert done.document["proven"] is False
+    assert done.document["saved_bytes"] == path_in(tmp_path / "cache").stat().st_size
+    assert loaded_keys(path_in(tmp_path / "cache"))[0] == OLD
+    shown = call("install", pack, "--unsigned", *arguments)
+    assert "12 pipelines, 1 left out" in shown.out
+    assert "nothing is new" in shown.out
+    both = call("install", pack, "--unsigned", "--key", tmp_path / "team.key")
+    assert both.code == ExitCode.BAD_INPUT
+
+
+def test_with_the_key_its_maker_is_proven(call: Call, tmp_path: Path) -> None:
+    pack, key = make_pack(tmp_path / "pack", key=KEY).directory, key_file(tmp_path)
+    arguments = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--key", key)
+    done = call("install", pack, *arguments, "--json")
+    assert done.code == ExitCode.OK
+    assert done.document["proven"] is True
+    (pack / MANIFEST).write_bytes((pack / MANIFEST).read_bytes() + b"\n")
+    changed = call("install", pack, *arguments, "--json")
+    assert changed.code == ExitCode.BAD_INPUT
+    assert changed.document["error"]["kind"] == "pack"
+    assert "not signed with this key" in changed.document["error"]["message"]
+
+
+def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", identity=OTHER_DRIVER).directory
+    arguments = ("install", pack, "--unsigned", "-d", "simulated", "--cache-dir", tmp_path / "cache")
+    done = call(*arguments, "--json")
+    assert done.code == ExitCode.PIPELINES_FAILED
+    assert done.document["has_cache"] is False
+    assert done.document["nearest"]["differs"][0] == "driver_version is 2, not 1"
+    shown = call(*arguments)
+    assert "1 target, and none is this device and driver" in shown.out
+    assert "driver_version is 2, not 1" in shown.out
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_device_that_does_not_open_ends_in_3(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack").directory
+    done = call("install", pack, "--unsigned", "-d", "no such device", "--cache-dir", tmp_path / "cache")
+    assert done.code == ExitCode.NO_DEVICE
+    assert "no device answers to 'no such device'" in done.err
+
+
+def test_a_pack_cannot_have_anything_read_or_written_elsewhere(call: Call, tmp_path: Path) -> None:
+    """By names that lead out of it, and by links in place of its files."""
+    home = tmp_path / "home"
+    home.mkdir()
+    arguments = ("--unsigned", "-d", "simulated", "--cache-dir", home / "cache")
+    pack = make_pack(tmp_path / "pack")
+    name = pack.manifest.targets[0].files[0].name
+    outside = home / name
+    outside.write_bytes((pack.directory / name).read_bytes())
+
+    def tree() -> dict[Path, bytes]:
+        found = [each for each in home.rglob("*") if each.is_file()]
+        return {each: each.read_bytes() for each in found}
+
+    before, manifest = tree(), pack.directory / MANIFEST
+    text = manifest.read_text()
+    for bad in (f"../home/{name}", str(outside), f"cache/../../home/{name}"):
+        manifest.write_text(text.replace(f'"{name}"', json.dumps(bad)))
+        for verb in ("install", "verify", "merge"):
+            more = {"install": arguments, "verify": (), "merge": ("-o", home / "all")}[verb]
+            done = call(verb, pack.directory, *more, "--json")
+            assert done.code == ExitCode.BAD_INPUT
+            assert "no plain name" in json.dumps(done.document)
+    manifest.write_text(text)
+    (pack.directory / name).unlink()
+    (pack.directory / name).symlink_to(outside)
+    linked = call("install", pack.directory, *arguments, "--json")
+    assert linked.code == ExitCode.BAD_INPUT
+    assert linked.document["error"]["path"] == str(pack.directory / name)
+    assert "symbolic link" in linked.document["error"]["message"]
+    assert tree() == before
+
+
+def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
+    pack, key = make_pack(tmp_path / "pack", key=KEY), key_file(tmp_path)
+    good = call("verify", pack.directory, "--json")
+    assert good.code == ExitCode.OK
+    (whole,) = good.document["checked"]
+    assert whole["kind"] == "pack"
+    assert (whole["signed"], whole["proven"]) == (True, False)
+    assert whole["targets"][0]["created"] == 12
+    assert whole["files"] == 1
+    assert "signed with this key" in call("verify", pack.directory, "--key", key).out
+    path = pack.directory / pack.manifest.targets[0].files[0].name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    bad = call("verify", pack.directory)
+    assert bad.code == ExitCode.BAD_INPUT
+    assert f"{path.name}: it is damaged" in bad.out
+    assert call("verify", tmp_path, "--key", key).code == ExitCode.BAD_INPUT
+
+
+def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=3)]).directory
+    two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=3)]).directory
+    done = call("merge", one, two, "-o", tmp_path / "all", "--json")
+    assert done.code == ExitCode.OK
+    (target,) = done.document["targets"]
+    assert target["merged"] is True
+    assert target["missing"] == ["game.foz: shard 3 of 3"]
+    assert loaded_keys(path_in(tmp_path / "all"))[0] == UNION
+    shown = call("merge", one, two, "-o", tmp_path / "again")
+    assert "missing: simulated: game.foz: shard 3 of 3" in shown.out
+    assert call("verify", tmp_path / "all").code == ExitCode.OK
+
+
+def test_merge_refuses_foreign_packs_by_name(call: Call, tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)]).directory
+    two = make_pack(tmp_path / "two", OURS, identity=OTHER_DRIVER, parts=[part(shard=2, shards=2)]).directory
+    done = call("merge", one, two, "-o", tmp_path / "all", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["path"] == str(two)
+    assert "another driver" in done.document["error"]["message"]
+    assert not (tmp_path / "all").exists()
+
+
+def test_options_of_the_two_merges_do_not_mix(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack").directory
+    file = path_in(pack)
+    for arguments in (
+        (pack, "-d", "simulated"),
+        (file, "-d", "simulated", "--key", key_file(tmp_path)),
+        (file,),
+    ):
+        done = call("merge", *arguments, "-o", tmp_path / "out")
+        assert done.code == ExitCode.BAD_INPUT
+        assert not (tmp_path / "out").exists()

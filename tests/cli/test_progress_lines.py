@@ -1,0 +1,141 @@
+"""`--progress jsonl`: events for a parent program, which may be slow or gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.progress_lines import ProgressLines
+from orchestrator.devices.image import PipelineKind
+from orchestrator.run.records import Hash, Progress, SlowInFlight
+from tests.cli.conftest import Call
+
+PROGRESS = Progress(
+    10,
+    3,
+    compiled=2,
+    hits=1,
+    in_flight=1,
+    eta_s=4.5,
+    slowest=SlowInFlight(Hash(255), PipelineKind.COMPUTE, 2, 1.5),
+)
+
+
+def events(path: Path) -> list[dict[str, object]]:
+    return [json.loads(each) for each in path.read_text().splitlines()]
+
+
+def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    done = call(
+        "compile",
+        small_set,
+        "-d",
+        "simulated",
+        "--progress",
+        f"jsonl:{descriptor}",
+        "--cache-dir",
+        tmp_path / "cache",
+        "--json",
+    )
+    os.close(descriptor)
+    assert done.code == ExitCode.OK
+    found = events(path)
+    start, end = found[0], found[-1]
+    assert (start["event"], start["version"], start["targets"]) == ("start", 1, ["simulated"])
+    assert start["process_id"] == os.getpid()
+    count = done.document["set"]["unique"]
+    assert (start["pipelines"], start["total"]) == (count, count)
+    assert (end["event"], end["exit_code"]) == ("end", 0)
+    progress = [each for each in found if each["event"] == "progress"]
+    assert {each["total"] for each in progress} == {count}
+    assert progress[-1]["done"] == count
+    assert "started_ns" not in progress[-1]
+    stages = [each["name"] for each in found if each["event"] == "stage"]
+    assert stages[0] == "reading the set"
+    assert "compiling" in stages
+    (over,) = [each for each in found if each["event"] == "done"]
+    assert over["outcomes"] == {"compiled": count, "cache_hit": 0, "skipped": 0, "failed": 0, "not_run": 0}
+    assert (over["stopped"], over["problem"]) == (False, None)
+    assert [each["at_s"] for each in found] == sorted(each["at_s"] for each in found)  # type: ignore[type-var]
+
+
+def test_fields_of_progress(tmp_path: Path) -> None:
+    path = tmp_path / "progress"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    ProgressLines(descriptor).progress("radv", PROGRESS, PROGRESS)
+    os.close(descriptor)
+    one, overall = events(path)
+    assert one.pop("target") == "radv"
+    assert overall.pop("target") is None
+    assert one == overall | {"at_s": one["at_s"]}
+    assert one["slowest"] == {"key": "00000000000000ff", "kind": "compute", "pipelines": 2, "age_s": 1.5}
+    assert (one["done"], one["hits"], one["eta_s"]) == (3, 1, 4.5)
+
+
+@pytest.mark.parametrize("text", ["json", "jsonl:", "jsonl:x", "jsonl:-1", "csv:3", "jsonl:3:4"])
+def test_what_is_not_understood_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="jsonl or jsonl:FD is expected"):
+        ProgressLines.of_option(text)
+
+
+def test_a_descriptor_that_is_not_open_for_writing_is_refused(call: Call, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="descriptor 1000000 is not open"):
+        ProgressLines.of_option("jsonl:1000000")
+    with pytest.raises(UsageError, match="is not open"):
+        ProgressLines.of_option("jsonl:99999999999999999999")
+    (tmp_path / "file").write_text("")
+    reading = os.open(tmp_path / "file", os.O_RDONLY)
+    done = call("compile", "sample", "-d", "simulated", "--progress", f"jsonl:{reading}")
+    os.close(reading)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "is not open for writing" in done.err
+    assert "3>FILE" in done.err
+
+
+def test_a_slow_reader_loses_progress_and_nothing_else() -> None:
+    reader, writer = os.pipe()
+    lines = ProgressLines(writer)
+    for _ in range(2000):  # more than the pipe holds, which nobody reads yet
+        lines.progress("radv", PROGRESS)
+    came: list[bytes] = []
+
+    def read() -> None:
+        while data := os.read(reader, 1 << 16):
+            came.append(data)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    lines.end(0)
+    os.close(writer)
+    thread.join()
+    os.close(reader)
+    found = [json.loads(each) for each in b"".join(came).splitlines()]
+    assert found[-1]["event"] == "end"
+    assert 10 < len(found) < 2000
+    assert {each["event"] for each in found[:-1]} == {"progress"}
+
+
+def test_a_reader_that_is_gone_ends_nothing() -> None:
+    reader, writer = os.pipe()
+    lines = ProgressLines(writer)
+    lines.stage("radv", "compiling")
+    os.close(reader)
+    lines.stage("radv", "compiling")
+    lines.progress("radv", PROGRESS)
+    lines.end(0)
+    os.close(writer)
+
+
+def test_without_the_option_nothing_is_written() -> None:
+    lines = ProgressLines.of_option("")
+    lines.start(("radv",), 3)
+    lines.progress("radv", PROGRESS)
+    lines.ends("radv", None, "")
+    lines.end(0)

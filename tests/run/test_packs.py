@@ -1,0 +1,229 @@
+"""Packs joined and installed: by the driver, in a process of its own, and of one driver only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import trio
+
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.errors import DeviceError
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.packs import install, join_packs, manifest_of, part_of, target_of
+from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.sample import sample_path
+from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file
+from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.pack import Pack, PackError, PackWriter
+from orchestrator.stores.profile_file import ProfileIdentity
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, keys_in, loaded_keys, path_in
+from tests.stores.packs import KEY, key_file, make_pack, part
+
+OTHER_DRIVER = simulated_identity(driver_version=2)
+
+
+def other_driver(_request: DeviceRequest) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(identity=OTHER_DRIVER))
+
+
+def dropping_driver(_request: DeviceRequest) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(bugs=DriverBugs(initial_data_dropped=True)))
+
+
+class _Dying(SimulatedDevice):
+    def create_pipeline_cache(self, initial_data: bytes = b"", **_of: object) -> object:  # type: ignore[override]
+        if initial_data:
+            os.kill(os.getpid(), 11)
+        return super().create_pipeline_cache(initial_data)
+
+
+def dying_driver(_request: DeviceRequest) -> SimulatedDevice:
+    return _Dying()
+
+
+async def compiled(opened: PipelineSet, options: CompileOptions, directory: Path) -> CompileReport:
+    return await compile_set(opened, options, cache_directory=directory)
+
+
+def held(pack: Pack) -> frozenset[int]:
+    (one,) = pack.manifest.targets
+    return keys_in(pack.read_cache(one)[PREFIX_HEADER_SIZE:])
+
+
+def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
+    two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=2)])
+    (joined,) = join_packs([one, two], tmp_path / "all")
+    assert joined.merged
+    assert joined.packs == (one.directory, two.directory)
+    assert [each.shard for each in joined.target.parts] == [1, 2]
+    pack = Pack.open(tmp_path / "all")
+    assert held(pack) == UNION
+    assert list(pack.problems()) == []
+    assert (held(one), held(two)) == (OLD, OURS)
+
+
+def test_one_cache_is_copied_and_needs_no_device(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD)
+    other = make_pack(tmp_path / "two", OLD, identity=OTHER_DRIVER, selector="elsewhere")
+    no_device = f"{__name__}:gone"
+    joined = join_packs([one, other, one], tmp_path / "all", opener=no_device)
+    assert [(each.target.selector, each.merged) for each in joined] == [
+        ("simulated", False),
+        ("elsewhere", False),
+    ]
+    pack = Pack.open(tmp_path / "all")
+    assert list(pack.problems()) == []
+    assert pack.read_cache(pack.manifest.targets[0]) == one.read_cache(one.manifest.targets[0])
+    assert pack.manifest.target_of(ProfileIdentity.of(OTHER_DRIVER)) is pack.manifest.targets[1]
+
+
+def test_shards_of_another_driver_are_refused_by_name(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
+    two = make_pack(tmp_path / "two", OURS, identity=OTHER_DRIVER, parts=[part(shard=2, shards=2)])
+    with pytest.raises(
+        PackError, match=r"another driver than in .*one: driver_version is 2, not 1"
+    ) as caught:
+        join_packs([one, two], tmp_path / "all")
+    assert caught.value.path == two.directory
+    assert not (tmp_path / "all").exists()
+
+
+def test_whole_sets_of_two_drivers_stand_beside_each_other(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD)
+    two = make_pack(tmp_path / "two", OURS, identity=OTHER_DRIVER)
+    joined = join_packs([one, two], tmp_path / "all")
+    assert [each.target.identity for each in joined] == [
+        ProfileIdentity.of(IDENTITY),
+        ProfileIdentity.of(OTHER_DRIVER),
+    ]
+
+
+def test_a_machine_with_another_driver_cannot_join_them(tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
+    with pytest.raises(PackError, match="foreign to them: driver_version is 2, not 1"):
+        join_packs([one, two], tmp_path / "all", opener=f"{__name__}:other_driver")
+    assert not (tmp_path / "all" / "manifest.json").exists()
+
+
+def test_a_damaged_pack_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
+    file = two.directory / two.manifest.targets[0].files[0].name
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(PackError, match="it is damaged") as caught:
+        join_packs([one, two], tmp_path / "all")
+    assert caught.value.path == file
+    assert not (tmp_path / "all").exists()
+
+
+def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD)
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "mine").write_text("")
+    with pytest.raises(PackError, match="there is something already"):
+        join_packs([one], tmp_path / "all")
+
+
+def test_signed_packs_make_a_signed_pack(tmp_path: Path) -> None:
+    path = key_file(tmp_path)
+    one, two = make_pack(tmp_path / "one", OLD, KEY), make_pack(tmp_path / "two", OURS, KEY)
+    join_packs([one, two], tmp_path / "all", key_file=path)
+    assert held(Pack.open(tmp_path / "all", KEY)) == UNION
+    with pytest.raises(PackError):
+        Pack.open(tmp_path / "all", MacKey.of(bytes(32)))
+
+
+def test_what_is_installed_is_what_the_pack_has(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", OLD)
+    done = install(pack, "simulated", tmp_path / "cache").done
+    assert done.target == 0
+    assert done.path == str(path_in(tmp_path / "cache"))
+    assert done.saved_bytes == path_in(tmp_path / "cache").stat().st_size
+    assert loaded_keys(path_in(tmp_path / "cache"))[0] == OLD
+    # Nothing beside the cache directory and the pack.
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "pack"]
+
+
+def test_what_was_there_stays(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", OLD)
+    save_cache_file(path_in(tmp_path / "cache"), IDENTITY, data_of(OURS))
+    done = install(pack, "simulated", tmp_path / "cache").done
+    assert done.bytes_before == len(data_of(OURS))
+    assert loaded_keys(path_in(tmp_path / "cache"))[0] == UNION
+    again = install(pack, "simulated", tmp_path / "cache").done
+    assert (again.saved_bytes, again.skipped) == (0, "nothing is new: what is there holds all of it")
+
+
+def test_a_device_that_is_not_in_the_pack_gets_nothing(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", OLD)
+    found = install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:other_driver")
+    assert found.done.target == -1
+    assert found.device.identity == ProfileIdentity.of(OTHER_DRIVER)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_the_driver_drops_or_dies_of_is_not_installed(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", OLD)
+    with pytest.raises(PackError, match="and kept 32, without an error"):
+        install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:dropping_driver")
+    with pytest.raises(DeviceError, match=r"installing the cache for simulated device.*signal 11"):
+        install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:dying_driver")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_what_was_changed_after_it_was_opened_is_not_installed(tmp_path: Path) -> None:
+    path = key_file(tmp_path)
+    pack = make_pack(tmp_path / "pack", OLD, KEY)
+    make_pack(tmp_path / "pack", OURS)
+    with pytest.raises(PackError, match="not signed"):
+        install(pack, "simulated", tmp_path / "cache", key_file=path)
+
+
+def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
+    packs = []
+    for shard in (1, 2):
+        directory = tmp_path / f"machine{shard}"
+        with PipelineSet.open(sample_path()) as opened:
+            options = CompileOptions(selector="simulated", workers=2, subset=Subset(shard, 2))
+
+            report = trio.run(compiled, opened, options, directory)
+        writer = PackWriter(directory)
+        writer.prepare()
+        files = writer.files_at(path_in(directory))
+        writer.finish(manifest_of([target_of("simulated", report, files)]))
+        packs.append(Pack.open(directory))
+        assert part_of(report).shard == shard
+    (joined,) = join_packs(packs, tmp_path / "all")
+    with PipelineSet.open(sample_path()) as opened:
+        assert sum(each.pipelines for each in joined.target.parts) == len(opened.pipelines)
+        install(Pack.open(tmp_path / "all"), "simulated", tmp_path / "player")
+        whole = CompileOptions(selector="simulated", workers=2)
+        report = trio.run(compiled, opened, whole, tmp_path / "player")
+    assert report.outcomes.compiled == 0
+    assert report.outcomes.cache_hits == joined.target.count("created")
+    # Times of both machines came along.
+    assert {each.name.rpartition(".")[2] for each in joined.target.files} >= {"durations", "groups"}
+
+
+def test_a_part_says_what_was_left_out_and_why(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        options = CompileOptions(selector="simulated", workers=1)
+        report = trio.run(compiled, opened, options, tmp_path)
+    keys = report.pipelines.keys[:3].tolist()
+    report.pipelines.settle(OutcomeStatus.FAILED, {0: "the driver", 1: "the driver", 2: "another"})
+    made = part_of(report)
+    assert [(each.status, each.reason) for each in made.left_out] == [
+        ("failed", "another"),
+        ("failed", "the driver"),
+    ]
+    assert made.left_out[1].keys == tuple(sorted(f"{key:016x}" for key in keys[:2]))
+    assert (made.pipelines, made.created, made.count("failed")) == (len(keys) + made.created, made.created, 3)
+    assert made.set_name == "sample.foz"

@@ -1,0 +1,241 @@
+"""Several targets: how many at a time, what happens to one, and how far all are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from attrs import define, field
+
+from orchestrator.devices.image import PipelineKind
+from orchestrator.errors import DeviceError, ExternalSynchronizationError, NoDeviceError
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Hash, Progress, SlowInFlight
+from orchestrator.run.targets import (
+    Overall,
+    TargetResult,
+    compile_targets,
+    memory_for_another,
+    selectors_of,
+    side_by_side,
+)
+from tests.drivers import driver_manifest
+
+REPORT: Any = object()
+"""Stands for a report: here nobody looks into it."""
+
+
+@define
+class Listener:
+    events: list[tuple[str, str]] = field(factory=list)
+    workers: dict[str, int] = field(factory=dict)
+    overall: list[Progress] = field(factory=list)
+
+    def begins(self, selector: str, workers: int) -> None:
+        self.events.append(("begins", selector))
+        self.workers[selector] = workers
+
+    def stage(self, selector: str, name: str) -> None:
+        self.events.append((name, selector))
+
+    def progress(self, selector: str, progress: Progress, overall: Progress) -> None:
+        self.overall.append(overall)
+
+    def ends(self, result: TargetResult) -> None:
+        self.events.append(("ends", result.selector))
+
+
+@define
+class Compiler:
+    """Compiles ten pipelines for each target in as many seconds; some end otherwise."""
+
+    errors: dict[str, Exception] = field(factory=dict)
+    limits: dict[str, float | None] = field(factory=dict)
+    now: int = 0
+    most: int = 0
+
+    async def __call__(self, archives: Any, options: CompileOptions, **given: Any) -> CompileReport:
+        assert archives == ("set.foz",)
+        assert given["cache_directory"] == Path("cache")
+        self.limits[options.selector] = options.time_limit_s
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            given["on_stage"]("compiling")
+            for done in range(1, 11):
+                await trio.sleep(1)
+                eta = float(10 - done)
+                progress = Progress(10, done, compiled=done, elapsed_s=float(done), rate=1.0, eta_s=eta)
+                given["on_progress"](progress)
+                if options.selector in self.errors:
+                    raise self.errors[options.selector]
+                if given["stop"] is not None and given["stop"].is_set():
+                    break
+            return REPORT  # type: ignore[no-any-return]
+        finally:
+            self.now -= 1
+
+
+async def run(
+    selectors: str,
+    compiler: Compiler,
+    listener: Listener | None = None,
+    stop: trio.Event | None = None,
+    **options: Any,
+) -> list[TargetResult]:
+    return await compile_targets(
+        ("set.foz",),
+        [CompileOptions(selector=each, **options) for each in selectors],
+        pipelines=10,
+        cache_directory=Path("cache"),
+        listener=listener or Listener(),
+        stop=stop,
+        compiler=compiler,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.run.targets.available_workers", lambda: 4)
+    monkeypatch.setattr("orchestrator.run.targets.memory_for_another", lambda: True)
+
+
+async def test_as_many_run_as_there_are_processors(autojump_clock: trio.testing.MockClock) -> None:
+    compiler, listener = Compiler(), Listener()
+    results = await run("abcdef", compiler, listener)
+    assert [(each.selector, each.report, each.error) for each in results] == [
+        (each, REPORT, None) for each in "abcdef"
+    ]
+    assert compiler.most == 4
+    # The last two share the processors of the others.
+    assert [listener.workers[each] for each in "abcdef"] == [1, 1, 1, 1, 2, 4]
+
+
+async def test_with_workers_of_their_own_fewer_run(autojump_clock: trio.testing.MockClock) -> None:
+    compiler, listener = Compiler(), Listener()
+    await run("abc", compiler, listener, workers=4)
+    assert compiler.most == 1
+    assert set(listener.workers.values()) == {4}
+    assert [each for each in listener.events if each[0] != "compiling"] == [
+        (event, selector) for selector in "abc" for event in ("begins", "ends")
+    ]
+
+
+async def test_what_happens_to_one_changes_no_other(autojump_clock: trio.testing.MockClock) -> None:
+    error = NoDeviceError("nothing answers")
+    results = await run("abc", Compiler({"b": error}))
+    assert [each.error for each in results] == [None, error, None]
+    assert [each.report is None for each in results] == [False, True, False]
+
+
+async def test_a_bug_is_no_result(autojump_clock: trio.testing.MockClock) -> None:
+    with pytest.raises(ExternalSynchronizationError):
+        await run("ab", Compiler({"b": ExternalSynchronizationError("used twice")}))
+    with pytest.raises(ZeroDivisionError):
+        await run("ab", Compiler({"b": ZeroDivisionError()}))
+
+
+async def test_a_stop_lets_none_begin(autojump_clock: trio.testing.MockClock) -> None:
+    stop = trio.Event()
+
+    async def later() -> None:
+        await trio.sleep(2.5)
+        stop.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(later)
+        results = await run("abc", Compiler(), stop=stop, workers=4)
+    assert [(each.report is not None, each.error) for each in results] == [
+        (True, None),
+        (False, None),
+        (False, None),
+    ]
+
+
+async def test_a_time_limit_is_one_for_all(autojump_clock: trio.testing.MockClock) -> None:
+    compiler = Compiler()
+    results = await run("abc", compiler, workers=4, time_limit_s=15.0)
+    assert compiler.limits == {"a": pytest.approx(15.0), "b": pytest.approx(5.0)}
+    assert [each.report is not None for each in results] == [True, True, False]
+
+
+async def test_without_memory_they_run_one_after_the_other(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.run.targets.memory_for_another", lambda: False)
+    compiler = Compiler()
+    assert len(await run("abc", compiler)) == 3
+    assert compiler.most == 1
+
+
+async def test_the_total_is_fixed_and_done_never_falls(autojump_clock: trio.testing.MockClock) -> None:
+    listener = Listener()
+    await run("abcdef", Compiler({"c": DeviceError("lost")}), listener)
+    assert {each.total for each in listener.overall} == {60}
+    assert [each.done for each in listener.overall] == sorted(each.done for each in listener.overall)
+    # One was lost after its first pipeline.
+    assert listener.overall[-1].done == 51
+    assert listener.overall[-1].eta_s == 0.0
+    assert [each.elapsed_s for each in listener.overall] == sorted(
+        each.elapsed_s for each in listener.overall
+    )
+
+
+def test_time_to_go_counts_those_that_wait_by_what_others_cost() -> None:
+    overall = Overall(10, targets=5, together=2)
+    running = Progress(10, 5, compiled=5, elapsed_s=5.0, rate=1.0, eta_s=5.0)
+    assert overall.take("a", Progress(10), 1.0).eta_s is None
+    assert overall.take("a", running, 5.0).eta_s == pytest.approx((5.0 + 4 * 10.0) / 2)
+    assert overall.take("b", running, 5.0).eta_s == pytest.approx((5.0 + 5.0 + 3 * 10.0) / 2)
+    slow = Progress(10, 5, elapsed_s=5.0, eta_s=300.0)
+    assert overall.take("b", slow, 5.0).eta_s == pytest.approx(max((305.0 + 3 * 157.5) / 2, 300.0))
+
+
+def test_the_oldest_of_those_that_run_is_the_slowest() -> None:
+    def slow(age_s: float) -> Progress:
+        return Progress(10, slowest=SlowInFlight(Hash(round(age_s)), PipelineKind.COMPUTE, 1, age_s))
+
+    overall = Overall(10, targets=2, together=2)
+    overall.take("a", slow(3.0), 3.0)
+    found = overall.take("b", slow(9.0), 9.0).slowest
+    assert found is not None
+    assert found.key == 9
+    overall.end("b", 10.0)
+    left = overall.take("a", slow(3.0), 10.0).slowest
+    assert left is not None
+    assert left.key == 3
+
+
+@pytest.mark.parametrize(
+    ("targets", "workers", "processors", "expected"),
+    [(48, None, 16, 16), (3, None, 16, 3), (3, 4, 16, 3), (9, 4, 16, 4), (9, 32, 16, 1), (1, None, 1, 1)],
+)
+def test_how_many_run_at_a_time(targets: int, workers: int | None, processors: int, expected: int) -> None:
+    assert side_by_side(targets, workers, processors) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:  524288 kB\n", True),
+        ("MemAvailable:  524287 kB\n", False),
+        ("MemTotal: 1 kB\n", True),
+        ("MemAvailable: much\n", True),
+        (None, True),
+    ],
+)
+def test_whether_there_is_memory_for_another(tmp_path: Path, text: str | None, expected: bool) -> None:
+    path = tmp_path / "meminfo"
+    if text is not None:
+        path.write_text(text)
+    assert memory_for_another(path) is expected
+
+
+def test_selectors_and_patterns_are_targets_each_once() -> None:
+    assert selectors_of(()) == ("",)
+    assert selectors_of(["simulated", "0", "simulated"]) == ("simulated", "0")
+    driver_manifest("radv:navi21")
+    assert selectors_of(["radv:navi33", "radv:navi3[13]"]) == ("radv:navi33", "radv:navi31")

@@ -1,0 +1,75 @@
+"""Packs of simulated pipelines, as tests need them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.devices.device import DeviceIdentity
+from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.pack import LeftOut, Manifest, Pack, PackWriter, Part, Target
+from orchestrator.stores.profile_file import ProfileIdentity
+from tests.stores.faults.sets import IDENTITY, OLD, Keys, data_of
+
+KEY_BYTES = bytes(range(64, 96))
+KEY = MacKey.of(KEY_BYTES)
+SET_HASH = "00112233445566ff"
+
+
+def key_file(directory: Path, content: bytes = KEY_BYTES) -> Path:
+    path = directory / "team.key"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    return path
+
+
+def part(*, shard: int = 1, shards: int = 1, created: int = 12, chosen: str = "") -> Part:
+    left_out = LeftOut(status="failed", reason="VK_ERROR_UNKNOWN", keys=("00000000000000ff",))
+    return Part(
+        set_name="game.foz",
+        set_hash=SET_HASH,
+        shard=shard,
+        shards=shards,
+        chosen=chosen,
+        pipelines=created + 1,
+        created=created,
+        left_out=(left_out,),
+    )
+
+
+def data_for(identity: DeviceIdentity, keys: Keys) -> bytes:
+    """Cache data of a device: Vulkan's header says whose it is."""
+    data = data_of(keys)
+    ids = struct.pack("<II", identity.vendor_id, identity.device_id)
+    return data[:8] + ids + identity.pipeline_cache_uuid + data[32:]
+
+
+def target(
+    writer: PackWriter,
+    keys: Keys = OLD,
+    identity: DeviceIdentity = IDENTITY,
+    *,
+    selector: str = "simulated",
+    parts: Sequence[Part] = (),
+) -> Target:
+    """A target whose cache is written into the pack."""
+    path = cache_path(writer.directory, identity)
+    assert save_cache_file(path, identity, data_for(identity, keys)).saved_bytes
+    return Target(
+        selector=selector,
+        identity=ProfileIdentity.of(identity),
+        device_name=identity.device_name,
+        driver=identity.driver_name,
+        files=writer.files_at(path),
+        parts=tuple(parts) or (part(created=len(keys)),),
+    )
+
+
+def make_pack(directory: Path, keys: Keys = OLD, key: MacKey | None = None, **of: object) -> Pack:
+    """A pack of the simulated device with these pipelines."""
+    writer = PackWriter(directory, key)
+    writer.prepare()
+    writer.finish(Manifest(made_at=1.0, orchestrator="test", targets=(target(writer, keys, **of),)))  # type: ignore[arg-type]
+    return Pack.open(directory, key)

@@ -1,0 +1,361 @@
+"""Packs: what is proven, and what is refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader, cache_path
+from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.pack import (
+    MANIFEST,
+    MANIFEST_MAC,
+    Manifest,
+    Pack,
+    PackedFile,
+    PackError,
+    PackWriter,
+    Part,
+    Target,
+    is_pack,
+    joined_parts,
+    missing_shards,
+)
+from orchestrator.stores.profile_file import ProfileIdentity
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
+from tests.stores.packs import KEY, SET_HASH, data_for, make_pack, part, target
+
+
+def rewritten(pack: Pack, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The pack's manifest, changed as somebody without the key would."""
+    path = pack.directory / MANIFEST
+    document = msgspec.json.decode(path.read_bytes())
+    change(document)
+    path.write_bytes(msgspec.json.encode(document))
+    return pack.directory
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    assert is_pack(pack.directory)
+    assert not pack.signed
+    (found,) = pack.manifest.targets
+    assert pack.manifest.target_of(ProfileIdentity.of(IDENTITY)) is found
+    assert pack.read_cache(found)[PREFIX_HEADER_SIZE:] == data_of(OLD)
+    assert found.count("created") == 12
+    assert found.count("failed") == 1
+    assert list(pack.problems()) == []
+    assert (pack.directory / MANIFEST).stat().st_mode & 0o777 == 0o600
+    assert pack.directory.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_device_that_is_not_in_it_has_a_nearest(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    other = ProfileIdentity.of(evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1))
+    assert pack.manifest.target_of(other) is None
+    nearest = pack.manifest.nearest(other)
+    assert nearest is not None
+    version = IDENTITY.driver_version
+    assert nearest[1] == [f"driver_version is {version}, not {version + 1}"]
+    assert Manifest().nearest(other) is None
+
+
+@pytest.mark.parametrize("place", [0, 90, PREFIX_HEADER_SIZE + 40, -1])
+def test_a_flipped_bit_of_a_file_is_found(tmp_path: Path, place: int) -> None:
+    pack = make_pack(tmp_path / "pack")
+    file = pack.directory / pack.manifest.targets[0].files[0].name
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    ((path, reason),) = pack.problems()
+    assert path == file
+    assert "its hash is" in reason
+    with pytest.raises(PackError, match="it is damaged"):
+        pack.read_cache(pack.manifest.targets[0])
+
+
+def test_a_file_that_is_cut_off_extended_or_gone_is_found(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    file = pack.directory / pack.manifest.targets[0].files[0].name
+    content = file.read_bytes()
+    for changed in (content[:-1], content + b"\0"):
+        file.write_bytes(changed)
+        ((_, reason),) = pack.problems()
+        assert f"{len(changed)} bytes, and the manifest says {len(content)}" in reason
+    file.unlink()
+    ((_, reason),) = pack.problems()
+    assert "no such file" in reason
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    file = pack.directory / pack.manifest.targets[0].files[0].name
+    outside = tmp_path / "outside"
+    file.rename(outside)
+    file.symlink_to(outside)
+    ((_, reason),) = pack.problems()
+    assert "symbolic link" in reason
+    file.unlink()
+    os.mkfifo(file)
+    ((_, reason),) = pack.problems()
+    assert "not a regular file" in reason
+    manifest = pack.directory / MANIFEST
+    manifest.rename(outside)
+    manifest.symlink_to(outside)
+    with pytest.raises(PackError, match="symbolic link"):
+        Pack.open(pack.directory)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../x.pipeline-cache",
+        "/etc/x.pipeline-cache",
+        "sub/x.pipeline-cache",
+        "..\\x.pipeline-cache",
+        ".hidden.pipeline-cache",
+        "..pipeline-cache",
+        "manifest.json",
+        "x.exe",
+        "x.pipeline-cache.exe",
+        "x.calibration.json",
+        "x\n.pipeline-cache",
+        "x\0.pipeline-cache",
+        "X.pipeline-cache",
+        "",
+        "con.pipeline-cache.",
+    ],
+)
+def test_names_that_a_pack_may_not_have_are_refused(tmp_path: Path, name: str) -> None:
+    pack = make_pack(tmp_path / "pack")
+
+    def change(document: dict[str, Any]) -> None:
+        document["targets"][0]["files"][0]["name"] = name
+
+    with pytest.raises(PackError, match="the file") as caught:
+        Pack.open(rewritten(pack, change))
+    assert repr(name) in str(caught.value)
+    with pytest.raises(PackError):
+        PackWriter(tmp_path / "other").add(name, b"content")
+    assert not (tmp_path / "other").exists()
+
+
+def _what(document: dict[str, Any]) -> None:
+    document["what"] = "something"
+
+
+def _format(document: dict[str, Any]) -> None:
+    document["format"] = 2
+
+
+def _twice(document: dict[str, Any]) -> None:
+    document["targets"] *= 2
+
+
+def _same_identity(document: dict[str, Any]) -> None:
+    document["targets"].append(document["targets"][0] | {"files": []})
+
+
+def _no_identity(document: dict[str, Any]) -> None:
+    document["targets"][0]["identity"] = None
+
+
+def _negative(document: dict[str, Any]) -> None:
+    document["targets"][0]["files"][0]["size"] = -1
+
+
+def _hash(document: dict[str, Any]) -> None:
+    document["targets"][0]["files"][0]["xxh3_128"] = "x"
+
+
+def _shard(document: dict[str, Any]) -> None:
+    document["targets"][0]["parts"][0]["shard"] = 0
+
+
+def _long(document: dict[str, Any]) -> None:
+    document["targets"][0]["selector"] = "x" * 5000
+
+
+def _many(document: dict[str, Any]) -> None:
+    document["targets"] = [{"selector": "x"}] * 4097
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_what, "something else"),
+        (_format, "format 2"),
+        (_twice, "is there twice"),
+        (_same_identity, "the identity of another target"),
+        (_no_identity, "has files and no identity"),
+        (_negative, "damaged: Expected `int` >= 0"),
+        (_hash, r"damaged: .*xxh3_128"),
+        (_shard, r"damaged: .*shard"),
+        (_long, r"damaged: .*length <= 4096"),
+        (_many, r"damaged: .*length <= 4096"),
+    ],
+)
+def test_manifests_that_cannot_be_meant_are_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    with pytest.raises(PackError, match=said):
+        Pack.open(rewritten(make_pack(tmp_path / "pack"), change))
+
+
+def test_what_is_no_pack_says_so(tmp_path: Path) -> None:
+    assert not is_pack(tmp_path)
+    with pytest.raises(PackError, match="no pack: it has no manifest"):
+        Pack.open(tmp_path)
+    (tmp_path / MANIFEST).write_bytes(b"{")
+    with pytest.raises(PackError, match="damaged"):
+        Pack.open(tmp_path)
+    (tmp_path / MANIFEST).write_bytes(b"[" * 100_000)
+    with pytest.raises(PackError, match="damaged"):
+        Pack.open(tmp_path)
+    with (tmp_path / MANIFEST).open("wb") as stream:
+        stream.truncate((64 << 20) + 1)
+    with pytest.raises(PackError, match="more than the"):
+        Pack.open(tmp_path)
+
+
+@given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_whatever_a_manifest_is_it_is_refused_as_a_pack(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    directory = tmp_path_factory.mktemp("pack")
+    (directory / MANIFEST).write_bytes(content)
+    with pytest.raises(PackError, match=r"damaged|something else|format"):
+        Pack.open(directory)
+
+
+def test_a_cache_of_another_device_than_its_target_is_refused(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    foreign = evolve(IDENTITY, device_id=IDENTITY.device_id + 1)
+    data = data_for(foreign, OLD)
+    content = PipelineCachePrefixHeader.describe(foreign, data).pack() + data
+    file = pack.manifest.targets[0].files[0]
+    (pack.directory / file.name).write_bytes(content)
+
+    def change(document: dict[str, Any]) -> None:
+        document["targets"][0]["files"][0]["xxh3_128"] = content_hash128(content).hex()
+
+    changed = Pack.open(rewritten(pack, change))
+    ((path, reason),) = changed.problems()
+    assert path.name == file.name
+    assert f"device_id is {foreign.device_id}, not {IDENTITY.device_id}" in reason
+
+
+def test_only_who_has_the_key_can_change_a_signed_pack(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", key=KEY)
+    assert pack.signed
+    assert list(pack.problems()) == []
+    with pytest.raises(PackError, match="not signed with this key"):
+        Pack.open(pack.directory, MacKey.of(bytes(32)))
+    # A file and its hash in the manifest, changed together.
+    file = pack.manifest.targets[0].files[0]
+    (pack.directory / file.name).write_bytes(file_of(OURS))
+
+    def change(document: dict[str, Any]) -> None:
+        entry = document["targets"][0]["files"][0]
+        entry |= {"size": len(file_of(OURS)), "xxh3_128": content_hash128(file_of(OURS)).hex()}
+
+    rewritten(pack, change)
+    assert list(Pack.open(pack.directory).problems()) == []
+    with pytest.raises(PackError, match="not signed with this key, or was changed since"):
+        Pack.open(pack.directory, KEY)
+
+
+def test_a_file_of_a_signed_pack_is_proven_by_more_than_its_hash(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", key=KEY)
+    file = pack.manifest.targets[0].files[0]
+    # As if xxh3 had a collision: same size, same hash, other content.
+    other = b"x" * file.size
+    (pack.directory / file.name).write_bytes(other)
+    forged = msgspec.structs.replace(file, xxh3_128=content_hash128(other).hex())
+    with pytest.raises(PackError, match="not what was signed"):
+        pack.read(forged)
+
+
+def test_an_unsigned_pack_is_refused_where_a_key_is_asked_for(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    with pytest.raises(PackError, match="the pack is not signed"):
+        Pack.open(pack.directory, KEY)
+    (pack.directory / MANIFEST_MAC).write_text("no mac")
+    with pytest.raises(PackError, match="not signed with this key"):
+        Pack.open(pack.directory, KEY)
+    # A manifest without a MAC takes away the one of an older manifest.
+    make_pack(tmp_path / "again", key=KEY)
+    assert not make_pack(tmp_path / "again").signed
+
+
+def test_notes_lie_beside_the_cache_and_strays_are_named(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    cache_file = cache_path(pack.directory, IDENTITY)
+    groups = cache_file.with_name(cache_file.name.replace(".pipeline-cache", ".groups"))
+    groups.write_bytes(b"groups")
+    groups.chmod(0o600)
+    (pack.directory / "stray.txt").write_text("")
+    assert {"stray.txt", groups.name} <= set(pack.strays())
+    files = PackWriter(tmp_path / "copy").files_at(cache_file)
+    assert [each.name for each in files] == [cache_file.name, groups.name]
+    assert (tmp_path / "copy" / groups.name).read_bytes() == b"groups"
+    assert PackWriter(tmp_path / "copy").files_at(tmp_path / "none.pipeline-cache") == ()
+
+
+def test_what_is_shipped_has_no_previous_generations(tmp_path: Path) -> None:
+    make_pack(tmp_path / "pack", OLD)
+    pack = make_pack(tmp_path / "pack", OURS)
+    assert not [each for each in pack.directory.iterdir() if each.name.endswith(".previous")]
+    assert pack.read_cache(pack.manifest.targets[0])[PREFIX_HEADER_SIZE:] == data_of(OURS)
+
+
+def test_a_damaged_cache_is_not_packed(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    path = cache_path(pack.directory, IDENTITY)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(PackError, match="TRUNCATED"):
+        PackWriter(tmp_path / "copy").files_at(path)
+
+
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PackError, match="may be written by"):
+        PackWriter(tmp_path / "open").prepare()
+
+
+def test_a_manifest_that_would_be_refused_is_not_written(tmp_path: Path) -> None:
+    writer = PackWriter(tmp_path / "pack")
+    writer.prepare()
+    one = target(writer)
+    with pytest.raises(PackError, match="there twice"):
+        writer.finish(Manifest(targets=(one, one)))
+    bad = msgspec.structs.replace(one, files=(PackedFile(name="../x", size=0, xxh3_128="0" * 32),))
+    with pytest.raises(PackError, match="no plain name"):
+        writer.finish(Manifest(targets=(bad,)))
+    assert not is_pack(writer.directory)
+
+
+def test_parts_of_several_packs_add_up() -> None:
+    one, two = part(shard=1, shards=3, created=5), part(shard=2, shards=3, created=7)
+    better = part(shard=1, shards=3, created=6)
+    parts = joined_parts([one, two, better])
+    assert parts == (better, two)
+    assert Target(selector="x", parts=parts).count("created") == 13
+    assert missing_shards(parts) == ["game.foz: shard 3 of 3"]
+    assert missing_shards(parts[:1]) == ["game.foz: shards 2 and 3 of 3"]
+    assert missing_shards([part()]) == []
+    chosen = Part(
+        set_name="game.foz", set_hash=SET_HASH, chosen="0" * 32, pipelines=1, created=1, shard=1, shards=2
+    )
+    assert missing_shards([chosen]) == []
+    assert chosen.text == "game.foz, shard 1/2, chosen by key"
