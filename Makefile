@@ -1,6 +1,6 @@
 # Every target sets up what it needs by itself; see .ci/setup.sh.
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint setup clean
+.PHONY: help demo test lint docs setup clean
 MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
 
@@ -21,6 +21,9 @@ lint: setup ## style, types, and generated files that must regenerate identicall
 	@$(PYTHON) -m orchestrator.registry.codegen --check
 	@$(PYTHON) -m orchestrator.devices.vulkan.codegen --check
 	@$(PYTHON) -m orchestrator.sets.sample --check
+
+docs: setup ## the pages and a reference of the library as a site in build/docs, its links checked
+	@$(PYTHON) docs/build.py
 
 setup: ## system packages (as root) and .venv, for demo and tests
 	@bash .ci/setup.sh test
