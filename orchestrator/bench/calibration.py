@@ -268,7 +268,7 @@ class _Calibration:
         looked_up = self._ask("looking up in a new process", ProbeStep.LOOK_UP, "shared")
         if not isinstance(looked_up, Probed):
             return evolve(result, problem=reason_of(looked_up))
-        result = evolve(result, shared_hits=looked_up.hits)
+        result = evolve(result, shared_hits=looked_up.hits, missed=looked_up.missed)
         if not result.cache_keeps:
             return result
         compiled = self._fill("compiling with a cache for each worker", "merged", CacheMode.PER_WORKER)
@@ -648,6 +648,7 @@ class ProbeResult:
         merge_warnings: What the merge said.
         sizes: Size of the cache after each round of load, use and read-back, from the first on.
         problem: Why nothing could be found out, or "".
+        missed: Which pipelines the driver compiled although the shared cache was made of them, in words.
     """
 
     set_pipelines: int = 0
@@ -657,6 +658,7 @@ class ProbeResult:
     merge_warnings: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     problem: str = ""
+    missed: str = ""
 
     @property
     def cache_keeps(self) -> bool | None:
@@ -687,6 +689,7 @@ def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
     if keeps:
         keeping = (
             f"of {probe.set_pipelines} pipelines a new process finds {probe.shared_hits} in a saved cache."
+            + (f" This driver does not keep {probe.missed}." if probe.missed else "")
         )
     elif keeps is False:
         keeping = (

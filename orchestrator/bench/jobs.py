@@ -131,10 +131,12 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="pr
 
     Attributes:
         hits: Pipelines that were found in the cache.
+        missed: Which were compiled although the cache holds the whole set, in words; "" where all were found.
         sizes: Size of the cache after each round of GROW, bytes.
     """
 
     hits: int
+    missed: str = ""
     sizes: tuple[int, ...] = ()
 
 

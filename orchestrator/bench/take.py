@@ -45,6 +45,7 @@ from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener
 from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
 from orchestrator.run.quarantine import QuarantinedSet
+from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, status_code
 from orchestrator.schedule import Followers
 from orchestrator.sets.image.repeated import repeat_pipelines
@@ -153,7 +154,7 @@ def probe(job: ProbeJob) -> Probed:
         OrchestratorError: The set or the device is not to be had.
         DeviceError: The driver gives no creation feedback, so that hits are not known.
     """
-    hits, sizes, asked = 0, list[int](), False
+    hits, sizes, asked, missed = 0, list[int](), False, list[str]()
     with _opened(job) as (source, opener):
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
@@ -169,11 +170,16 @@ def probe(job: ProbeJob) -> Probed:
                 report = _run(device, image, _ONE, data).report
                 hits, data = hits + report.cache_hits, report.cache_data or b""
                 sizes.append(len(data))
+            compiled, found = (report.pipelines.status == each for each in (_COMPILED, _HIT))
+            if job.step is ProbeStep.LOOK_UP and compiled.any() and found.any():
+                missed.append(describe(image, compiled, found))
             if job.step is ProbeStep.GROW:
                 break  # one group of features shows it
         if not asked:
             raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
-    return Probed(hits=hits, sizes=tuple(sizes) if job.step is ProbeStep.GROW else ())
+    return Probed(
+        hits=hits, missed="; ".join(missed), sizes=tuple(sizes) if job.step is ProbeStep.GROW else ()
+    )
 
 
 @contextmanager

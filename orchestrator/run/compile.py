@@ -56,6 +56,7 @@ from orchestrator.run.options import (
 )
 from orchestrator.run.planning import CompilePlan
 from orchestrator.run.quarantine import QuarantinedSet
+from orchestrator.run.recompiled import recompiled_note
 from orchestrator.run.records import (
     Clock,
     CompileReport,
@@ -486,6 +487,13 @@ class CompileJob:
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
         clock.enter("save")
+        if cache.warm and device.features.creation_feedback:
+            status = report.pipelines.status
+            compiled, found = (
+                status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
+            )
+            if note := recompiled_note(prepared.image, compiled, found, costs.of(prepared.image)):
+                self._notes.append(note)
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]

@@ -1,0 +1,85 @@
+"""A warm run that compiles says which pipelines, whether they are new, and what sets them apart."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.run.recompiled import describe, recompiled_note
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
+from tests.cli.conftest import run_program
+
+
+@pytest.fixture(scope="module")
+def image() -> CreateInfoImage:
+    with PipelineSet.open(sample_path()) as source:
+        return build_image(source, source.pipelines, SimulatedDevice().capabilities).image
+
+
+def test_a_trait_is_named_where_it_tells_the_compiled_from_the_found(image: CreateInfoImage) -> None:
+    graphics = image.kinds == list(PipelineKind).index(PipelineKind.GRAPHICS)
+    links = graphics & (np.diff(image.library_slot_start) > 0)
+    assert links.any()
+    words = describe(image, links, ~links)
+    assert words.startswith(
+        f"{links.sum():,} of {graphics.sum():,} graphics (those, and no other, that link pipeline "
+    )
+    assert f"{int(image.keys[links][0]):016x}" in words
+    one_more = links.copy()
+    one_more[np.flatnonzero(graphics & ~links)[0]] = True
+    assert "those, and no other" not in describe(image, one_more, ~one_more)
+
+
+def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImage) -> None:
+    compiled = np.zeros(len(image), np.bool_)
+    assert recompiled_note(image, compiled, ~compiled, np.zeros(len(image), np.int64)) == ""
+    compiled[:3] = True
+    known = np.zeros(len(image), np.int64)
+    known[:2] = 5
+    words = recompiled_note(image, compiled, ~compiled, known)
+    assert (
+        f"3 of {len(image):,} pipelines were compiled although the cache was loaded; 2 were compiled" in words
+    )
+    assert "; 1 are new to this device" in words
+
+
+def test_a_run_says_so(tmp_path: Path) -> None:
+    """The cache of one part in place of that of the whole: times are known, and nothing is found of the rest."""
+
+    def compiled(directory: str, *options: str) -> dict[str, object]:
+        arguments: tuple[str | Path, ...] = (
+            "sample",
+            "-d",
+            "simulated",
+            "--cache-dir",
+            tmp_path / directory,
+            "--json",
+            *options,
+        )
+        done = run_program("compile", *arguments)
+        assert done.code == 0, done.err
+        return done.document
+
+    assert not any("although the cache" in each for each in notes(compiled("whole")))
+    compiled("part", "--shard", "1/2")
+    (part,) = (tmp_path / "part").glob("*.pipeline-cache")
+    shutil.copy(part, tmp_path / "whole" / part.name)
+    assert any("are new to this device" in each for each in notes(compiled("part")))
+    assert not any("although the cache" in each for each in notes(compiled("part")))
+    again = compiled("whole")
+    (note,) = [each for each in notes(again) if "although the cache" in each]
+    assert "were compiled on this device before, and the driver did not find them" in note
+    assert "new to this device" not in note
+
+
+def notes(document: dict[str, object]) -> list[str]:
+    found = document["notes"]
+    assert isinstance(found, list)
+    return found
