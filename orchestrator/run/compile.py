@@ -166,7 +166,7 @@ class CompileSchedule:
         chosen = np.diff(self.image.library_slot_start) == 0
         if self.warm:
             chosen &= self.recorded_ns == 0
-        if use is PipelineKeyUse.AUTO:
+        if use is PipelineKeyUse.AUTO and chosen.any():
             chosen &= candidate_duplicates(self.image)
         indices = np.flatnonzero(chosen).astype(np.int32)
         limit_ns = _MOST_FOR_KEYS * float(self._estimated_ns.sum())

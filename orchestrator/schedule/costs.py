@@ -152,6 +152,10 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
     Raises:
         ValueError: The number of costs is not that of the pipelines.
     """
+    if recorded_ns is not None and len(recorded_ns) != len(image):
+        raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
+    if recorded_ns is not None and (recorded_ns > 0).all():
+        return recorded_ns.copy()  # as in every second run of a set: there is nothing to estimate, nor to fit
     # SPIR-V bytes of all stages of each pipeline, and their number.
     sizes = np.fromiter((module.code_size for module in image.modules), np.int64, len(image.modules))
     start = image.module_slot_start
@@ -159,8 +163,6 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
     code = image.kinds, ends[start[1:]] - ends[start[:-1]], np.diff(start)
     if recorded_ns is None:
         return DEFAULT_MODEL.estimate(*code)
-    if len(recorded_ns) != len(image):
-        raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
     return np.where(recorded_ns > 0, recorded_ns, fit(*code, recorded_ns).estimate(*code))
 
 
