@@ -100,7 +100,7 @@ def main() -> None:
     )
     parser.add_argument("--each", type=int, default=100, help="permutations of each shader")
     parser.add_argument("--shaders", type=int, default=102, help="shaders, at most")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     print(write_permuted(options.out, options.sources, options.each, options.shaders), "pipelines")
 
 
