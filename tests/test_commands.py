@@ -1,7 +1,7 @@
 """Every command that README.md and docs/ show runs, as it stands there, in a shell and in a directory of its own.
 
 The files that the pages speak of are there: `game.foz` and `unknown.foz` are a few pipelines of the sample set,
-`results/` a small benchmark. What would take minutes is run with less (`SMALLER`), what a machine without a GPU
+`results/` a small benchmark, `team.key` a key. What would take minutes is run with less (`SMALLER`), what a machine without a GPU
 cannot run on another device. `make` is what runs these tests; its targets are looked up by test_docs.py.
 """
 
@@ -69,6 +69,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ):
         shutil.copy(path / "game.foz", path / name)
     shutil.copy(sample_manifest_path(), path / "sample.toml")
+    (path / "team.key").write_bytes(os.urandom(32))
+    (path / "team.key").chmod(0o600)
     shutil.copytree(sample_manifest_path().parent / "shaders", path / "shaders")
     shutil.copy(REPOSITORY / "docs" / "examples" / "engine.toml", path / "engine.toml")
     run(
