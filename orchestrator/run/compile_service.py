@@ -240,6 +240,7 @@ class _Server:
             with suppress(OrchestratorError), closing(device.prepare(built.image)) as prepared:
                 device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
+        device.close()
 
 
 def _open(options: CompileOptions, request: DeviceRequest) -> Device:

@@ -26,6 +26,7 @@ from attrs import frozen
 
 _HEADER: Final = struct.Struct("<I")
 _SLOT: Final = struct.Struct("<QIIii")  # stamp, what, count, smallest, largest
+_STAMP: Final = struct.Struct("<Q")
 _HELD: Final = 1024  # pipelines that a slot names one by one; of more it says from where to where
 _STRIDE: Final = _SLOT.size + 4 * _HELD
 _MOST_SLOTS: Final = 4096
@@ -95,6 +96,8 @@ class InFlightTable:
 
     def prepare(self, pipelines: int) -> None:
         """Make room for marks of so many pipelines, none of which was created."""
+        for slot in range(self._used):  # their numbers are those of another image
+            _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
         os.ftruncate(self.descriptor, _MARKS + max(1, pipelines))
         memory = mmap.mmap(self.descriptor, max(1, pipelines), offset=_MARKS)
@@ -119,8 +122,8 @@ class InFlightTable:
         return slot
 
     def end(self, slot: int) -> None:
-        """The call came back."""
-        _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
+        """The call came back. What it was stays readable until the slot is used again."""
+        _STAMP.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0)
         self._free.append(slot)
 
     def mark(self, numbers: npt.NDArray[np.int32]) -> None:
@@ -136,10 +139,11 @@ class InFlightTable:
 
     # --- the process that looks on
 
-    def flights(self) -> list[Flight]:
-        """What is in the driver now, or was when the process died."""
+    def flights(self, *, ended: bool = False) -> list[Flight]:
+        """What is in the driver now, or was when the process died; or what came back from it last."""
         (used,) = _HEADER.unpack_from(self._memory, 0)
-        return [found for slot in range(min(used, _MOST_SLOTS)) if (found := self._flight(slot)) is not None]
+        slots = range(min(used, _MOST_SLOTS))
+        return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
     def marks(self) -> npt.NDArray[np.uint8]:
         """A copy of the marks, by number in the image; empty before there is one."""
@@ -147,10 +151,10 @@ class InFlightTable:
         data = os.pread(self.descriptor, size, _MARKS) if size > 0 else b""
         return np.frombuffer(data, np.uint8)
 
-    def _flight(self, slot: int) -> Flight | None:
+    def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _HEADER.size + slot * _STRIDE
         stamp, doing, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
-        if not stamp:
+        if bool(stamp) is ended or not doing:
             return None
         if count > _HELD:
             return Flight(Doing(doing), tuple(range(smallest, largest + 1)), stamp)

@@ -139,6 +139,7 @@ class _Death:
         others: The other pipelines of its image.
         overdue: Whether it was killed, because the driver had the suspects for too long.
         where: What it was doing.
+        was_inside: Whether the suspects were in the driver, and had not just come back from it.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -149,6 +150,7 @@ class _Death:
     others: tuple[PipelineJob, ...]
     overdue: bool
     where: str
+    was_inside: bool = False
     at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
@@ -355,7 +357,7 @@ class _Supervisor:
         """
         if not (death.killed or death.overdue):  # what is overdue took too long together: now that is known
             self._unexplained += 1
-            if len(death.suspects) == 1 and self._unexplained > _MOST_UNEXPLAINED:
+            if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
         self._fruitless += 1
         if self._fruitless > _MOST_FRUITLESS:
@@ -513,8 +515,12 @@ class _Watch:
 
     def death(self, status: int) -> _Death:
         """How it died."""
-        flights = self._overdue or self.connection.table.flights()
+        table = self.connection.table
+        flights = self._overdue or table.flights()
         where = _WHERE[min((each.doing for each in flights), default=None)]
+        # A thread of the driver's own, or memory that it spoiled, may end the process some moments later.
+        was_inside = bool(flights)
+        flights = flights or table.flights(ended=True)
         if self._prepared is None:
             return _Death(status, (), b"", {}, (), overdue=False, where=where)
         tables = self.tables
@@ -529,6 +535,7 @@ class _Watch:
             tuple(job for number, job in enumerate(jobs) if number not in numbers),
             bool(self._overdue),
             where,
+            was_inside,
         )
 
 

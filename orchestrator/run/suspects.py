@@ -48,7 +48,7 @@ class _Attempt:
 
     Attributes:
         survived: Pipelines that the driver came back from, the first ones.
-        end: How it ended on the next one; None where there was none.
+        end: How it ended on the next one, or when it had come back from all; None where it ended well.
         late: Whether it was killed, because the driver did not come back.
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
@@ -115,7 +115,14 @@ class SuspectTrials:
                 return
             tried = await self._attempt(mine)
             done = tried.survived
+            if tried.end is not None and done == len(mine) > 1:
+                # One of them spoiled what the driver needed later.
+                share = 1
+                self._queue.extend(mine[1:])
+                mine = mine[:1]
+                continue
             if tried.end is not None:
+                done = min(done, len(mine) - 1)
                 accused = mine[done]
                 if done or accused in self._others:  # it was not alone in its process, or dies the first time
                     tried = await self._attempt([accused])
@@ -193,7 +200,7 @@ class SuspectTrials:
                     self.took_ns[answer.key] = answer.took_ns
                 case Failed():
                     raise answer.error()
-                case Exited() if survived == len(jobs):
+                case Exited() if survived == len(jobs) and not answer.status:
                     return _Attempt(survived, peak_bytes=answer.peak_bytes)
                 case Exited():
                     ended = Ended(answer.status)

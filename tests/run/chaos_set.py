@@ -44,7 +44,7 @@ def open_chaos(request: DeviceRequest) -> SimulatedDevice:
 def _meet_fate(key: int) -> None:
     match fate_of(key):
         case Fate.CRASH:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)
         case Fate.ABORT:
             os.abort()
         case Fate.EXIT:

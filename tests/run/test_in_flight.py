@@ -40,6 +40,7 @@ def test_calls_are_there_from_begin_to_end(descriptor: int) -> None:
     ]
     ours.end(one)
     assert [each.numbers for each in theirs.flights()] == [(7,)]
+    assert [each.numbers for each in theirs.flights(ended=True)] == [(3, 1, 2)]
     ours.begin(Doing.KEYS, numbers())
     assert [each.doing for each in theirs.flights()] == [Doing.KEYS, Doing.OBJECT]
     ours.end(two)
@@ -85,4 +86,17 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     both, alone = [(Doing.CREATE, (1, 2))], [(Doing.CREATE, (3,))]
     assert seen == [(11, both), (12, both), (13, alone)]
     assert table.flights() == []
+    assert [each.numbers for each in table.flights(ended=True)] == [(3,)]
+    table.prepare(1)
+    assert table.flights(ended=True) == []
+    assert table.marks().tolist() == [0]
+
+
+def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
+    table = InFlightTable(descriptor)
+    inner = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={12: -13})))
+    with closing(announcing(inner, table, lambda _: None, MemoryGate())) as device:
+        prepared = device.prepare(simulated_image([10, 11, 12, 13]))
+        device.create_pipelines(prepared, numbers(1, 2), device.create_pipeline_cache())
+        device.create_pipelines(prepared, numbers(3), NO_SOURCE)
     assert table.marks().tolist() == [0, 1, 0, 1]  # neither what failed nor what was not tried

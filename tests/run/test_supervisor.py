@@ -40,7 +40,7 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
 
     def on_compile(key: int) -> None:
         if key == KEYS[1]:
-            os.kill(os.getpid(), signal.SIGSEGV)
+            signal.raise_signal(signal.SIGSEGV)
         if key == KEYS[4]:
             os._exit(0)
         if key == KEYS[7]:
@@ -62,6 +62,19 @@ def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
             os.abort()
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+class Spoiled(SimulatedDevice):
+    """Compiling one pipeline spoils what is needed to close the device."""
+
+    def close(self) -> None:
+        if KEYS[5] in self.compile_counts:
+            os.abort()
+        super().close()
+
+
+def open_spoiled(request: DeviceRequest) -> SimulatedDevice:
+    return Spoiled(SimulatedOptions(request=request))
 
 
 def open_newer(request: DeviceRequest) -> SimulatedDevice:
@@ -114,6 +127,13 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     good = Subset(keys=frozenset(KEYS) - set(failed))
     again = await supervised(archive, "open_good", tmp_path / "cache", subset=good)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
+
+
+async def test_a_death_after_the_call_is_blamed_on_what_had_come_back(archive: Path) -> None:
+    report = await supervised(archive, "open_spoiled", subset=Subset(keys=frozenset([KEYS[5]])))
+    assert {each.key: each.reason for each in report.failed} == {
+        KEYS[5]: "the driver crashed on it: SIGABRT, in a process of its own"
+    }
 
 
 async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path, tmp_path: Path) -> None:
