@@ -83,6 +83,7 @@ from orchestrator.run.records import (
 )
 from orchestrator.schedule import Followers, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
+from orchestrator.schedule.key_proof import distrusted_kinds
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -193,6 +194,12 @@ class CompileSchedule:
                 break
         if self._asked:
             self._keys = keys
+            if distrusted := distrusted_kinds(self.image, keys):
+                kinds = " and ".join(kind.value.replace("_", "-") for kind in distrusted)
+                self.notes.append(
+                    f"this driver gives one pipeline key to {kinds} pipelines of different code: its keys of "
+                    "that kind are not used"
+                )
 
     def scheduler(self) -> Scheduler:
         """Makes the scheduler of the run, once."""

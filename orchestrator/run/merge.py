@@ -18,6 +18,7 @@ from attrs import frozen
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.run.records import Duplicates
+from orchestrator.schedule.key_proof import trusted_keys
 
 _BOOKKEEPING_BYTES = 1024
 
@@ -151,12 +152,17 @@ def duplicate_pipeline_keys(
     Raises:
         DeviceError: The device has no pipeline binaries.
     """
-    numbers: dict[bytes, int] = {}
-    alone = np.diff(prepared.image.library_slot_start)[indices] == 0
+    image = prepared.image
+    alone = np.diff(image.library_slot_start)[indices] == 0
     indices, workers, driver_ns = indices[alone], workers[alone], driver_ns[alone]
-    # A pipeline without a key is like no other.
+    keys: list[bytes | None] = [None] * len(image)
+    for index, key in zip(indices.tolist(), device.pipeline_keys(prepared, indices), strict=True):
+        keys[index] = key
+    trusted = trusted_keys(image, keys)
+    numbers: dict[bytes, int] = {}
+    # A pipeline without a key that is worth something is like no other.
     known = [
-        numbers.setdefault(key, len(numbers)) if key is not None else -1 - place
-        for place, key in enumerate(device.pipeline_keys(prepared, indices))
+        numbers.setdefault(key, len(numbers)) if (key := trusted[index]) is not None else -1 - place
+        for place, index in enumerate(indices.tolist())
     ]
     return duplicates(np.array(known, np.int64), workers, driver_ns)

@@ -174,13 +174,17 @@ def candidate_duplicates(image: CreateInfoImage) -> npt.NDArray[np.bool_]:
     64-bit hash different pipelines may be among them, which costs a question. Pipelines whose modules differ
     in their bytes and not to the driver are missed, and compiled twice.
     """
-    code = (
+    _, numbers, counts = np.unique(code_numbers(image), return_inverse=True, return_counts=True)
+    return np.asarray(counts[numbers] > 1)
+
+
+def code_numbers(image: CreateInfoImage) -> UInt64s:
+    """A number for what each pipeline is made of, shape (n,): equal where kind, modules and libraries are."""
+    return np.asarray(
         _mixed(image.kinds.astype(np.uint64) + _KIND)
         + _sums(image.module_slot_start, image.module_slot_module.astype(np.uint64))
         + _sums(image.library_slot_start, image.library_slot_pipeline.astype(np.uint64) + _LIBRARY)
     )
-    _, numbers, counts = np.unique(code, return_inverse=True, return_counts=True)
-    return np.asarray(counts[numbers] > 1)
 
 
 def _sums(start: npt.NDArray[np.int64], values: UInt64s) -> UInt64s:

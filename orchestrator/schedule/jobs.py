@@ -35,6 +35,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.schedule.costs import estimated_costs
+from orchestrator.schedule.key_proof import proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
 UInt64s = npt.NDArray[np.uint64]
@@ -65,6 +66,8 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
         pipeline_keys: Second-level key of each job, shape (n,), uint64; 0 where it is not known. Jobs with
             one such key compile to the same code.
+        proven_keys: Jobs whose second-level key is proven, shape (n,), bool: only those share an outcome
+            (`Followers.SHARE`). None: all are the caller's word.
         hits: Jobs that a cache is expected to hold, shape (n,), bool.
         module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
         module_index: The shader modules of each job, shape (m,), int32.
@@ -78,6 +81,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
     costs_ns: npt.NDArray[np.int64] | None = None
     keys: UInt64s | None = None
     pipeline_keys: UInt64s | None = None
+    proven_keys: npt.NDArray[np.bool_] | None = None
     hits: npt.NDArray[np.bool_] | None = None
     module_start: npt.NDArray[np.int64] | None = None
     module_index: Int32s | None = None
@@ -105,12 +109,12 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
                 is estimated.
             hits: Pipelines that a cache is expected to hold, shape (n,).
             pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was
-                asked.
+                asked. Those of a kind that do not tell code apart are not used.
 
         Raises:
             ValueError: The number of costs or keys is not that of the pipelines.
         """
-        numbers = None
+        numbers = proven = None
         if pipeline_keys is not None:
             if len(pipeline_keys) != len(image):
                 raise ValueError(
@@ -120,10 +124,11 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             numbers = np.array(
                 [
                     0 if key is None else number_of.setdefault(key, len(number_of) + 1)
-                    for key in pipeline_keys
+                    for key in trusted_keys(image, pipeline_keys)
                 ],
                 np.uint64,
             )
+            proven = proven_keys(image, pipeline_keys)
         return cls(
             image.kinds,
             image.library_slot_start,
@@ -131,6 +136,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             costs_ns=estimated_costs(image, recorded_ns),
             keys=image.keys,
             pipeline_keys=numbers,
+            proven_keys=proven,
             hits=hits,
             module_start=image.module_slot_start,
             module_index=image.module_slot_module,
@@ -143,7 +149,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             ValueError: What is wrong.
         """
         count = len(self)
-        for name in ("costs_ns", "keys", "pipeline_keys", "hits", "priorities", "groups"):
+        for name in ("costs_ns", "keys", "pipeline_keys", "proven_keys", "hits", "priorities", "groups"):
             column = getattr(self, name)
             if column is not None and len(column) != count:
                 raise ValueError(f"{name} has {len(column)} elements for {count} jobs")

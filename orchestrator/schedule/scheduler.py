@@ -148,6 +148,14 @@ class Followers(enum.StrEnum):
     SEPARATE = "separate"
 
 
+def _second_keys(jobs: JobGraph, followers: Followers) -> UInt64s | None:
+    """The second-level keys that make jobs follow: where they are never created, only proven ones."""
+    keys = jobs.pipeline_keys
+    if keys is None or jobs.proven_keys is None or followers is not Followers.SHARE:
+        return keys
+    return np.where(jobs.proven_keys, keys, np.uint64(0))
+
+
 @frozen
 class ScheduleOptions:
     """Settings of a `Scheduler`; an impossible value is refused with ValueError.
@@ -279,7 +287,7 @@ class Lifecycle:
         separate = options.followers is Followers.SEPARATE
         self._keys = [
             (keys, KeyTable(), second)
-            for keys, second in ((jobs.keys, False), (jobs.pipeline_keys, True))
+            for keys, second in ((jobs.keys, False), (_second_keys(jobs, options.followers), True))
             if keys is not None and not separate
         ]
         self.costs = (

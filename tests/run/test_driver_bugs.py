@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice
 from orchestrator.run.options import ModulePolicy, TrialLimits
@@ -238,3 +239,14 @@ async def test_a_crash_and_a_hang(archive: Path, folder: Path, name: str, key: i
     assert failed.job.key == key
     assert words in failed.reason
     told(report, f"the driver survived {COUNT - 1}, and not 1")
+
+
+async def test_one_pipeline_key_for_all_is_told_and_not_used(archive: Path, folder: Path) -> None:
+    """NVIDIA 580.159 and its ray-tracing pipelines: 87 of 88 were taken for duplicates of the first."""
+    several = len(compute_keys())  # of different code
+    write_small_set(archive, 0, several)
+    opener = Opener(DriverBugs(one_pipeline_key={PipelineKind.COMPUTE}))
+    report = await compiled(archive, folder, opener, mode=CacheMode.PER_WORKER, pipeline_keys="all")
+    assert counts(report) == {"compiled": several}
+    assert report.saved.by_pipeline_key == 0
+    assert "one pipeline key to compute pipelines of different code" in told(report, "one pipeline key")
