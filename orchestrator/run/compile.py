@@ -17,7 +17,7 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
@@ -38,7 +38,7 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
 )
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
@@ -91,6 +91,7 @@ from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import LoadStatus
+from orchestrator.stores.distrusted_keys import read_distrusted, remember_distrusted
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
@@ -119,6 +120,7 @@ class CompileSchedule:
             little.
         followers: What becomes of pipelines that are the same as another.
         notes: What a reader of the report must know.
+        distrusted: Kinds whose keys turned out to tell nothing apart.
     """
 
     image: CreateInfoImage
@@ -130,6 +132,7 @@ class CompileSchedule:
     time_limit_s: float | None = None
     followers: Followers = Followers.CREATE
     notes: list[str] = field(factory=list)
+    distrusted: tuple[PipelineKind, ...] = ()
     _estimated_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
     _asked: int = field(default=0, init=False)
@@ -147,8 +150,12 @@ class CompileSchedule:
         use: PipelineKeyUse,
         stop: trio.Event | None = None,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        distrusted: Collection[PipelineKind] = (),
     ) -> None:
-        """Ask the driver for pipeline keys, where that may save compiles. Blocking; `stop` ends it early."""
+        """Ask the driver for pipeline keys, where that may save compiles. Blocking; `stop` ends it early.
+
+        Of `distrusted` kinds they are known to tell nothing apart, so none is asked for.
+        """
         if use is PipelineKeyUse.OFF:
             return
         if self.mode in (CacheMode.NONE, CacheMode.BINARIES) or (
@@ -165,6 +172,8 @@ class CompileSchedule:
             return
         # Before the run there are no libraries to link, and without them a driver has no key to give.
         chosen = np.diff(self.image.library_slot_start) == 0
+        if distrusted:
+            chosen &= ~np.isin(self.image.kinds, [tuple(PipelineKind).index(each) for each in distrusted])
         if self.warm:
             chosen &= self.recorded_ns == 0
         if use is PipelineKeyUse.AUTO and chosen.any():
@@ -194,8 +203,9 @@ class CompileSchedule:
                 break
         if self._asked:
             self._keys = keys
-            if distrusted := distrusted_kinds(self.image, keys):
-                kinds = " and ".join(kind.value.replace("_", "-") for kind in distrusted)
+            self.distrusted = distrusted_kinds(self.image, keys)
+            if self.distrusted:
+                kinds = " and ".join(kind.value.replace("_", "-") for kind in self.distrusted)
                 self.notes.append(
                     f"this driver gives one pipeline key to {kinds} pipelines of different code: its keys of "
                     "that kind are not used"
@@ -471,7 +481,7 @@ class CompileJob:
         )
         await self._timed(
             "pipeline_keys",
-            lambda: schedule.ask_keys(device, prepared, options.pipeline_keys, self.cache.stop),
+            lambda: self._ask_keys(schedule, device, prepared),
         )
         clock.enter("run")
         began_ns = time.perf_counter_ns()
@@ -505,6 +515,22 @@ class CompileJob:
         self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]
         return report
+
+    def _ask_keys(self, schedule: CompileSchedule, device: Device, prepared: PreparedPipelines) -> None:
+        """Ask for pipeline keys, but for those that are remembered to be worth nothing; remember such. Blocking."""
+        directory, known = self.cache.directory, frozenset[PipelineKind]()
+        if directory is not None:
+            known, problem = read_distrusted(directory, device.identity)
+            if problem:
+                self._notes.append(
+                    f"what is remembered of the driver's pipeline keys was not used: {problem}"
+                )
+        schedule.ask_keys(device, prepared, self.options.pipeline_keys, self.cache.stop, distrusted=known)
+        if directory is not None and schedule.distrusted:
+            try:
+                remember_distrusted(directory, device.identity, schedule.distrusted)
+            except SaveError as error:
+                self._notes.append(f"what the driver's pipeline keys are worth was not remembered: {error}")
 
     def _progress(self, progress: Progress) -> None:
         self.cache.progress(progress.compiled)

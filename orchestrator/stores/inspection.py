@@ -22,6 +22,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
     read_status,
 )
+from orchestrator.stores.distrusted_keys import DistrustedKeys
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -34,6 +35,7 @@ from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
 from orchestrator.stores.kinds import (
     CACHE_FILE_SUFFIX,
     CALIBRATION,
+    DISTRUSTED_KEYS,
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
@@ -181,6 +183,13 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
         "key profile",
         "what the driver's keys depend on, by `doctor --keys`",
         _profile_problem(KEY_PROFILE, KeyProfile),
+    ),
+    DISTRUSTED_KEYS: (
+        "distrusted keys",
+        "kinds of pipelines whose keys the driver gives twice",
+        lambda path: DISTRUSTED_KEYS.read(path, lambda data: msgspec.json.decode(data, type=DistrustedKeys))[
+            1
+        ],
     ),
     DURATIONS: (
         "compile times",

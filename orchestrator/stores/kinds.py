@@ -141,7 +141,9 @@ FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
 PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
 CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True)
 
-BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN, CULPRITS)
+DISTRUSTED_KEYS: Final = Kind(".distrusted-keys.json", cap=64 << 10, names_driver=True)
+
+BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN, CULPRITS, DISTRUSTED_KEYS)
 """Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
 
 

@@ -11,10 +11,12 @@ import pytest
 from attrs import evolve, frozen
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
+from orchestrator.stores.distrusted_keys import read_distrusted, remember_distrusted
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
@@ -27,6 +29,7 @@ from orchestrator.stores.kinds import (
     BESIDE,
     CALIBRATION,
     CULPRITS,
+    DISTRUSTED_KEYS,
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
@@ -107,6 +110,17 @@ def _read_culprits(cache_file: Path, operations: FileOperations) -> tuple[int, s
     return 0 if loaded.profile is None else int(loaded.profile.culprits[0].reason), loaded.problem
 
 
+def _read_distrusted(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
+    kinds, problem = read_distrusted(cache_file.parent, IDENTITY, operations)
+    return len(kinds), problem
+
+
+def _write_distrusted(cache_file: Path, value: int, operations: FileOperations) -> None:
+    if value == 1:  # what is remembered only grows
+        DISTRUSTED_KEYS.path(cache_file).unlink(missing_ok=True)
+    remember_distrusted(cache_file.parent, IDENTITY, tuple(PipelineKind)[:value], operations)
+
+
 REQUEST = DeviceRequest(ApplicationInfo("game"))
 SUBJECTS = {
     CALIBRATION: Subject(
@@ -132,6 +146,10 @@ SUBJECTS = {
             cache_file.parent, IDENTITY, [culprit(reason=str(value))], operations
         ),
         _read_culprits,
+    ),
+    DISTRUSTED_KEYS: Subject(
+        _write_distrusted,
+        _read_distrusted,
     ),
     FEATURE_GROUPS: Subject(
         lambda cache_file, value, operations: add_feature_groups(
