@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from attrs import field, frozen
 
 from orchestrator.bench.rows import (
+    Arm,
     Cell,
     Conditions,
     FailedSample,
@@ -44,6 +45,10 @@ from orchestrator.devices.device import CacheMode
 
 NOISY_SHARE = 0.1
 """Noise of the A/A control from which on a report warns about what it hides."""
+BLOCKED_SHARE = 0.1
+"""Share of the driver's time asleep from which on a report says at what."""
+FEW_FAULTS = 0.1
+"""Page faults a sleep below which the kernel's memory lock cannot be what threads sleep at."""
 BUSY_SHARE = 0.1
 """Share of the calls' time spent waiting for a processor from which on a report warns about it."""
 
@@ -328,6 +333,26 @@ def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
     return CacheMode.SHARED, f"private caches {words}, and a shared one needs no merge"
 
 
+def _sleep_words(cell: CellReport) -> str:
+    """What threads that sleep in the driver may sleep at, by what the kernel counted; "" where they hardly do.
+
+    A thread sleeps at the kernel's lock of a process's memory when it faults a page in or maps memory while
+    another one does, about once a fault at most; at a lock of the driver it sleeps without faults.
+    """
+    sleeps, faults = cell.median(lambda each: each.sleeps), cell.median(lambda each: each.minor_faults)
+    if cell.blocked_share.median < BLOCKED_SHARE or not sleeps:
+        return ""
+    counted = f"{sleeps:,.0f} sleeps and {faults:,.0f} page faults of {cell.cell.workers} threads in a run"
+    if faults < sleeps * FEW_FAULTS:
+        why = "at a lock of the driver: page faults are too few for the kernel's lock of the process's memory"
+    else:
+        why = (
+            "at a lock of the driver or at the kernel's lock of the process's memory, of which page faults are enough: "
+            "an allocator that keeps memory tells the two apart"
+        )
+    return f"{Arm(cell.cell, False).words}: {cell.blocked_share.median:.0%} of the driver's time asleep, {why} ({counted})"
+
+
 def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) -> list[str]:
     found = []
     few = [each for each in cells if len(each.samples) < LEAST_PAIRS]
@@ -353,5 +378,6 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
             f"time for a processor (at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers "
             f"on {worst.samples[0].environment.cores} cores): that is the machine, not the cache"
         )
+    found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
     return found + notes

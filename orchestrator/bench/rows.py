@@ -236,6 +236,10 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         peak_memory_bytes: Largest resident size of the process (ru_maxrss).
         compiled_latency: Driver time of pipelines that were compiled.
         hit_latency: Driver time of pipelines that were found.
+        minor_faults: Page faults of the workers' threads that needed no disk.
+        major_faults: Page faults that did.
+        sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
+        preemptions: How often it was made to leave (involuntary context switches).
         kinds_ns: Driver time by kind of pipeline, of those that were compiled.
         slowest: The compiled pipelines that took the driver longest, slowest first.
         notes: What a reader must know, such as a fallback.
@@ -275,6 +279,10 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     hit_latency: Latencies
     order: str = "given"
     keys_ns: int = 0
+    minor_faults: int = 0
+    major_faults: int = 0
+    sleeps: int = 0
+    preemptions: int = 0
     kinds_ns: dict[str, int] = {}
     slowest: tuple[SlowPipeline, ...] = ()
     notes: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.errors import DeviceError
+from orchestrator.run.accounting import Usage
 from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
@@ -386,6 +387,7 @@ class _Totals:
             "cpu_ns": timing.cpu_ns,
             "run_delay_ns": timing.run_delay_ns,
             "blocked_ns": timing.blocked_ns,
+            **{name: getattr(timing, name) for name in Usage._fields},
             "barrier_wait_ns": sum(report.barrier.waits_ns),
             "duplicate_keys": duplicate_keys,
             "duplicate_ns": duplicate_ns,

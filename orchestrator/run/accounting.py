@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import time
 from contextlib import AbstractContextManager, suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +48,34 @@ class Reading(NamedTuple):
     wall_ns: int
     cpu_ns: int
     run_delay_ns: int
+
+
+class Usage(NamedTuple):
+    """What the kernel did for a thread: page faults, and how often it left the processor.
+
+    Attributes:
+        minor_faults: Page faults that needed no disk.
+        major_faults: Page faults that did.
+        sleeps: How often it left the processor to wait (voluntary context switches).
+        preemptions: How often it was made to leave (involuntary context switches).
+    """
+
+    minor_faults: int = 0
+    major_faults: int = 0
+    sleeps: int = 0
+    preemptions: int = 0
+
+    @classmethod
+    def now(cls) -> Self:
+        """That of this thread so far; zeros where the system does not say."""
+        if not hasattr(resource, "RUSAGE_THREAD"):
+            return cls()
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        return cls(used.ru_minflt, used.ru_majflt, used.ru_nvcsw, used.ru_nivcsw)
+
+    def plus(self, later: Usage, earlier: Usage) -> Usage:
+        """With what came between two readings."""
+        return Usage(*(own + after - before for own, after, before in zip(self, later, earlier, strict=True)))
 
 
 class ThreadMeter(AbstractContextManager["ThreadMeter"]):

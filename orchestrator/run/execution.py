@@ -38,6 +38,7 @@ from attrs import define, field
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.run.accounting import Usage
 from orchestrator.run.caches import MergedHook, RunCaches
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.merge import duplicate_pipeline_keys, duplicates
@@ -386,6 +387,10 @@ class Run:
                 read_back_ns=caches.read_back_ns,
                 waiting_ns=sum(worker.waiting_ns for worker in self.workers),
                 ending_ns=sum(barrier.waits_ns),
+                **{
+                    name: sum(getattr(worker.usage, name) for worker in self.workers)
+                    for name in Usage._fields
+                },
             ),
             stopped=exchange.cancelled or exchange.out_of_time,
             notes=(*caches.notes, *self.notes),

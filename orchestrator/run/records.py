@@ -962,6 +962,10 @@ class Timing(Sums, frozen=True):
         waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library or for
             a pipeline of the same key. In a session also for the caller.
         ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
+        minor_faults: Page faults of the workers' threads that needed no disk.
+        major_faults: Page faults that did.
+        sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
+        preemptions: How often it was made to leave (involuntary context switches).
     """
 
     open_ns: Nanoseconds = 0
@@ -979,6 +983,10 @@ class Timing(Sums, frozen=True):
     read_back_ns: Nanoseconds = 0
     waiting_ns: Nanoseconds = 0
     ending_ns: Nanoseconds = 0
+    minor_faults: int = 0
+    major_faults: int = 0
+    sleeps: int = 0
+    preemptions: int = 0
 
     @property
     def idle_share(self) -> float:

@@ -21,7 +21,7 @@ import trio
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
-from orchestrator.run.accounting import CallLog, ThreadMeter
+from orchestrator.run.accounting import CallLog, ThreadMeter, Usage
 from orchestrator.run.caches import Creator
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import OutcomeRecorder
@@ -44,6 +44,7 @@ class Worker:
         arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
         waiting_ns: Time in which nothing could be assigned to it, though something was left.
         knows_run_delay: Whether the time on the run queue is known.
+        usage: What the kernel did for its thread while it worked.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Worker:
         self.arrived_ns = 0
         self.waiting_ns = 0
         self.knows_run_delay = True
+        self.usage = Usage()
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
         """Work until nothing is left.
@@ -82,6 +84,7 @@ class Worker:
         ended: Assignment | None = None
         reasons = _NO_REASONS
         hits = elapsed_ns = 0
+        began = Usage.now()
         with ThreadMeter() as meter:
             while True:
                 try:
@@ -98,6 +101,7 @@ class Worker:
                 ended = answer
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
+        self.usage = self.usage.plus(Usage.now(), began)
         if isinstance(answer, Wait):
             return seen
         self.arrived_ns = time.perf_counter_ns()

@@ -159,3 +159,25 @@ def test_ratios_have_as_many_digits_as_tell_their_ends_apart(
     low: float, median: float, high: float, text: str
 ) -> None:
     assert ratio_text(Estimate(median, low, high, 5)) == text
+
+
+@pytest.mark.parametrize(
+    ("sleeps", "faults", "words"),
+    [
+        (1000, 20, "at a lock of the driver: page faults are too few"),
+        (1000, 5000, "or at the kernel's lock of the process's memory"),
+    ],
+)
+def test_sleeping_threads_are_told_by_page_faults(sleeps: int, faults: int, words: str) -> None:
+    rows = series(
+        [1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=30, sleeps=sleeps, minor_faults=faults
+    )
+    told = [each for each in contention_report(rows).warnings if "asleep" in each]
+    assert len(told) == 1
+    assert words in told[0]
+    assert f"{sleeps:,} sleeps and {faults:,} page faults" in told[0]
+
+
+def test_threads_that_hardly_sleep_are_not_told() -> None:
+    rows = series([1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=1, sleeps=1000)
+    assert not [each for each in contention_report(rows).warnings if "asleep" in each]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from orchestrator.devices.device import CreationBatch
-from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, driver_time_ns
+from orchestrator.run.accounting import CallLog, Reading, ThreadMeter, Usage, driver_time_ns
 from orchestrator.run.records import CreationCall
 
 
@@ -128,3 +130,19 @@ def test_a_log_works_out_what_calls_cost_when_it_is_asked() -> None:
     assert [each.indices.tolist() for each in calls] == [[4, 9], [1], [1]]
     nothing, none = CallLog(1).work_out()
     assert (len(nothing), list(nothing), none.tolist()) == (0, [], [])
+
+
+def test_usage_counts_the_page_faults_and_waits_of_a_thread() -> None:
+    before = Usage.now()
+    pages = bytearray(64 << 20)  # asked of the kernel anew: each page that is touched is a fault
+    pages[::4096] = b"x" * len(pages[::4096])
+    released = threading.Lock()
+    released.acquire()
+    timer = threading.Timer(0.01, released.release)
+    timer.start()
+    with released:  # waits for the timer's thread
+        timer.join()
+    used = Usage().plus(Usage.now(), before)
+    assert used.minor_faults >= 16  # huge pages are 2 MiB
+    assert used.sleeps >= 1
+    assert Usage(1, 2, 3, 4).plus(Usage(10, 10, 10, 10), Usage(9, 8, 7, 6)) == Usage(2, 4, 6, 8)
