@@ -48,6 +48,7 @@ from orchestrator.errors import DriverError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.merge import Merged, merge_into, pruned_bytes, size_of
 from orchestrator.run.options import MergePolicy
+from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 
 _BYTES_A_PIPELINE: Final = 16 << 10
@@ -374,13 +375,13 @@ class Creator:
     """
 
     device: Device
-    prepared: PreparedPipelines
+    prepared: PreparedParts
     source: PipelineSource
     keep: bool
 
     def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
         """Create a batch; see `Device.create_pipelines`."""
-        return self.device.create_pipelines(self.prepared, indices, self.source, keep=self.keep)
+        return self.prepared.create(self.device, indices, self.source, keep=self.keep)
 
     def between_batches(self) -> None:
         """A batch has ended and the next has not begun: no source of the worker is in use."""
@@ -432,8 +433,8 @@ class TwoLevels(RotatingSource):
         began = time.perf_counter_ns()
         with self.rotation.guard.look_up():
             self.slot.paused(began)
-            batch = self.device.create_pipelines(
-                self.prepared, indices, self.primary, keep=self.keep, fail_on_compile_required=True
+            batch = self.prepared.create(
+                self.device, indices, self.primary, keep=self.keep, fail_on_compile_required=True
             )
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if not missing.size:
@@ -577,7 +578,7 @@ class RunCaches:
             self.notes.append(f"{source.name} could not be read back: {refused}")
             return None
 
-    def creator_of(self, number: int, prepared: PreparedPipelines, *, keep: bool) -> Creator:
+    def creator_of(self, number: int, prepared: PreparedParts, *, keep: bool) -> Creator:
         """How a worker creates its batches; after `open`."""
         rotation, primary = self.rotation, self.primary or NO_SOURCE
         if rotation is None:

@@ -43,6 +43,7 @@ from orchestrator.run.caches import MergedHook, RunCaches
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.merge import duplicate_pipeline_keys, duplicates
 from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions, unsteered_schedule
+from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import (
     INTERVAL_S,
     Barrier,
@@ -130,7 +131,7 @@ async def _work(
 ) -> None:
     """Run the workers up to the barrier."""
     run.workers = [
-        Worker(number, run.caches.creator_of(number, run.prepared, keep=run.keep), exchange, run.recorder)
+        Worker(number, run.caches.creator_of(number, run.parts, keep=run.keep), exchange, run.recorder)
         for number in range(run.worker_count)
     ]
     errors: list[Exception] = []
@@ -195,6 +196,8 @@ class Run:
         caches: The caches.
         primary_data: Initial data of a primary that the run makes.
         ask_pipeline_keys: Whether to ask the driver for keys after the barrier.
+        later: Most pipelines that may be added later.
+        parts: The images: `prepared`, and those that were added.
         recorder: Fills the outcomes.
         workers: The workers, once they exist.
         calls: What each did, after the barrier.
@@ -210,7 +213,9 @@ class Run:
     caches: RunCaches
     primary_data: bytes = b""
     ask_pipeline_keys: bool = False
+    later: int = 0
     recorder: OutcomeRecorder = field(init=False)
+    parts: PreparedParts = field(init=False)
     _shared: npt.NDArray[np.bool_] = field(init=False, repr=False)
     _taking: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
     workers: list[Worker] = field(factory=list)
@@ -222,8 +227,9 @@ class Run:
     duplicate_pipeline_keys: Duplicates | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.recorder = OutcomeRecorder(self.prepared.image, keep=self.keep)
-        self._shared = np.zeros(len(self.table), np.bool_)
+        self.parts = PreparedParts(self.prepared)
+        self.recorder = OutcomeRecorder(self.prepared.image, keep=self.keep, later=self.later)
+        self._shared = np.zeros(len(self.table) + self.later, np.bool_)
 
     @classmethod
     def of(
@@ -233,8 +239,18 @@ class Run:
         options: RunOptions,
         primary: PipelineSource | bytes | None,
         on_merged: MergedHook | None,
+        *,
+        later: int = 0,
     ) -> Run:
         """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
+
+        Args:
+            device: See there, as for all but the last.
+            prepared: See there.
+            options: See there.
+            primary: See there.
+            on_merged: See there.
+            later: Most pipelines that may be added later.
 
         Raises:
             ValueError: See `run_pipelines`.
@@ -263,7 +279,7 @@ class Run:
             token=trio.lowlevel.current_trio_token(),
         )
         keys = options.count_duplicate_pipeline_keys
-        run = cls(device, prepared, count, options.keep, caches, data, keys)
+        run = cls(device, prepared, count, options.keep, caches, data, keys, later)
         run.table.settle(OutcomeStatus.FAILED, prepared.unusable)
         run.table.settle(OutcomeStatus.SKIPPED, options.skipped)
         return run
@@ -275,15 +291,40 @@ class Run:
 
     # --- before and beside the workers
 
+    def add(self, prepared: PreparedPipelines, skipped: Mapping[int, str]) -> range:
+        """Number the pipelines of another image behind the others; their outcomes are known so far as at the start.
+
+        Args:
+            prepared: The image.
+            skipped: Pipelines of it to leave out, by their index in it.
+
+        Raises:
+            ValueError: There is no room for so many, or the mode needs all pipelines at the start.
+        """
+        count = len(prepared.image)
+        if self.caches.mode is CacheMode.BINARIES:
+            raise ValueError(
+                "mode binaries asks for the keys of all pipelines at the start: none can come later"
+            )
+        if len(self.table) + count > len(self._shared):
+            raise ValueError(f"a session holds at most {self.later} pipelines that come later")
+        first = self.parts.add(prepared)
+        self.recorder.extend(prepared.image)
+        for status, reasons in (
+            (OutcomeStatus.FAILED, prepared.unusable),
+            (OutcomeStatus.SKIPPED, skipped),
+        ):
+            self.table.settle(status, {first + index: reason for index, reason in reasons.items()})
+        return range(first, first + count)
+
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:
         """Give what the schedule will not assign its outcome: that of the library which is to blame."""
-        image = self.prepared.image
         failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
         # A library has a smaller number than what links it, so its outcome is there first.
         for index, reason in sorted(reasons.items()):
             if index in self.table.reasons:
                 continue
-            libraries = [int(self.table.status[each]) for each in image.libraries_of(index)]
+            libraries = [int(self.table.status[each]) for each in self.parts.libraries_of(index)]
             blame = skip if skip in libraries and failed not in libraries else failed
             status = OutcomeStatus.SKIPPED if blame == skip else OutcomeStatus.FAILED
             self.table.settle(status, {index: reason})
@@ -331,15 +372,16 @@ class Run:
                 self.device.destroy_pipelines(self.take_handles(np.arange(len(self.table), dtype=np.int32)))
 
     def _count_duplicates(self) -> None:
-        table, image = self.table, self.prepared.image
+        table = self.table
         compiled = np.flatnonzero(
             (table.status == status_code(OutcomeStatus.COMPILED)) & (table.worker >= 0)
         ).astype(np.int32)
         workers, driver_ns = table.worker[compiled], table.driver_ns[compiled]
-        self.duplicate_job_keys = duplicates(image.keys[compiled], workers, driver_ns)
+        self.duplicate_job_keys = duplicates(table.keys[compiled], workers, driver_ns)
         if self.ask_pipeline_keys and self.device.features.pipeline_binaries:
+            known = compiled < len(self.prepared.image)  # of the first image: others have keys of their own
             self.duplicate_pipeline_keys = duplicate_pipeline_keys(
-                self.device, self.prepared, compiled, workers, driver_ns
+                self.device, self.prepared, compiled[known], workers[known], driver_ns[known]
             )
 
     def report(self, exchange: Exchange) -> RunReport:
@@ -359,7 +401,7 @@ class Run:
             self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if not exchange.cancelled and exchange.out_of_time:
             self.notes.append("the time limit was reached: run again, with the same cache, for what remains")
-        if shared := int(np.count_nonzero(self._shared & (table.worker < 0))):
+        if shared := int(np.count_nonzero(self._shared[: len(table)] & (table.worker < 0))):
             self.notes.append(
                 f"{shared} pipelines are the same work as another one and share its outcome: "
                 "they were not created"

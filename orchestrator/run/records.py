@@ -474,6 +474,9 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         return joined, places
 
 
+_COLUMNS_OF_OUTCOMES: Final = ("keys", "kinds", "status", "driver_ns", "worker", "handles")
+
+
 class OutcomeRecorder:
     """Fills the table of a run.
 
@@ -483,26 +486,61 @@ class OutcomeRecorder:
     Args:
         image: The pipelines.
         keep: Whether to hold the pipeline handles that batches return.
+        later: Most pipelines of other images that may be added.
 
     Attributes:
         table: The outcomes. Driver time and worker are there after `attribute`.
         settled_at_start: Pipelines whose outcome was known before anything ran.
     """
 
-    def __init__(self, image: CreateInfoImage, *, keep: bool = False) -> None:
-        self.table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
-        self._status = self.table.status
-        self._handles = self.table.handles
-        self._status_bytes = self._status.data
-        self._handle_bytes = (
-            self._handles.data.cast("B") if self._handles is not None and len(image) else None
-        )
+    def __init__(self, image: CreateInfoImage, *, keep: bool = False, later: int = 0) -> None:
+        table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        if later:
+            # Room behind each column: memory that is not touched costs nothing, and threads that write rows of a
+            # shorter view write into the same memory.
+            for name in _COLUMNS_OF_OUTCOMES:
+                column = getattr(table, name)
+                if column is not None:
+                    self._columns[name] = np.empty(len(table) + later, column.dtype)
+                    self._columns[name][: len(table)] = column
+            table = msgspec.structs.replace(
+                table, **{name: each[: len(table)] for name, each in self._columns.items()}
+            )
+        self._images = [image]
+        self._links = _links_of(image)
         self.settled_at_start = 0
-        # Pipelines that link libraries and have no stages of their own.
-        self._image = image
-        self._links = np.flatnonzero(
-            (np.diff(image.library_slot_start) > 0) & (np.diff(image.module_slot_start) == 0)
+        self._show(table)
+
+    def _show(self, table: OutcomeTable) -> None:
+        """Write into a table from now on."""
+        self.table = table
+        self._status = table.status
+        self._handles = table.handles
+        self._status_bytes = table.status.data
+        self._handle_bytes = (
+            table.handles.data.cast("B") if table.handles is not None and len(table) else None
         )
+
+    def extend(self, image: CreateInfoImage) -> None:
+        """Add the pipelines of another image behind the others; there is room for them. One thread."""
+        first = len(self.table)
+        last = first + len(image)
+        new = OutcomeTable.untried(image.keys, image.kinds, keep=self._handles is not None)
+        for name, column in self._columns.items():
+            column[first:last] = getattr(new, name)
+        self._images.append(image)
+        self._links = np.concatenate((self._links, _links_of(image) + first))
+        shown = {name: column[:last] for name, column in self._columns.items()}
+        self._show(msgspec.structs.replace(self.table, **shown))
+
+    def _libraries_of(self, index: int) -> list[int]:
+        first = 0
+        for image in self._images:
+            if index < first + len(image):
+                break
+            first += len(image)
+        return [first + each for each in image.libraries_of(index - first)]
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Take a batch's results; what they cost comes later, with `attribute`.
@@ -547,7 +585,7 @@ class OutcomeRecorder:
         return [
             index
             for index in indices[silent & np.isin(indices, self._links)].tolist()
-            if (self._status[list(self._image.libraries_of(index))] == _CACHE_HIT).all()
+            if (self._status[self._libraries_of(index)] == _CACHE_HIT).all()
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
@@ -599,6 +637,11 @@ class OutcomeRecorder:
             rate=rate,
             eta_s=eta,
         )
+
+
+def _links_of(image: CreateInfoImage) -> npt.NDArray[np.intp]:
+    """Pipelines that link libraries and have no stages of their own."""
+    return np.flatnonzero((np.diff(image.library_slot_start) > 0) & (np.diff(image.module_slot_start) == 0))
 
 
 def _refusal(result: int) -> str:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol, TypeAlias
 
@@ -182,6 +182,9 @@ class News:
     settled: Int32s = field(repr=False)
 
 
+MOST_LATER = 1 << 18
+"""Most pipelines that may come into a session after it was opened."""
+
 _NOTHING: Int32s = np.empty(0, np.int32)
 _AT_ONCE = 1024
 """Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
@@ -282,6 +285,41 @@ class PipelineSession:
                 raise trio.WouldBlock
             self._enter(schedule, asked, priority, number)
         return PipelineTicket(self, asked)
+
+    def add(
+        self,
+        prepared: PreparedPipelines,
+        *,
+        skipped: Mapping[int, str] | None = None,
+        costs_ns: npt.NDArray[np.int64] | None = None,
+    ) -> range:
+        """Let the pipelines of another image be submitted, such as those of a level that was loaded just now.
+
+        They have the same workers and caches, and what is the same work in two images is compiled once. It
+        takes time for all pipelines that there are (10 ms for 100,000), in which no worker gets a batch.
+
+        Args:
+            prepared: The image, prepared on the session's device; the caller keeps it open until the session
+                has ended.
+            skipped: Pipelines to leave out, by their index in the image, with the reason.
+            costs_ns: Recorded cost of each, as in `open_session`.
+
+        Returns:
+            Their numbers in the session, in the order of the image.
+
+        Raises:
+            ValueError: More than `MOST_LATER` pipelines came later, or the mode is BINARIES, which asks for
+                keys at the start.
+            trio.ClosedResourceError: The session is closed, or its device was lost.
+        """
+        self._check_open()
+        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns)
+        numbers = self._run.add(prepared, skipped or {})
+        reasons = self._run.table.reasons
+        with self._exchange.steering() as schedule:
+            schedule.extend(jobs)
+            schedule.exclude({each: reasons[each] for each in numbers if each in reasons})
+        return numbers
 
     async def require(self, pipeline: int, *, timeout_s: float | None = None) -> PipelineOutcome:
         """Wait until a pipeline is there, before everything else.
@@ -698,7 +736,7 @@ async def open_session(
         DeviceLostError: The device was lost, and neither `finish` nor `close` said it.
         ExternalSynchronizationError: The caller used one of the caches during the session.
     """
-    run = Run.of(device, prepared, options, primary, on_merged)
+    run = Run.of(device, prepared, options, primary, on_merged, later=MOST_LATER)
     schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
     jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, pipeline_keys=pipeline_keys)
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
@@ -125,6 +125,31 @@ class SessionThread:
 
         self._ask(ticket, enter)
         return ticket
+
+    def add(
+        self,
+        source: PreparedPipelines | Callable[[Device], PreparedPipelines],
+        *,
+        skipped: Mapping[int, str] | None = None,
+    ) -> Future[range]:
+        """Let the pipelines of another image be submitted, as `PipelineSession.add` does; their numbers.
+
+        Args:
+            source: The image, or what prepares it on the session's device, called in a thread of its own
+                while the session goes on. It is the caller's to close when `ended` is done.
+            skipped: Pipelines to leave out, by their index in the image, with the reason.
+        """
+
+        async def enter(session: PipelineSession) -> _Rest:
+            async def rest() -> range:
+                prepared = source
+                if not isinstance(prepared, PreparedPipelines):
+                    prepared = await trio.to_thread.run_sync(prepared, self.opened.result()[0])
+                return session.add(prepared, skipped=skipped)
+
+            return rest
+
+        return self._ask(Future(), enter)
 
     def require(self, pipeline: int) -> Future[PipelineOutcome]:
         """Get a pipeline before everything else, as `PipelineSession.require`; `result(timeout)` has the bound.

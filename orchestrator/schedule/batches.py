@@ -381,19 +381,29 @@ class Affinity:
         self._table = table
         self.at_home = 0
         self.moved = 0
-        labels = table.label
+        self._modules = 0
+        self._home: Int32s = np.empty(0, np.int32)
+        self.extend(jobs, links, 0)
+
+    def extend(self, jobs: JobGraph | None, links: Links, first: int) -> None:
+        """Give labels to the jobs from `first` on; jobs of another graph share no module with them."""
+        labels = self._table.label[first:]
         if jobs is not None:
             if jobs.module_start is not None and jobs.module_index is not None and len(jobs.module_index):
-                labels[:] = _module_labels(jobs.module_start, jobs.module_index)
+                own = _module_labels(jobs.module_start, jobs.module_index)
+                labels[:] = np.where(own < 0, own, own + 2 * self._modules)
+                self._modules += int(jobs.module_index.max()) + 1
             if links.count:
-                linking, first = np.unique(links.dependent, return_index=True)
-                bare = labels[linking] < 0
-                labels[linking[bare]] = 2 * links.library[first[bare]] + 1
+                linking, edge = np.unique(links.dependent, return_index=True)
+                bare = (linking >= first) & (self._table.label[linking] < 0)
+                self._table.label[linking[bare]] = 2 * links.library[edge[bare]] + 1
         # Modules have even labels, libraries odd ones.
-        highest = int(labels.max()) if len(labels) else -1
+        highest = int(self._table.label.max()) if self._table.count else -1
         self.active = highest >= 0
-        self._home = np.full(highest + 1, _NOBODY, np.int32)
-        self._home_at: memoryview[int] = self._home.data
+        home = np.full(highest + 1, _NOBODY, np.int32)
+        home[: len(self._home)] = self._home
+        self._home = home
+        self._home_at: memoryview[int] = home.data
 
     def suits(self, job: int, worker: int) -> bool:
         """Whether a job is at home with a worker, or nowhere."""

@@ -293,17 +293,24 @@ class JobTable:
     live_dependents_at: memoryview[int]
 
     def __init__(self, count: int) -> None:
-        self.count = count
+        self.count = 0
+        self.states = [0] * len(JobState)
+        self.open_cost = 0
+        self.extend(count)
+
+    def extend(self, number: int) -> None:
+        """Add jobs behind the others. The columns are new ones, so nobody may hold one meanwhile."""
+        first, self.count = self.count, self.count + number
         for name, (kind, default) in _COLUMNS.items():
-            column = np.full(count, default, kind)
+            column = np.full(self.count, default, kind)
+            if first:
+                column[:first] = getattr(self, name)
             setattr(self, name, column)
             setattr(self, f"{name}_at", column.data)
-        ramp = np.arange(count, dtype=np.int32)
-        self.leader[:] = self.last_follower[:] = ramp
+        ramp = np.arange(self.count, dtype=np.int32)
+        self.leader[first:] = self.last_follower[first:] = ramp[first:]
         self._ramp = ramp.data
-        self.states = [0] * len(JobState)
-        self.states[ABSENT] = count
-        self.open_cost = 0
+        self.states[ABSENT] += number
 
     @property
     def queued(self) -> int:
@@ -392,29 +399,39 @@ class Links:
     """
 
     def __init__(self, table: JobTable, start: npt.NDArray[np.int64], index: Int32s) -> None:
-        size = table.count
+        self.count = 0
+        self.library = self.dependent = self.dependents = np.empty(0, np.int32)
+        self.extend(table, start, index, 0)
+
+    def extend(self, table: JobTable, start: npt.NDArray[np.int64], index: Int32s, first: int) -> None:
+        """Add the edges of the jobs from `first` on, which are numbered from 0 in the arrays.
+
+        Raises:
+            ValueError: As when it is made.
+        """
+        size = table.count - first
         dependent = np.repeat(np.arange(size, dtype=np.int64), np.diff(start))
         if len(dependent) != len(index):
             raise ValueError("library_start does not span library_index")
         library = index.astype(np.int64)
         if np.any(library >= dependent) or np.any(library < 0):
             raise ValueError("a job links a library that does not come before it")
-        self.count = 0
-        self.library = self.dependent = self.dependents = np.empty(0, np.int32)
-        if not len(index):
+        if not len(index) and not self.count:
             return
         dependent, library = np.divmod(np.unique(dependent * size + library), size)
-        self.count = len(library)
-        self.library, self.dependent = library.astype(np.int32), dependent.astype(np.int32)
-        self.dependents = np.bincount(library, minlength=size).astype(np.int32)
-        table.waiting[:] = np.bincount(dependent, minlength=size)
-        self._library_start = _starts(table.waiting)
+        new_library, new_dependent = (library + first).astype(np.int32), (dependent + first).astype(np.int32)
+        table.waiting[first:] = np.bincount(dependent, minlength=size)
+        self.library = np.concatenate((self.library, new_library))
+        self.dependent = np.concatenate((self.dependent, new_dependent))
+        self.count = len(self.library)
+        self.dependents = np.bincount(self.library, minlength=table.count).astype(np.int32)
+        self._library_start = _starts(np.bincount(self.dependent, minlength=table.count).astype(np.int32))
         self._dependent_start = _starts(self.dependents)
-        by_library = self.dependent[np.argsort(library, kind="stable")]
+        by_library = self.dependent[np.argsort(self.library, kind="stable")]
         self._library_at: memoryview[int] = self.library.data
         self._dependent_at: memoryview[int] = by_library.data
         depth_at = table.depth_at
-        for below, above in zip(self.library.tolist(), self.dependent.tolist(), strict=True):
+        for below, above in zip(new_library.tolist(), new_dependent.tolist(), strict=True):
             if depth_at[below] >= depth_at[above]:
                 depth_at[above] = depth_at[below] + 1
 

@@ -274,8 +274,7 @@ class Lifecycle:
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
         jobs.check()
-        count = len(jobs)
-        self.table = table = JobTable(count)
+        self.table = table = JobTable(len(jobs))
         self.links = Links(table, jobs.library_start, jobs.library_index)
         self.queue = ReadyQueue(table, READY)
         self.hits = ReadyQueue(table, READY, HIT_COST_NS)
@@ -290,9 +289,7 @@ class Lifecycle:
             for keys, second in ((jobs.keys, False), (_second_keys(jobs, options.followers), True))
             if keys is not None and not separate
         ]
-        self.costs = (
-            np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
-        )
+        self.costs: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self.settled = Bucket()
         self.excluded: dict[int, str] = {}
         self.unassignable: dict[int, str] = {}
@@ -302,16 +299,48 @@ class Lifecycle:
         self._joined_any = False
         self._trusts = [True, True]
         self._state_keys = jobs.keys
-        table.kind[:] = jobs.kinds
-        table.cost[:] = self.costs
-        table.priority[:] = Priority.SOON if jobs.priorities is None else jobs.priorities
+        self._followers = options.followers
+        self._describe(jobs, 0)
+
+    def extend(self, jobs: JobGraph) -> int:
+        """Add jobs, none of them entered; the number of the first.
+
+        Raises:
+            ValueError: As when it is made, or they have no keys where the others have; nothing was added.
+        """
+        jobs.check()
+        if jobs.keys is None and any(not second for _, _, second in self._keys):
+            raise ValueError("the jobs have no keys, and those before them have")
+        table, first = self.table, self.table.count
+        table.extend(len(jobs))
+        self.links.extend(table, jobs.library_start, jobs.library_index, first)
+        for place, (keys, known, second) in enumerate(self._keys):
+            more = _second_keys(jobs, self._followers) if second else jobs.keys
+            if more is None:
+                more = np.zeros(len(jobs), np.uint64)
+            elif second and len(keys):  # numbers of this graph alone; 0 is none
+                more = np.where(more == 0, more, more + keys.max())
+            self._keys[place] = (np.concatenate((keys, more)), known, second)
+        if self._state_keys is not None and jobs.keys is not None:
+            self._state_keys = np.concatenate((self._state_keys, jobs.keys))
+        self._describe(jobs, first)
+        return first
+
+    def _describe(self, jobs: JobGraph, first: int) -> None:
+        """Write what is known of the jobs from `first` on."""
+        table, count = self.table, len(jobs)
+        costs = np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
+        self.costs = np.concatenate((self.costs, costs))
+        table.kind[first:] = jobs.kinds
+        table.cost[first:] = costs
+        table.priority[first:] = Priority.SOON if jobs.priorities is None else jobs.priorities
         if jobs.groups is not None:
-            table.group[:] = jobs.groups
+            table.group[first:] = jobs.groups
         if jobs.hits is not None and self._by_cost:
-            table.flags[jobs.hits] = HIT
-            table.cost[jobs.hits] = HIT_COST_NS
+            table.flags[first:][jobs.hits] = HIT
+            table.cost[first:][jobs.hits] = HIT_COST_NS
         if self._by_cost:
-            table.rank[:] = table.cost
+            table.rank[first:] = table.cost[first:]
 
     @property
     def nbytes(self) -> int:
@@ -893,8 +922,8 @@ class Scheduler:
         self.tells_hits = True
         self._life = Lifecycle(jobs, workers, self.options)
         self._table = self._life.table
-        prefers = self.options.affinity and self.options.order is Order.COST and workers > 1
-        self._affinity = Affinity(self._table, jobs if prefers else None, self._life.links)
+        self._prefers = self.options.affinity and self.options.order is Order.COST and workers > 1
+        self._affinity = Affinity(self._table, jobs if self._prefers else None, self._life.links)
         self._selector = Selector(self._table, self._affinity)
         self._experiences = Experiences(self.options.expect_hits)
         self._deadline_ns = math.inf
@@ -943,6 +972,20 @@ class Scheduler:
         if len(new):
             self._life.enter(new)
         self.promote(there, priority)
+
+    def extend(self, jobs: JobGraph) -> int:
+        """Add jobs that may be entered later, numbered behind the others; the number of the first.
+
+        Costs time for all jobs that there are. What is ready, assigned or settled stays so.
+
+        Raises:
+            ValueError: The stream is not open, or the graph does not fit.
+        """
+        if not self._open:
+            raise ValueError("no jobs can be added: the stream was not opened, or was closed")
+        first = self._life.extend(jobs)
+        self._affinity.extend(jobs if self._prefers else None, self._life.links, first)
+        return first
 
     def close(self) -> None:
         """Nothing more will be entered. Idempotent."""

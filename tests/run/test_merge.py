@@ -18,6 +18,7 @@ from orchestrator.run.caches import RunCaches
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.merge import Merged, duplicates, merge_into, pruned_bytes
 from orchestrator.run.options import MergePolicy, RunOptions
+from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import Duplicates
 from tests.run.support import prepared_set
 
@@ -164,7 +165,7 @@ async def test_the_time_of_the_last_merges_is_in_the_report() -> None:
     )
     prepared = prepared_set(device, 100)
     caches.open(b"", prepared)
-    creator = caches.creator_of(0, prepared, keep=False)
+    creator = caches.creator_of(0, PreparedParts(prepared), keep=False)
     creator.create(np.arange(100, dtype=np.int32))
     creator.between_batches()
     caches.merge()

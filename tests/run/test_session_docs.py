@@ -30,6 +30,7 @@ EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL
 TESTED = {
     "adopted",
     "asyncio",
+    "later",
     "loop",
     "shortest",
     "frames",
@@ -101,6 +102,16 @@ def test_a_loop() -> None:
     assert (drawn[0].share, drawn[-1].share, drawn[-1].cost_share) == (1.0, 1.0, 1.0)
     shares = [each.cost_share for each in drawn if each.total]
     assert shares == sorted(shares)
+
+
+def test_a_level_that_is_loaded_later() -> None:
+    device = SimulatedDevice()
+    with orchestrator.start_session((device, device.prepare(simulated_image(range(50))))) as session:
+        ticket = example("later", "next_level")(
+            session, lambda on: on.prepare(simulated_image(range(90, 99)))
+        )
+        assert [each.index for each in ticket.result()] == list(range(50, 59))
+    assert session.ended.result().compiled == 9
 
 
 def test_asyncio() -> None:
