@@ -1,12 +1,12 @@
 """What a session adds to the frames of a host in Python, at 60 Hz, with 3 ms of the host's own work in each.
 
-Each sample is a process: it opens the set's device, measures 240 frames without a session, then frames with a session
+Each sample is a process: it opens the set's device, measures 150 frames without a session, then frames with a session
 beside them until all pipelines are created, in fresh caches. A frame is a fixed amount of Python (3 ms alone), `poll`
 where there is a session, and sleep until the next frame is due.
 
 added_*      how much longer work and poll took than the median of the frames without a session
 beside_*     the same of the frames without a session: what the machine does by itself
-poll_*       what `poll` took, of that
+poll_*       what `poll` took, of that; poll_cpu_* on the processor, which no other program disturbs
 late         frames that were over 18 ms after the one before them, in percent; alone_late without a session
 rate         pipelines a second; `unpaced` is run_pipelines without a host, by as many workers
 
@@ -46,7 +46,7 @@ from orchestrator.run.session_thread import start_session
 FRAME_S = 1 / 60
 WORK_S = 0.003
 LATE_S = 0.018
-ALONE = 240
+ALONE = 150
 
 
 def work(amount: int) -> int:
@@ -80,6 +80,7 @@ class Frames:
         self.begins: list[float] = []
         self.busy: list[float] = []
         self.polls: list[float] = []
+        self.polls_cpu: list[float] = []
         self.done = False
 
     def begin(self) -> float:
@@ -87,10 +88,11 @@ class Frames:
         began = time.perf_counter()
         self.begins.append(began)
         work(self._amount)
-        polled = time.perf_counter()
+        polled, polled_cpu = time.perf_counter(), time.thread_time()
         if self._poll is not None:
             progress = self._poll().progress
             self.done = progress.total > 0 and progress.done == progress.total
+            self.polls_cpu.append(time.thread_time() - polled_cpu)
         ended = time.perf_counter()
         self.busy.append(ended - began)
         self.polls.append(ended - polled)
@@ -187,12 +189,15 @@ def measure(job: Job) -> Figures:
             frames, report = host(device, prepared, RunOptions(workers=job["workers"]), amount)
             figures = {**_of(report), **where(device)}
     polls = np.array(frames.polls) * 1e3
+    cpu = np.array(frames.polls_cpu or [0.0]) * 1e6
     return {
         **figures,
         **alone.figures("beside", base),
         **frames.figures("added", base),
         "poll_median_ms": float(np.median(polls)),
         "poll_p99_ms": float(np.quantile(polls, 0.99)),
+        "poll_cpu_median_us": float(np.median(cpu)),
+        "poll_cpu_p99_us": float(np.quantile(cpu, 0.99)),
         "frames": len(frames.begins),
         "base_ms": base * 1e3,
     }
@@ -205,7 +210,7 @@ def _of(report: RunReport) -> Figures:
 
 
 def _contenders(common: Job) -> Iterator[tuple[str, Job]]:
-    for workers in (1, 2):
+    for workers in (1, 2):  # as many as there are processors, and one less
         each = {**common, "workers": workers, "interval_s": 0}
         plural = "worker" if workers == 1 else "workers"
         yield f"loop, {workers} {plural}", {**each, "host": "loop"}
@@ -225,7 +230,15 @@ def main() -> None:
         raise SystemExit("frames and workers need a processor each")
     common = {"device": options.device, "set": options.set}
     rows = compare(__file__, dict(_contenders(common)), options, figure="added_median_ms")
-    names = ("added_median_ms", "added_p99_ms", "poll_p99_ms", "late", "alone_late", "rate")
+    names = (
+        "added_median_ms",
+        "added_p99_ms",
+        "beside_p99_ms",
+        "poll_cpu_median_us",
+        "late",
+        "alone_late",
+        "rate",
+    )
     for name in dict(_contenders(common)):
         mine = [row for row in rows if row["contender"] == name and row["round"] >= 0]
         if mine:
