@@ -63,7 +63,9 @@ class DriverWords:
             case = self._cases.setdefault(keys, _Case())
             case.lines += len(said)
             case.size += sum(map(len, said)) + len(said)
-            case.first = case.first or said[0][:_FIRST_BYTES].decode("utf-8", "replace")
+            # A line that ends so is a heading: what is wrong stands in the next one.
+            first = b" ".join(said[:2]) if said[0].rstrip().endswith(b":") else said[0]
+            case.first = case.first or " ".join(first[:_FIRST_BYTES].decode("utf-8", "replace").split())
 
     def messages(self) -> tuple[DriverMessages, ...]:
         """What was printed so far, by whom as far as that can be told; the most first."""

@@ -1658,7 +1658,7 @@ class DriverMessages(Record, frozen=True):
     Attributes:
         lines: How many lines.
         size: How many bytes.
-        first: The first of them, cut off where it is long.
+        first: The first of them, with the next where it is a heading; cut off where it is long.
         keys: Pipelines that were in the driver while it printed; one where it is known which.
     """
 

@@ -26,8 +26,8 @@ def test_it_is_the_one_that_was_there_whenever_something_came() -> None:
 def test_of_those_that_always_were_there_together_each_is_named() -> None:
     words = DriverWords()
     words.in_driver = lambda: [5, 6]
-    words.take(b"error\n")
-    assert said(words) == [(1, "error", [5, 6])]
+    words.take(b"COMPILER ERROR:\n    out of registers\nnext\n")
+    assert said(words) == [(3, "COMPILER ERROR: out of registers", [5, 6])]
 
 
 def test_lines_may_come_in_pieces_and_what_is_said_of_the_machine_is_none() -> None:
