@@ -296,7 +296,7 @@ class PipelineSession:
         """Let the pipelines of another image be submitted, such as those of a level that was loaded just now.
 
         They have the same workers and caches, and what is the same work in two images is compiled once. It
-        takes time for all pipelines that there are (10 ms for 100,000), in which no worker gets a batch.
+        takes time for all pipelines that there are (5 ms for 60,000), in which no worker gets a batch.
 
         Args:
             prepared: The image, prepared on the session's device; the caller keeps it open until the session
