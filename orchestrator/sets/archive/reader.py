@@ -106,11 +106,16 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
         entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
         entries: Most records; an archive of more is refused.
         total_bytes: Largest sum of the uncompressed sizes; an archive of more is refused.
+        free_bytes: A sum that is allowed whatever the size of the file.
+        expansion: Largest sum beyond that, as a multiple of the file's size. Captures have less than 2; a file of
+            little that decodes to much is made to waste time.
     """
 
     entry_bytes: int = 64 << 20
     entries: int = 4 << 20
     total_bytes: int = 64 << 30
+    free_bytes: int = 1 << 30
+    expansion: int = 64
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
@@ -163,7 +168,8 @@ def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> Ar
     refusals = _refusals(headers, limits)
     for row, reason in refusals.items():
         damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
-    _check_total(offsets, headers, refusals, path, limits)
+    most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
+    _check_total(offsets, headers, refusals, path, most)
     positions = {tag: _positions(tags, keys, tag, refusals) for tag in RecordTag}
     return ArchiveIndex(
         offsets=offsets,
@@ -366,15 +372,14 @@ def _check_total(
     headers: npt.NDArray[np.void],
     refusals: dict[int, str],
     path: str,
-    limits: ArchiveLimits,
+    most: int,
 ) -> None:
     sizes = headers["size"].astype(np.int64)
     sizes[list(refusals)] = 0
-    over = np.flatnonzero(np.cumsum(sizes) > limits.total_bytes)
+    over = np.flatnonzero(np.cumsum(sizes) > most)
     if len(over):
-        raise ArchiveError(
-            path, int(offsets[over[0]]), f"the records declare more than {limits.total_bytes} bytes in total"
-        )
+        reason = f"the records declare more than {most} bytes in total, which a file of this size may hold"
+        raise ArchiveError(path, int(offsets[over[0]]), reason)
 
 
 def _keys_of(nibbles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:

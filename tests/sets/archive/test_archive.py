@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import zlib
 from pathlib import Path
@@ -431,3 +432,18 @@ def test_corpora_are_read_whole_and_copied_identically(corpora: Path, tmp_path: 
             assert source.damage == ()
         assert (tmp_path / "copy.foz").read_bytes() == path.read_bytes()
     assert checked > 2000  # recorders may leave the rest unchecked
+
+
+def test_a_small_file_that_decodes_to_very_much_is_refused_at_once(tmp_path: Path) -> None:
+    """Two hundred records of zeros, 64 MiB each: nothing of them is decoded."""
+    size = 64 << 20
+    stored = zlib.compress(bytes(size), 9)
+    parts = [archive()]
+    for key in range(200):
+        header = f"{int(RecordTag.SAMPLER):024x}{key:016x}".encode()
+        parts.append(header + struct.pack("<4I", len(stored), 2, zlib.crc32(stored), size) + stored)
+    path = tmp_path / "bomb.foz"
+    path.write_bytes(b"".join(parts))
+    with pytest.raises(ArchiveError, match=f"more than {1 << 30} bytes in total"):
+        Archive.open(path)
+    Archive.open(path, ArchiveLimits(expansion=2000)).close()
