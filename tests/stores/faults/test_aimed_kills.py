@@ -28,7 +28,7 @@ from orchestrator.stores.files.recovery import settle_death
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.sets import compile_keys, loaded_keys, path_in
 
-KILLS = int(os.environ.get("ORCHESTRATOR_AIMED_KILLS", "40"))
+KILLS = int(os.environ.get("ORCHESTRATOR_AIMED_KILLS", "20"))
 PROCESSES = 4
 # How often each aim is hit when it is passed: a save passes many writes.
 AIMS = {"load": 0.3, "save": 0.008, "rename": 0.15}
