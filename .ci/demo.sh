@@ -18,9 +18,8 @@ export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$work/runtime}
 
 if [ -e build/no-driver ]; then
     device=simulated # set-up has said why
-elif ! .venv/bin/python -c "from orchestrator.devices import open_device; open_device('$device').close()" \
-    2>"$work/open.log"; then
-    echo "demo: $device cannot be opened ($(tail -n 1 "$work/open.log")); the simulated device takes its place"
+elif ! .venv/bin/orchestrator devices --device "$device" >"$work/open.log" 2>&1; then
+    echo "demo: $device cannot be opened ($(grep -m 1 '^error' "$work/open.log")); the simulated device takes its place"
     device=simulated
 fi
 

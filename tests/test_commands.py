@@ -142,3 +142,17 @@ def test_the_examples_of_the_readme_run(name: str, printed: str, directory: Path
     done = run(directory, f"python {name}.py")
     assert done.returncode == 0, done.stderr
     assert printed in done.stdout
+
+
+@pytest.mark.driver
+def test_the_demo_compiles_on_a_real_driver_where_there_is_one(directory: Path, tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(REPOSITORY / ".ci" / "demo.sh", tmp_path / ".ci")
+    (tmp_path / ".ci" / "setup.sh").write_text("exit 0\n")  # all is set up here
+    (tmp_path / ".venv").symlink_to(directory / ".venv")
+    done = run(directory, f"bash {tmp_path}/.ci/demo.sh")
+    assert done.returncode == 0, done.stderr
+    assert "takes its place" not in done.stdout
+    assert done.stdout.count("sample.foz on Null hardware (RADV NAVI21)") == 2
+    assert "LOADED" in done.stdout
