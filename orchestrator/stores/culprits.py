@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
@@ -142,7 +143,7 @@ def clear_quarantine(
             raise SaveError(path, "reading", problem or "it is gone")
         kept = () if gone is None else tuple(each for each in held.culprits if each.key not in gone)
         count = len(held.culprits) - len(kept)
-        return (_encode(msgspec.structs.replace(held, culprits=kept)),)
+        return (_encode(replace(held, culprits=kept)),)
 
     CULPRITS.write(cache_file_of(path), make, operations)
     return count
