@@ -350,7 +350,9 @@ async def test_reasons_name_pipelines_by_their_index() -> None:
 
 async def test_followers_share_an_outcome_in_a_session_too() -> None:
     device = SimulatedDevice()
-    prepared = device.prepare(simulated_image(range(40)))
+    prepared = device.prepare(
+        simulated_image(range(40), modules={index: [index % 10] for index in range(40)})
+    )
     async with open_session(
         device,
         prepared,
