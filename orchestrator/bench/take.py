@@ -40,6 +40,7 @@ from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.errors import DeviceError
 from orchestrator.run.accounting import Usage
+from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import CompileSchedule
 from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
@@ -82,11 +83,38 @@ def take_sample(job: SampleJob) -> Sample:
             order = run_order(image, passes=job.passes, duplicates=job.duplicates)
             if len(order) != len(image) or job.duplicates:
                 image = repeat_pipelines(image, order)
-            data = _warm_data(job, device) if job.start == Start.WARM else b""
             totals.opened_as.append(opened.group.request.text)
-            totals.add(_run(device, image, arm_of(job), data, _costs(job, device)))
+            totals.add(_sample(job, device, opened.built.image, image))
         totals.notes |= dict.fromkeys(opener.notes)
         return totals.row(source, began)
+
+
+def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: CreateInfoImage) -> _Done:
+    """The run of a sample, with what it begins with."""
+    costs, arm = _costs(job, device), arm_of(job)
+    if job.mode is not CacheMode.BINARIES:
+        data = _warm_data(job, device) if job.start == Start.WARM else b""
+        return _run(device, image, arm, data, costs)
+    if job.start != Start.WARM:
+        with closing(_Binaries(HeldPipelines.of(device))) as binaries:
+            return _run(device, image, arm, binaries.source, costs)
+    from orchestrator.stores.binary_store import BinaryStore
+
+    with BinaryStore.open(Path(job.cache_directory)) as store:
+        with closing(_Binaries(HeldPipelines.of(device, store))) as binaries:
+            if not binaries.source.is_filled:  # the first sample fills the store
+                _run(device, whole, Arm(CacheMode.BINARIES, job.workers), binaries.source, costs)
+        with closing(_Binaries(HeldPipelines.of(device, store))) as binaries:
+            return _run(device, image, arm, binaries.source, costs)
+
+
+class _Binaries(NamedTuple):
+    """A source that is destroyed when it is closed."""
+
+    source: HeldPipelines
+
+    def close(self) -> None:
+        self.source.destroy()
 
 
 def fill(job: FillJob) -> Filled:
@@ -241,17 +269,22 @@ def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: in
 
 
 def _run(
-    device: Device, image: CreateInfoImage, arm: Arm, data: bytes, costs: RecordedCosts | None = None
+    device: Device,
+    image: CreateInfoImage,
+    arm: Arm,
+    primary: bytes | HeldPipelines,
+    costs: RecordedCosts | None = None,
 ) -> _Done:
     """One run, scheduled as `compile_set` schedules its own; the driver is asked for keys before it."""
     known = RecordedCosts(None) if costs is None else costs
-    with closing(device.prepare(image)) as prepared:
+    on_demand = arm.mode is CacheMode.BINARIES
+    with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
         schedule = CompileSchedule(
             image,
             arm.mode,
             arm.workers,
             known.of(image),
-            warm=bool(data),
+            warm=primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary),
             batch=arm.batch,
             followers=arm.followers,
         )
@@ -260,7 +293,7 @@ def _run(
         async def run() -> RunReport:
             options = RunOptions(workers=arm.workers, mode=arm.mode, keep=arm.keep)
             return await run_pipelines(
-                device, prepared, options, primary=data, scheduler=schedule.scheduler()
+                device, prepared, options, primary=primary, scheduler=schedule.scheduler()
             )
 
         before = peak_memory()

@@ -9,7 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from attrs import frozen
+from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory, size_bytes
@@ -26,17 +29,35 @@ Action = Literal["stat", "verify", "export", "import", "prune"]
 _PROBLEMS_SHOWN = 10
 
 
+@frozen(kw_only=True)
+class PruneArguments:
+    """What `prune` removes beside what is of another build of a driver.
+
+    Attributes:
+        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits.
+        older_than: With `prune`: also remove what was not used for so long, such as `30d`.
+        dry_run: With `prune`: show what would be removed, and stop.
+    """
+
+    max_size: str | None = None
+    older_than: str | None = None
+    dry_run: Flag = False
+
+    @property
+    def are_given(self) -> bool:
+        """Whether any of them was said."""
+        return self != PruneArguments()
+
+
 def binaries_verb(
     action: Action,
     pack: Path | None = None,
     /,
+    pruning: Annotated[PruneArguments, Parameter(name="*")] = PruneArguments(),
     *,
     cache_dir: CacheDirectory = None,
     key: Path | None = None,
     unsigned: Flag = False,
-    max_size: str | None = None,
-    older_than: str | None = None,
-    dry_run: Flag = False,
     json: JsonFlag = False,
 ) -> int:
     """Look at the store of pipeline binaries, check it, exchange it, and make room in it.
@@ -58,13 +79,12 @@ def binaries_verb(
         pack: The pack to write or to read; `export` and `import` need it.
         key: The file with the team's key: `export` signs with it, `import` checks with it.
         unsigned: Import a pack that is not signed, or whose signature cannot be checked for want of a key.
-        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits.
-        older_than: With `prune`: also remove what was not used for so long, such as `30d`.
-        dry_run: With `prune`: show what would be removed, and stop.
+        pruning: What `prune` removes beside that.
     """
     from orchestrator.stores.binary_store import BinaryStore
 
-    _check_usage(action, pack, key, unsigned=unsigned, pruning=bool(max_size or older_than or dry_run))
+    _check_usage(action, pack, key, unsigned=unsigned, pruning=pruning.are_given)
+    max_size, older_than, dry_run = pruning.max_size, pruning.older_than, pruning.dry_run
     output = Output(json=json)
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     secret = _secret(key)

@@ -217,6 +217,13 @@ class HeldPipelines(BinarySource):
             )
         return made
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether anything is there to be found."""
+        if self.store is None or self.generation is None:
+            return bool(self._kept)
+        return self.store.generation(self.generation) is not None
+
     # --- before the first pipeline
 
     def pull_in(self, prepared: PreparedPipelines) -> None:

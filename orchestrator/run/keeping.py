@@ -553,8 +553,7 @@ class CompileCache:
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         held = HeldPipelines.of(device, self._store, captures=False if self._store.read_only else None)
-        assert held.generation is not None  # noqa: S101 - it has a store
-        self.warm = self._store.generation(held.generation) is not None
+        self.warm = held.is_filled
         return held
 
     def _load(self, device: Device) -> PipelineSource | None:

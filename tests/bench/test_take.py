@@ -224,3 +224,16 @@ def test_a_set_is_opened_by_the_paths_of_archives_or_of_one_manifest() -> None:
     assert not is_manifest(sample_path())
     with open_paths([str(sample_path())]) as packed, open_paths([str(sample_manifest_path())]) as manifest:
         assert [str(each) for each in packed.pipelines] == [str(each) for each in manifest.pipelines]
+
+
+def test_binaries_are_found_in_a_store_that_the_first_warm_sample_fills(
+    recorded: tuple[str], tmp_path: Path
+) -> None:
+    cold = take_sample(sample_job(recorded, mode=CacheMode.BINARIES))
+    assert (cold.created, cold.hits) == (4, 0)
+    job = sample_job(
+        recorded, mode=CacheMode.BINARIES, start=Start.WARM, passes=3, cache_directory=str(tmp_path / "store")
+    )
+    for _ in range(2):
+        warm = take_sample(job)
+        assert warm.created == warm.hits == warm.pipelines
