@@ -22,6 +22,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
     read_status,
 )
+from orchestrator.stores.culprits import Quarantine
 from orchestrator.stores.distrusted_keys import DistrustedKeys
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
@@ -35,6 +36,7 @@ from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
 from orchestrator.stores.kinds import (
     CACHE_FILE_SUFFIX,
     CALIBRATION,
+    CULPRITS,
     DISTRUSTED_KEYS,
     DURATIONS,
     FEATURE_GROUPS,
@@ -45,7 +47,7 @@ from orchestrator.stores.kinds import (
     kind_of,
 )
 from orchestrator.stores.plan_file import read_plan
-from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile
+from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Profile
 from orchestrator.stores.run_notes import read_durations, read_feature_groups
 
 
@@ -169,7 +171,7 @@ class BesideInspection:
     problem: str = ""
 
 
-def _profile_problem(kind: Kind, type_: type[CalibrationProfile | KeyProfile]) -> Callable[[Path], str]:
+def _profile_problem(kind: Kind, type_: type[Profile]) -> Callable[[Path], str]:
     return lambda path: kind.read(path, lambda data: msgspec.json.decode(data, type=type_))[1]
 
 
@@ -200,6 +202,11 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
         "groups of applications",
         "for which applications the cache file was made",
         lambda path: read_feature_groups(cache_file_of(path))[1],
+    ),
+    CULPRITS: (
+        "quarantine",
+        "which pipelines ended the driver's process, and are left out",
+        _profile_problem(CULPRITS, Quarantine),
     ),
     PLAN: ("plan", "a set as it was decoded for the device", lambda path: read_plan(path)[1]),
 }
