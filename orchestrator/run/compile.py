@@ -425,6 +425,7 @@ class CompileJob:
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
             self._beside = built.dependencies
+            self.cache.wanted = built.image.keys
             on_demand = self.cache.mode_on(device) is CacheMode.BINARIES
             clock.enter("prepare")
             prepared = await self._timed(

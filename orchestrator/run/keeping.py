@@ -321,6 +321,10 @@ class RecordedCosts:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
         return self._known.of(image.keys)
 
+    def knows(self, keys: npt.NDArray[np.uint64]) -> bool:
+        """Whether something was recorded of each pipeline."""
+        return bool((self._known.of(keys) > 0).all())
+
     def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
         """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
         if self.path is None or not times_ns.any():
@@ -356,6 +360,7 @@ def decide(
     warm: bool,
     available: int,
     selector: str = "",
+    held: bool = False,
 ) -> Decision:
     """Choose what the caller left open.
 
@@ -366,6 +371,8 @@ def decide(
         warm: Whether the run begins with a cache that holds something.
         available: Processors that there are. A calibration never asks for more workers than that.
         selector: What the device was called, for the note.
+        held: Whether the cache is expected to hold all. Then, without a calibration, all workers look it up: a copy
+            for each would take longer to make than to use, and what it lacks after all is compiled into it.
     """
     choice = _choice(loaded, warm=warm)
     if mode is not None:
@@ -376,6 +383,9 @@ def decide(
         count = workers or available
         device = f" --device {selector}" if selector else ""
         what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
+        if held and warm:
+            words = "since the cache file is expected to hold everything"
+            return Decision(CacheMode.SHARED, count, f"{what}: mode shared and {_workers(count)}, {words}")
         return Decision(
             CacheMode.PER_WORKER,
             count,
@@ -420,6 +430,7 @@ class CompileCache:
         decision: How the run goes, as decided so far.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
+        wanted: Keys of the pipelines that are to be created, where they are known before the mode is chosen.
         loads: What became of each cache file when it was first opened. There may be several: a driver may
             have another pipelineCacheUUID for another application.
     """
@@ -430,6 +441,7 @@ class CompileCache:
     decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     warm: bool = field(default=False, init=False)
+    wanted: npt.NDArray[np.uint64] | None = field(default=None, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
@@ -603,4 +615,11 @@ class CompileCache:
             warm=warm,
             available=available_workers(),
             selector=options.selector,
+            held=warm and options.merge is None and self._holds_all(device),
         )
+
+    def _holds_all(self, device: Device) -> bool:
+        """Whether earlier runs recorded what each wanted pipeline took to compile: then the file should have it."""
+        if self.directory is None or self.wanted is None or not len(self.wanted):
+            return False
+        return RecordedCosts.open(self.directory, device.identity).knows(self.wanted)

@@ -223,7 +223,8 @@ class CompileOptions:
         workers: Number of workers; None for what a calibration of the device found best, or else one a
             processor.
         mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
-            cache directory, or is PER_WORKER where there is none; the report's notes say which.
+            cache directory. Where there is none it is SHARED if the cache file should hold everything by recorded
+            times, else PER_WORKER; the report's notes say which.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,8 +15,9 @@ from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.keeping import decide
 from orchestrator.run.options import CompileOptions, MergePolicy
-from orchestrator.run.records import CompileReport
+from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.profile_file import (
@@ -54,6 +56,39 @@ def test_a_warm_run_takes_batches_of_the_size_that_was_best() -> None:
     # With a topology of the caller's own nothing was measured.
     assert decide(loaded, mode=CacheMode.SHARED, workers=None, warm=True, available=4).batch is None
     assert decide(LOADED, mode=None, workers=None, warm=True, available=4).batch is PROFILE.batch
+
+
+def test_a_cache_that_should_hold_all_is_shared_without_a_calibration() -> None:
+    found = decide(None, mode=None, workers=None, warm=True, available=4, held=True)
+    assert (found.mode, found.workers) == (CacheMode.SHARED, 4)
+    assert "expected to hold everything" in found.note
+    for changed in ({"warm": False}, {"held": False}, {"mode": CacheMode.PER_WORKER}):
+        asked: dict[str, Any] = {
+            "mode": None,
+            "workers": None,
+            "warm": True,
+            "available": 4,
+            "held": True,
+            **changed,
+        }
+        assert decide(None, **asked).mode is CacheMode.PER_WORKER
+    assert decide(LOADED, mode=None, workers=None, warm=True, available=4, held=True).workers == 1
+
+
+async def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_does_not(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        half = frozenset(job.key for job in source.pipelines[::2])
+
+    async def run(subset: Subset) -> CompileReport:
+        with PipelineSet.open(sample_path()) as source:
+            options = CompileOptions(selector="simulated", mode=None, workers=2, subset=subset)
+            return await compile_set(source, options, cache_directory=tmp_path)
+
+    tmp_path.chmod(0o700)
+    reports = [await run(each) for each in (Subset(keys=half), Subset(keys=half), WHOLE, WHOLE)]
+    modes = [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.SHARED]
+    assert [each.mode for each in reports] == modes
+    assert [each.counts()[OutcomeStatus.COMPILED] > 0 for each in reports] == [True, False, True, False]
 
 
 def test_what_the_caller_chose_stays() -> None:
