@@ -615,7 +615,7 @@ class CompileCache:
             warm=warm,
             available=available_workers(),
             selector=options.selector,
-            held=warm and options.merge is None and self._holds_all(device),
+            held=warm and self._holds_all(device),
         )
 
     def _holds_all(self, device: Device) -> bool:
