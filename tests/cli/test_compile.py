@@ -103,7 +103,7 @@ def test_every_mode(call: Call, small_set: Path, tmp_path: Path, mode: str) -> N
     assert document["outcomes"]["compiled"] == handed_over(document)
     timing = document["timing"]
     assert {"wall_s", "driver_s", "cpu_s", "blocked_s", "prepare_s", "open_s", "merge_s"} <= set(timing)
-    assert all(isinstance(each, float) for each in timing.values())
+    assert all(isinstance(each, float) for name, each in timing.items() if name.endswith("_s"))
     assert set(document["versions"]) == {"python", "orchestrator", "registry"}
     assert document["versions"]["registry"].startswith("1.4.")
     file = document["cache_file"]
