@@ -102,7 +102,7 @@ def binaries_verb(
             told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
         elif action == "prune":
             told, lines = _prune(store, bound, age, dry_run=dry_run)
-        stat = store.stat()
+        stat = store.statistics()
         code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
 
         def document() -> BinariesDocument:
@@ -211,7 +211,7 @@ def _prune(
         return too_old or _is_of_another_build(about, here)
 
     if dry_run:
-        stat = store.stat()
+        stat = store.statistics()
         removed: Sequence[Generation] = [
             each.about for each in stat.generations if unwanted(each.about, each.used_s)
         ]

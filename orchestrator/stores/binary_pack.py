@@ -33,7 +33,12 @@ from attrs import frozen
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
-from orchestrator.stores.files.atomic_file import content_hash128, read_capped, write_atomically
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    content_hash128,
+    read_capped,
+    write_atomically,
+)
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
 
 PACK_SUFFIX: Final = ".binaries"
@@ -100,7 +105,12 @@ class PackReport(msgspec.Struct, frozen=True):
     put: PutReport = PutReport()
 
 
-def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -> PackReport:
+def export_binaries(
+    store: BinaryStore,
+    path: Path,
+    key: MacKey | None = None,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> PackReport:
     """Write all that a store holds into a pack, atomically; signed where there is a key. Blocking.
 
     Raises:
@@ -108,9 +118,9 @@ def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -
         SaveError: The pack cannot be written.
     """
     count = [0, 0, 0]
-    write_atomically(path, _parts(store, key, count))
+    write_atomically(path, _parts(store, key, count), operations)
     generations, binaries, pipelines = count
-    return PackReport(generations, binaries, pipelines, path.stat().st_size, key is not None)
+    return PackReport(generations, binaries, pipelines, operations.stat(path).size, key is not None)
 
 
 def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator[bytes]:
@@ -125,7 +135,7 @@ def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator
 
     yield told(_HEAD.pack(_MAGIC, _VERSION, 0))
     packed: set[bytes] = set()
-    for each in store.stat().generations:
+    for each in store.statistics().generations:
         count[0] += 1
         yield frame(_GENERATION, msgspec.msgpack.encode(each.about))
         for pipeline in store.pipelines(each.about):

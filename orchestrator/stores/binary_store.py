@@ -789,7 +789,7 @@ class BinaryStore:
             if known is not None:
                 yield bytes(key), known
 
-    def stat(self) -> StoreStat:
+    def statistics(self) -> StoreStat:
         """What it holds.
 
         Raises:

@@ -119,7 +119,7 @@ async def test_another_driver_is_offered_nothing(store: BinaryStore) -> None:
         _, record, device = await run(store, other)
         assert (record.pulled_in, record.created) == (0, 0)
         assert len(device.compile_counts) == COUNT
-    assert len(store.stat().generations) == 3
+    assert len(store.statistics().generations) == 3
 
 
 async def test_what_is_refused_is_compiled_and_told(store: BinaryStore) -> None:

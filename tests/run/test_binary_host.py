@@ -87,7 +87,7 @@ def test_a_host_in_c_captures_the_same_and_creates_from_ours(
         == 1
     )
     with BinaryStore.open(tmp_path / "cache") as store:
-        (generation,) = store.stat().generations
+        (generation,) = store.statistics().generations
         (ours,) = [
             (each.driver_key, [PipelineBinary(one.key, bytes(one.data)) for one in each.binaries])
             for each in store.pipelines(generation.about)

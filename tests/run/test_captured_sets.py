@@ -146,7 +146,7 @@ def test_binaries_make_a_set_again_without_compiling(corpora: Path, tmp_path: Pa
     assert second.counts()[OutcomeStatus.COMPILED] == second.binaries.captured == 0
     with BinaryStore.open(tmp_path) as store:
         assert store.verify().problems == ()
-        assert store.stat().payload_bytes == first.binaries.stored_bytes
+        assert store.statistics().payload_bytes == first.binaries.stored_bytes
 
 
 def binaries_of(path: str, selector: str, folder: str) -> dict[str, int]:
@@ -170,7 +170,7 @@ def test_another_family_is_offered_no_binaries(corpora: Path, tmp_path: Path) ->
     ):
         assert run_on_device(NAVI31, f"{__name__}:binaries_of", str(path), NAVI31, str(tmp_path)) == expected
     with BinaryStore.open(tmp_path) as store:
-        keys = {each.about.global_key for each in store.stat().generations}
+        keys = {each.about.global_key for each in store.statistics().generations}
         assert len(keys) == 2
 
 

@@ -40,7 +40,7 @@ def held(store: BinaryStore) -> dict[tuple[bytes, bytes], StoredPipeline]:
         (each.about.global_key, found.state_key): replace(
             found, binaries=tuple(replace(binary, data=bytes(binary.data)) for binary in found.binaries)
         )
-        for each in store.stat().generations
+        for each in store.statistics().generations
         for found in store.pipelines(each.about)
     }
 

@@ -86,7 +86,7 @@ def test_one_key_for_different_pipelines_is_told_and_gives_nobody_a_wrong_one(st
     assert found(store, 1, b"same") == (FOUND, [b"one"])
     assert found(store, 2, b"same") == (FOUND, [b"two"])
     assert found(store, 4, b"same") == (MISSING, [])
-    assert store.stat().generations[0].shared_driver_keys == 1
+    assert store.statistics().generations[0].shared_driver_keys == 1
 
 
 def test_one_key_for_equal_pipelines_is_shared(store: BinaryStore) -> None:
@@ -98,7 +98,7 @@ def test_one_key_for_equal_pipelines_is_shared(store: BinaryStore) -> None:
 def test_equal_binaries_are_stored_once_whatever_their_keys(store: BinaryStore) -> None:
     report = store.put(GENERATION, [pipeline(1, b"x" * 4000), pipeline(2, b"x" * 4000, b"y" * 100)])
     assert report == PutReport(pipelines=2, captured_bytes=8100, stored_bytes=4100)
-    assert store.stat().payload_bytes == 4100
+    assert store.statistics().payload_bytes == 4100
     # One binary key that names two contents: each pipeline has its own.
     liar = StoredPipeline(b"state 9", b"k", (PipelineBinary(b"binary " + b"x" * 20, b"other"),))
     store.put(GENERATION, [liar])
@@ -132,9 +132,9 @@ def test_generations_are_pruned_and_take_their_binaries_with_them(store: BinaryS
     store.put(GENERATION, [pipeline(1, b"mine", b"shared" * 100)])
     store.put(OTHER, [pipeline(1, b"theirs", b"shared" * 100)])
     assert store.prune(lambda about, _: about == OTHER) == (OTHER,)
-    assert [each.about for each in store.stat().generations] == [GENERATION]
+    assert [each.about for each in store.statistics().generations] == [GENERATION]
     assert found(store, 1)[1] == [b"mine", b"shared" * 100]
-    assert store.stat().payload_bytes == 604
+    assert store.statistics().payload_bytes == 604
     assert store.verify().problems == ()
 
 
@@ -195,7 +195,7 @@ def test_it_does_what_a_dictionary_does(
     for state in range(10):
         assert found(store, state) == ((FOUND, model[state]) if state in model else (MISSING, []))
     assert store.verify().problems == ()
-    assert store.stat().payload_bytes == sum(map(len, {each for row in model.values() for each in row}))
+    assert store.statistics().payload_bytes == sum(map(len, {each for row in model.values() for each in row}))
 
 
 # --- the bound
@@ -220,7 +220,7 @@ def test_the_bound_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
         assert report.stored_bytes > 9 * bound
         assert report.evicted > 1000
         assert largest <= 1.1 * bound
-        assert store.stat().used_bytes <= bound
+        assert store.statistics().used_bytes <= bound
         assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
         assert found(store, 2899)[0] == FOUND
         assert store.verify().problems == ()
@@ -433,7 +433,7 @@ def test_the_same_store_once_a_process(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path) as one, BinaryStore.open(tmp_path) as two:
         assert one is two
     with pytest.raises(StoreError, match="closed"):
-        one.stat()
+        one.statistics()
     with pytest.raises(StoreError, match="no store"):
         BinaryStore.open(tmp_path / "none", create=False)
 
@@ -444,7 +444,7 @@ def test_a_store_is_opened_again_after_a_fork(tmp_path: Path) -> None:
 
         def use_it() -> str:
             with pytest.raises(StoreError, match="fork"):
-                store.stat()
+                store.statistics()
             with BinaryStore.open(tmp_path) as own:
                 assert own is not store
                 return found(own, 1)[0]
