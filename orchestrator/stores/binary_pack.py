@@ -34,7 +34,6 @@ from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     content_hash128,
     read_capped,
     write_atomically,
@@ -105,12 +104,7 @@ class PackReport(msgspec.Struct, frozen=True):
     put: PutReport = PutReport()
 
 
-def export_binaries(
-    store: BinaryStore,
-    path: Path,
-    key: MacKey | None = None,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> PackReport:
+def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -> PackReport:
     """Write all that a store holds into a pack, atomically; signed where there is a key. Blocking.
 
     Raises:
@@ -118,9 +112,9 @@ def export_binaries(
         SaveError: The pack cannot be written.
     """
     count = [0, 0, 0]
-    write_atomically(path, _parts(store, key, count), operations)
+    size = write_atomically(path, _parts(store, key, count))
     generations, binaries, pipelines = count
-    return PackReport(generations, binaries, pipelines, operations.stat(path).size, key is not None)
+    return PackReport(generations, binaries, pipelines, size, key is not None)
 
 
 def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator[bytes]:
