@@ -93,6 +93,7 @@ from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import LoadStatus
 from orchestrator.stores.distrusted_keys import read_distrusted, remember_distrusted
 from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.pruning import sweep_directory
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
 
@@ -334,6 +335,7 @@ class CompileJob:
         """Compile all groups; raises what `compile_set` does."""
         self.clock.enter("read")
         self.on_stage("reading the set")
+        await trio.to_thread.run_sync(self._sweep)
         plan = await self._timed("plan", self._plan.find)
         if plan is None:
             await self._read_groups()
@@ -351,6 +353,14 @@ class CompileJob:
         self.clock.enter("save")
         await trio.to_thread.run_sync(self._note_groups)
         self.clock.enter("report")
+
+    def _sweep(self) -> None:
+        """Remove what killed runs left: a run that has nothing to write sweeps nothing on the way."""
+        if self.cache.directory is not None:
+            try:
+                sweep_directory(self.cache.directory)
+            except SaveError as error:
+                self._notes.append(f"what killed runs may have left was not looked for: {error}")
 
     async def _read_groups(self) -> None:
         subset = self.options.subset

@@ -22,7 +22,7 @@ from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.atomic_file import SaveError, temporary_of
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from tests.cli.conftest import Call
@@ -144,6 +144,20 @@ def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Pat
     assert document["outcomes"]["cache_hits"] == handed_over(document)
     assert document["cache_file"]["load_status"] == "LOADED"
     assert document["cache_file"]["loaded_bytes"] > 0
+
+
+def test_what_a_killed_run_left_is_gone_after_a_run_that_writes_nothing(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    compile_json(call, small_set, "--cache-dir", folder)
+    left = [temporary_of(each) for each in sorted(folder.iterdir()) if each.suffix in (".plan", ".durations")]
+    assert len(left) == 2
+    for each in left:
+        each.write_bytes(b"half")
+    before = {each.name: each.read_bytes() for each in folder.iterdir() if each not in left}
+    compile_json(call, small_set, "--cache-dir", folder)
+    assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
 
 
 def test_what_a_time_limit_leaves_the_next_run_does(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -509,12 +523,14 @@ def test_what_could_not_be_saved_is_exit_code_2_and_the_last_line(
     folder.mkdir(mode=0o700)
     with ExitStack() as stack:
         words = obstacle(cache_path(folder, simulated_identity()), stack)
-        done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder)
+        # In this process, which waits for no lock.
+        arguments = (small_set, "--cache-dir", folder, "--in-process")
+        done = call("compile", *arguments, "-d", "simulated")
         assert done.code == ExitCode.BAD_INPUT
         last = done.out.splitlines()[-1]
         assert last.startswith("not saved, and lost: ")
         assert words in last
-        document = compile_json(call, small_set, "--cache-dir", folder, code=ExitCode.BAD_INPUT)
+        document = compile_json(call, *arguments, code=ExitCode.BAD_INPUT)
         assert words in document["cache_file"]["error"]
 
 
