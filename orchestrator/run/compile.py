@@ -515,7 +515,7 @@ class CompileJob:
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
         clock.enter("save")
-        if cache.warm and device.features.creation_feedback:
+        if cache.was_there and device.features.creation_feedback:
             status = report.pipelines.status
             compiled, found = (
                 status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)

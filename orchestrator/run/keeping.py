@@ -430,6 +430,7 @@ class CompileCache:
         decision: How the run goes, as decided so far.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
+        was_there: Whether it did so before this compile saved anything.
         wanted: Keys of the pipelines that are to be created, where they are known before the mode is chosen.
         loads: What became of each cache file when it was first opened. There may be several: a driver may
             have another pipelineCacheUUID for another application.
@@ -441,6 +442,7 @@ class CompileCache:
     decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     warm: bool = field(default=False, init=False)
+    was_there: bool = field(default=False, init=False)
     wanted: npt.NDArray[np.uint64] | None = field(default=None, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
@@ -476,7 +478,7 @@ class CompileCache:
         Returns:
             The primary; None in mode NONE, and where the driver creates no cache at all.
         """
-        self._keeper, self.warm = None, False
+        self._keeper, self.warm, self.was_there = None, False, False
         try:
             return self._load(device)
         except DriverError as error:
@@ -585,7 +587,8 @@ class CompileCache:
         if not self.warm:
             self._decide(device, warm=False)
         self._keeper = CacheKeeper(store, loaded, options.save_policy)
-        self.loads.setdefault(path, loaded)
+        first = self.loads.setdefault(path, loaded)
+        self.was_there = self.warm and first.status is LoadStatus.LOADED
         if self.file.path not in (None, path):
             self._notes.append(
                 "this driver has another pipelineCacheUUID for another application: pipelines are in "

@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import (
     DriverBugs,
     SimulatedDevice,
@@ -135,11 +136,16 @@ async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
         await run_pipelines(device, prepared_set(device), RunOptions(time_limit_s=seconds))
 
 
+def sharing_image(count: int, same: int) -> CreateInfoImage:
+    """Pipelines of which so many neighbours have one module each, so that their keys can be true."""
+    return simulated_image(range(count), modules={index: [index // same] for index in range(count)})
+
+
 def sharing(count: int, same: int, workers: int) -> tuple[SimulatedDevice, Scheduler]:
     """Pipelines of which so many neighbours have one pipeline key each."""
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(out_of_memory=frozenset({3}))))
     keys = [b"key %d" % (index // same) for index in range(count)]
-    jobs = JobGraph.of_image(simulated_image(range(count)), pipeline_keys=keys)
+    jobs = JobGraph.of_image(sharing_image(count, same), pipeline_keys=keys)
     return device, Scheduler(jobs, workers, ScheduleOptions(followers=Followers.SHARE))
 
 
@@ -148,7 +154,7 @@ async def test_followers_share_their_leaders_outcome() -> None:
     seen: list[Progress] = []
     report = await run_pipelines(
         device,
-        device.prepare(simulated_image(range(90))),
+        device.prepare(sharing_image(90, 3)),
         RunOptions(workers=3, count_duplicate_pipeline_keys=True),
         scheduler=scheduler,
         on_progress=seen.append,
