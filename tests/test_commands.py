@@ -37,7 +37,8 @@ SMALLER = (
 CODES = {
     "nope.foz": {2},
     "navi99": {3},
-    "--device radv:navi31": {2},
+    "pipeline-cache --device radv:navi31": {2},
+    "quarantine clear": {2},
     "compare": {0, 1},
     "doctor --keys": {0, 1},
 }
@@ -79,6 +80,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     shutil.copytree(path / "results" / "navi21", path / "results" / "navi31")
     run(path, "orchestrator compile game.foz -d radv:navi21 --cache-dir night")
+    run(path, "orchestrator compile game.foz -d radv:navi32 --out pack")
     for name in ("night1", "night2"):
         (cache,) = (path / "night").glob("*.pipeline-cache")
         shutil.copy(cache, path / f"{name}.pipeline-cache")

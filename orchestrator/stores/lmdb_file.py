@@ -130,10 +130,13 @@ def check_lmdb_file(path: Path) -> LmdbStructure:
             begun = _newest_meta(path, descriptor)[2]
             try:
                 found = _look(path, descriptor)
-            except LmdbFileError:
-                if _newest_meta(path, descriptor)[2] == begun:
+            except (LmdbFileError, struct.error, IndexError) as error:
+                # A page that is written between two looks at it contradicts itself.
+                if _newest_meta(path, descriptor)[2] != begun:
+                    continue
+                if isinstance(error, LmdbFileError):
                     raise
-                continue
+                raise LmdbFileError(path, 0, f"its pages contradict each other: {error}") from error
             # What is free as of a commit is written again by the next one at the earliest.
             if _newest_meta(path, descriptor)[2] == begun:
                 return found
