@@ -9,6 +9,7 @@ closed when it ends.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import Device
 
 OpenDriverDevice = Callable[[str], "Device"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def signals_are_heard() -> None:
+    """Undo what a shell says to what it starts in the background: the program leaves an ignored signal ignored."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
