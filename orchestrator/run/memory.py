@@ -6,6 +6,7 @@ out-of-memory killer. Where one of them is missing, memory is taken to be there.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from attrs import define, field
 
 from orchestrator.run.in_flight import InFlightTable
 
+_SIZE: Final = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _LOOK_S: Final = 0.5
 _WAIT_S: Final = 0.1
 _LEAST_BYTES: Final = 256 << 20
@@ -22,17 +24,22 @@ _LEAST_SHARE: Final = 0.05
 _MOST_PRESSURE: Final = 20.0  # percent of the last ten seconds in which some task waited for memory
 
 
+def memory_sizes(proc: Path = Path("/proc")) -> dict[str, int]:
+    """What /proc/meminfo says, bytes by name; nothing of what it does not say."""
+    try:
+        text = (proc / "meminfo").read_text("ascii")
+    except (OSError, ValueError):
+        return {}
+    return {name: int(size) << 10 for name, size in _SIZE.findall(text)}
+
+
 def memory_is_short(proc: Path = Path("/proc")) -> bool:
     """Whether no more work should begin: little memory is available, or tasks wait for it."""
-    try:
-        lines = (proc / "meminfo").read_text().splitlines()
-        sizes = {
-            name: int(rest.split()[0]) << 10 for name, _, rest in (each.partition(":") for each in lines)
-        }
-        if sizes["MemAvailable"] < max(_LEAST_BYTES, _LEAST_SHARE * sizes["MemTotal"]):
-            return True
-    except (OSError, ValueError, LookupError):
-        pass
+    sizes = memory_sizes(proc)
+    if {"MemAvailable", "MemTotal"} <= sizes.keys() and sizes["MemAvailable"] < max(
+        _LEAST_BYTES, _LEAST_SHARE * sizes["MemTotal"]
+    ):
+        return True
     try:
         some = (proc / "pressure" / "memory").read_text().partition("avg10=")[2]
         return float(some.split()[0]) > _MOST_PRESSURE

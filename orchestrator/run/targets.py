@@ -21,12 +21,12 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.execution import available_workers
+from orchestrator.run.memory import memory_sizes
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.run.trial import first_error
 
-_MEMORY_INFO: Final = Path("/proc/meminfo")
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
 
@@ -125,14 +125,9 @@ def side_by_side(targets: int, workers: int | None, processors: int) -> int:
     return max(1, min(targets, processors // (workers or 1)))
 
 
-def memory_for_another(path: Path = _MEMORY_INFO) -> bool:
+def memory_for_another(proc: Path = Path("/proc")) -> bool:
     """Whether there is memory for one target more; so too where the system does not say."""
-    try:
-        lines = path.read_text("ascii").splitlines()
-        available = next(each for each in lines if each.startswith("MemAvailable:")).split()[1]
-        return int(available) << 10 >= _TARGET_BYTES
-    except (OSError, ValueError, StopIteration, IndexError):
-        return True
+    return memory_sizes(proc).get("MemAvailable", _TARGET_BYTES) >= _TARGET_BYTES
 
 
 async def compile_targets(

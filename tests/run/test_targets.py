@@ -228,10 +228,9 @@ def test_how_many_run_at_a_time(targets: int, workers: int | None, processors: i
     ],
 )
 def test_whether_there_is_memory_for_another(tmp_path: Path, text: str | None, expected: bool) -> None:
-    path = tmp_path / "meminfo"
     if text is not None:
-        path.write_text(text)
-    assert memory_for_another(path) is expected
+        (tmp_path / "meminfo").write_text(text)
+    assert memory_for_another(tmp_path) is expected
 
 
 def test_selectors_and_patterns_are_targets_each_once() -> None:
