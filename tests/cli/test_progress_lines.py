@@ -130,12 +130,14 @@ def test_a_reader_that_is_gone_ends_nothing() -> None:
     lines.stage("radv", "compiling")
     lines.progress("radv", PROGRESS)
     lines.end(0)
+    assert os.fstat(writer), "it is its owner's to close"
     os.close(writer)
 
 
-def test_without_the_option_nothing_is_written() -> None:
+def test_without_the_option_nothing_is_written(capfd: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines.of_option("")
     lines.start(("radv",), 3)
     lines.progress("radv", PROGRESS)
     lines.ends("radv", None, "")
     lines.end(0)
+    assert capfd.readouterr() == ("", "")
