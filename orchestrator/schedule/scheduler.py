@@ -84,9 +84,6 @@ from orchestrator.schedule.jobs import (
 HIT_COST_NS = 5_000
 """Estimated cost of creating what a cache has."""
 
-_SHARES_OF_HITS: Final = 1
-"""SHARES, for expected hits once one batch of them has ended."""
-
 _CALLS_OF_HITS: Final = 8
 """Most calls that a worker makes of one batch of expected hits: asking costs many workers more than a call."""
 
@@ -1365,7 +1362,7 @@ class Scheduler:
         size = self.options.batch_limit
         picky = False
         adjacent = queue is self._life.hits
-        share = max(1, table.queued // (_SHARES_OF_HITS * workers))
+        share = max(1, table.queued // workers)
         if adjacent and experience.tried:
             proven = experience.proven
             size = (
