@@ -64,11 +64,14 @@ def one_pipeline(folder: Path) -> Path:
 class Contest:
     """Our program and a replayer, on one device."""
 
-    def __init__(self, replayer: str, device: str, threads: int, folder: Path) -> None:
+    def __init__(
+        self, replayer: str, device: str, threads: int, folder: Path, more: Sequence[str] = ()
+    ) -> None:
+        self._more = more
         self._replayer, self._device, self._threads, self._folder = replayer, device, threads, folder
         self._environment = {**os.environ, **environment_of(device)}
         self._environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        self.named: Figures = {"device": device, "threads": threads}
+        self.named: Figures = {"device": device, "threads": threads, "options": list(more)}
 
     def take(self, contender: str, set_path: Path, start: str) -> Figures:
         """One process; a cold one forgets what its contender kept."""
@@ -98,6 +101,7 @@ class Contest:
             "--cache-dir",
             str(own),
             "--json",
+            *self._more,
         ]
         figures = measured(
             [sys.executable, "-m", "orchestrator", "compile", *arguments], self._environment, output
@@ -175,6 +179,7 @@ def main() -> None:
     parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
     parser.add_argument("sets", nargs="*", type=Path, help="archives")
     parser.add_argument("--replayer", default="fossilize-replay", help="its program")
+    parser.add_argument("--in-process", action="store_true", help="compile without supervision")
     parser.add_argument("--device", default="radv:navi21", help="as in `orchestrator compile --device`")
     parser.add_argument(
         "--threads", type=int, default=os.cpu_count(), help="workers, and the replayer's threads"
@@ -188,7 +193,8 @@ def main() -> None:
         if options.output
         else open(1, "w", closefd=False) as stream,
     ):
-        contest = Contest(options.replayer, options.device, options.threads, Path(folder))
+        more = ["--in-process"] if options.in_process else []
+        contest = Contest(options.replayer, options.device, options.threads, Path(folder), more)
         one = one_pipeline(Path(folder))
         for path, taken in [
             *((path, rounds_of(contest, path, options.samples)) for path in options.sets),
