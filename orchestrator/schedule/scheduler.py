@@ -1364,10 +1364,11 @@ class Scheduler:
         adjacent = queue is self._life.hits
         share = max(1, table.queued // workers)
         if adjacent and experience.tried:
-            proven = experience.proven
-            size = (
-                min(size * _CALLS_OF_HITS, max(share, int(_LEAST_NS / base))) if proven else min(size, share)
-            )
+            if experience.proven:
+                whole = min(size * _CALLS_OF_HITS, max(share, int(_LEAST_NS / base)))
+                size = whole - whole % size if whole > size else whole  # a rest would be a call of its own
+            else:
+                size = min(size, share)
         elif queue is self._life.queue or adjacent:
             shares = SHARES * workers
             time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
