@@ -99,8 +99,13 @@ def own_interpreter() -> None:
     Importing makes a hundred thousand objects that live as long as the process. To look through them for
     cycles again and again is a tenth of the start.
 
+    What the caller closed of stdin, stdout and stderr leads nowhere: nothing else gets their numbers.
+
     The process's clock begins with the process.
     """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
     if not _own:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
@@ -114,11 +119,21 @@ def end_process(code: int) -> NoReturn:
     What is registered with `atexit` is called, and what Python and C (a driver that prints) hold in streams
     is written. Other threads are not waited for.
     """
-    import ctypes
-
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
             stream.flush()
-    ctypes.CDLL(None).fflush(None)
+    flush_c_streams()
     os._exit(code)
+
+
+def flush_c_streams() -> None:
+    """Write what C, such as a driver that prints, holds in streams."""
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)
+
+
+def may_fork() -> bool:
+    """Whether a fork of this process is whole: the process is ours and has one thread, whoever made others."""
+    return bool(_own) and len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - names alone

@@ -7,20 +7,23 @@ also amid a driver call, and takes along what it started. It leaves no core file
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import select
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+import traceback
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 import msgspec
 
 from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
-from orchestrator.process import own_interpreter
+from orchestrator.process import end_process, own_interpreter
 
 WHOLE = select.PIPE_BUF
 """Bytes of a frame that a pipe takes at once, with nothing of another process in between (pipe(7))."""
@@ -84,18 +87,89 @@ class Channel(Generic[_Q, _A]):
             os._exit(1)
 
 
+class Ends(NamedTuple):
+    """A child's ends of its three pipes: requests, answers, and what it prints."""
+
+    requests: int
+    answers: int
+    words: int
+
+
 def main() -> int:
     """Serve the process that started this one."""
     name, limits = sys.argv[1], msgspec.json.decode(sys.argv[2], type=ChildLimits)
-    requests, answers = os.dup(0), os.dup(1)
-    os.dup2(2, 1)
+    ends = Ends(os.dup(0), os.dup(1), 2)
+    _take_streams(ends)
+    own_interpreter()
+    _serve(name, limits, ends)
+    return 0
+
+
+def serve_as_fork(
+    name: str,
+    limits: ChildLimits,
+    environment: Mapping[str, str] | None,
+    ends: Ends,
+    descriptors: Collection[int],
+    signals: Iterable[int],
+) -> NoReturn:
+    """Serve the process that this one is a fork of, and be what an interpreter of its own would be.
+
+    Nothing of the other process goes on here: no handler of a signal, no text that its streams hold, no
+    descriptor, nothing that it does at its end.
+
+    Args:
+        name: Of the service.
+        limits: What this process may take.
+        environment: All its variables; None for those that it has.
+        ends: Its pipes.
+        descriptors: What else stays open.
+        signals: What is blocked from now on; by now everything is.
+    """
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for each in signal.valid_signals():
+            if callable(signal.getsignal(each)):
+                signal.signal(each, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        _take_streams(ends)
+        os.close(ends.words)
+        kept = {0, 1, 2, ends.requests, ends.answers, *descriptors}
+        for number in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - names alone
+            with suppress(OSError):  # the listing itself
+                os.close(number)
+        # Those of the parent stay alive in sys.__stdout__ and in its frames; they would write what they hold.
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
+        atexit._clear()
+        if environment is not None:
+            os.environ.clear()
+            os.environ.update(environment)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        _serve(name, limits, ends)
+        code = 0
+    except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
+        traceback.print_exc()
+    finally:
+        end_process(code)
+
+
+def _take_streams(ends: Ends) -> None:
+    """Let stdin be empty, and what is printed be heard."""
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
         os.dup2(nothing.fileno(), 0)
-    own_interpreter()
+    os.dup2(ends.words, 1)
+    if ends.words != 2:
+        os.dup2(ends.words, 2)
+
+
+def _serve(name: str, limits: ChildLimits, ends: Ends) -> None:
     service = importlib.import_module(SERVICES[name])
     _limit(limits)
-    service.serve(Channel(requests, answers, service.Request, limits.frame_bytes))
-    return 0
+    service.serve(Channel(ends.requests, ends.answers, service.Request, limits.frame_bytes))
 
 
 def _limit(limits: ChildLimits) -> None:

@@ -1,5 +1,8 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
+A child is an interpreter of its own, or a fork of this process, which costs milliseconds; either is a process
+group in a session of its own.
+
 `Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
 started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints
 the last few kilobytes are kept. Nothing but its three pipes is shared with it, and what it is handed.
@@ -12,6 +15,8 @@ a thread.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import os
 import select
 import signal
@@ -21,6 +26,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -28,8 +34,10 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 from attrs import frozen
 
+from orchestrator.children.child import Ends, serve_as_fork
 from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
 from orchestrator.errors import OrchestratorError
+from orchestrator.process import flush_c_streams
 
 ENTRY: Final = "orchestrator.children"
 
@@ -79,10 +87,12 @@ class Child(Generic[_A]):
         answers: Type of its answers; a union of tagged structs for several.
         limits: What it may take.
         environment: All variables that it gets, those of Python's import path aside; None for this process's.
-        program: The Python interpreter.
+        program: The Python interpreter; None for a fork of this process, which must have one thread, in no
+            event loop, and no driver.
         descriptors: Files that it gets too, under the same numbers.
 
     Attributes:
+        process_id: Its process id, which is also the id of its process group.
         on_words: Called with what it prints from now on, piece by piece, in a thread of its own.
 
     Raises:
@@ -96,7 +106,7 @@ class Child(Generic[_A]):
         *,
         limits: ChildLimits | None = None,
         environment: Mapping[str, str] | None = None,
-        program: str = sys.executable,
+        program: str | None = sys.executable,
         descriptors: Sequence[int] = (),
     ) -> None:
         if service not in SERVICES:
@@ -109,22 +119,25 @@ class Child(Generic[_A]):
         self._reaping = threading.Lock()
         self._words = b""
         self.on_words: Callable[[bytes], None] | None = None
-        self._process = subprocess.Popen(
-            # -P: what lies in the working directory is not imported, unless this process would import it.
-            [program, "-P", "-m", ENTRY, service, msgspec.json.encode(self._limits).decode()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
-            start_new_session=True,
-            pass_fds=descriptors,
+        pipes = [os.pipe() for _ in range(3)]
+        theirs = Ends(pipes[0][0], pipes[1][1], pipes[2][1])
+        ours = pipes[0][1], pipes[1][0], pipes[2][0]
+        try:
+            start = _forked if program is None else partial(_spawned, program)
+            self.process_id, self._reap = start(service, self._limits, environment, theirs, descriptors)
+        except BaseException:
+            for each in ours:
+                os.close(each)
+            raise
+        finally:
+            for each in theirs:
+                os.close(each)
+        modes = "wb", "rb", "rb"
+        self._requests, self._answers, self._printed = (
+            os.fdopen(each, mode, buffering=0) for each, mode in zip(ours, modes, strict=True)
         )
-        assert self._process.stdin is not None  # noqa: S101 - all three are pipes
-        assert self._process.stdout is not None  # noqa: S101
-        self._requests, self._answers = self._process.stdin, self._process.stdout
-        for each in (self._requests, self._answers):
-            os.set_blocking(each.fileno(), False)
+        for each in ours[:2]:
+            os.set_blocking(each, False)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -135,11 +148,6 @@ class Child(Generic[_A]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end(0.0)
-
-    @property
-    def process_id(self) -> int:
-        """Its process id, which is also the id of its process group."""
-        return self._process.pid
 
     # --- blocking
 
@@ -181,8 +189,8 @@ class Child(Generic[_A]):
             return self._ended
         exited = not self._fault and self._exits_within(grace_s)
         with self._reaping:
-            _kill_group(self._process.pid)
-            status = self._process.wait()
+            _kill_group(self.process_id)
+            status = self._reap()
             for pipe in (self._requests, self._answers):
                 pipe.close()
             # Whoever could write to its stderr is dead, or left its group.
@@ -197,7 +205,7 @@ class Child(Generic[_A]):
         if self._reaping.acquire(blocking=False):
             try:
                 if self._ended is None:
-                    _kill_group(self._process.pid)
+                    _kill_group(self.process_id)
             finally:
                 self._reaping.release()
 
@@ -257,9 +265,7 @@ class Child(Generic[_A]):
 
     def _listen(self) -> None:
         """Keep the last that it prints; a pipe that nobody reads would stop it."""
-        pipe = self._process.stderr
-        assert pipe is not None  # noqa: S101 - it is a pipe
-        with pipe:
+        with self._printed as pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
                 self._words = (self._words + data)[-_WORDS_KEPT:]
                 if (hear := self.on_words) is not None:
@@ -268,7 +274,7 @@ class Child(Generic[_A]):
     def _exits_within(self, limit_s: float) -> bool:
         """Whether it exits; it is not reaped yet, so that its group is still its own."""
         deadline = time.monotonic() + limit_s
-        while os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+        while os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             if time.monotonic() >= deadline:
                 return False
             time.sleep(0.002)
@@ -313,9 +319,56 @@ def _import_path() -> str:
     return os.pathsep.join(paths if root in paths else [root, *paths])
 
 
+def _spawned(
+    program: str,
+    service: str,
+    limits: ChildLimits,
+    environment: Mapping[str, str] | None,
+    ends: Ends,
+    descriptors: Sequence[int],
+) -> tuple[int, Callable[[], int]]:
+    """Start an interpreter; its process id, and what waits for its end and gives the status."""
+    process = subprocess.Popen(
+        # -P: what lies in the working directory is not imported, unless this process would import it.
+        [program, "-P", "-m", ENTRY, service, msgspec.json.encode(limits).decode()],
+        stdin=ends.requests,
+        stdout=ends.answers,
+        stderr=ends.words,
+        env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
+        start_new_session=True,
+        pass_fds=descriptors,
+    )
+    return process.pid, process.wait
+
+
+def _forked(
+    service: str,
+    limits: ChildLimits,
+    environment: Mapping[str, str] | None,
+    ends: Ends,
+    descriptors: Sequence[int],
+) -> tuple[int, Callable[[], int]]:
+    """Fork; as `_spawned`."""
+    importlib.import_module(SERVICES[service])  # here, so that both have it
+    gc.freeze()  # so that collecting does not copy what both have
+    flush_c_streams()
+    # A signal that is for this process is not handled by its handlers in the other one.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        process_id = os.fork()
+        if process_id == 0:
+            serve_as_fork(service, limits, environment, ends, descriptors, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return process_id, lambda: os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+
+
 def _kill_group(process_id: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # a zombie alone, as macOS has it
-        os.killpg(process_id, signal.SIGKILL)
+        try:
+            os.killpg(process_id, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(process_id, signal.SIGKILL)  # a fork that has no group yet, and has started nothing
 
 
 def _deadline(timeout_s: float | None) -> float | None:

@@ -301,7 +301,7 @@ def _compile_one(
     clock: StageClock,
 ) -> ExitCode:
     with ExitStack() as held:
-        # First of all: the child loads what takes longest, while this process loads the rest.
+        # First of all: a fork has what is imported by then, and loads the rest while this process does.
         server = None if arguments.in_process else held.enter_context(_started())
         from orchestrator.cli.progress import progress_view
         from orchestrator.cli.progress_lines import LinesBeside
@@ -344,9 +344,10 @@ def _compile_one(
 @contextmanager
 def _started() -> Iterator[CompileServer]:
     """A child that compiles, for the block."""
+    from orchestrator.process import may_fork
     from orchestrator.run.compile_server import CompileServer
 
-    server = CompileServer.start()
+    server = CompileServer.start(fork=may_fork())
     try:
         yield server
     finally:

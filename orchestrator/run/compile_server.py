@@ -1,12 +1,13 @@
 """Starts the process in which a supervised compile goes to the driver.
 
-Assumptions: loaded and called first of all by whoever wants to be quick: the child loads what it needs, which
-takes longest, while this process loads the rest.
+It is a fork of a process that is ours and has nothing but one thread yet, as that of the command line; what the
+child needs is imported once then. In any other process it is an interpreter of its own.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import Final, Self
 
 from attrs import define
@@ -35,8 +36,11 @@ class CompileServer:
     papers: int
 
     @classmethod
-    def start(cls) -> Self:
+    def start(cls, *, fork: bool = False) -> Self:
         """Start one.
+
+        Args:
+            fork: Fork this process; see `Child`.
 
         Raises:
             OSError: It cannot be started.
@@ -44,7 +48,13 @@ class CompileServer:
         table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
         papers = os.memfd_create("orchestrator-papers", os.MFD_CLOEXEC)
         try:
-            child: Child[Answer] = Child(SERVICE, Answer, limits=_LIMITS, descriptors=(table, papers))
+            child: Child[Answer] = Child(
+                SERVICE,
+                Answer,
+                limits=_LIMITS,
+                program=None if fork else sys.executable,
+                descriptors=(table, papers),
+            )
         except BaseException:
             os.close(table)
             os.close(papers)

@@ -23,10 +23,14 @@ from tests.drivers import REPOSITORY
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(autouse=True)
-def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, params=[sys.executable, None], ids=["interpreter", "fork"])
+def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Both ways to start a child; what is said of one is said of the other."""
     monkeypatch.setattr(parent, "ENTRY", "tests.children.misbehaving")
     monkeypatch.setitem(SERVICES, SERVICE, "tests.children.misbehaving")
+    way: str | None = request.param
+    monkeypatch.setitem(Child.__init__.__kwdefaults__ or {}, "program", way)
+    return way
 
 
 @contextmanager
@@ -213,13 +217,14 @@ def test_memory_is_limited() -> None:
     assert "MemoryError" in end.words
 
 
-def test_the_environment_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_a_value(program: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_PARENT", "1")
     with started(environment={"ONLY": "this"}) as child:
         lines = said(child.ask(Do("environment"), PATIENCE_S)).text.splitlines()
+    of_python = {"PYTHONPATH"} if program else set()
     assert {each.partition("=")[0] for each in lines} - {"LC_CTYPE", "OPENBLAS_NUM_THREADS"} == {
         "ONLY",
-        "PYTHONPATH",
+        *of_python,
     }
     with started() as child:
         assert "OF_THE_PARENT=1" in said(child.ask(Do("environment"), PATIENCE_S)).text
@@ -288,16 +293,19 @@ from orchestrator.children import parent
 from orchestrator.children.protocol import SERVICES
 from tests.children.misbehaving import SERVICE, Do, Said
 parent.ENTRY = SERVICES[SERVICE] = "tests.children.misbehaving"
-with parent.Child(SERVICE, Said) as child:
+with parent.Child(SERVICE, Said, program={program!r}) as child:
     print(child.process_id, child.ask(Do("begets")).number, flush=True)
     child.send(Do("hangs"))
     sys.stdin.read()
 """
 
 
-def test_a_child_ends_when_its_parent_is_killed() -> None:
+def test_a_child_ends_when_its_parent_is_killed(program: str | None) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+        [sys.executable, "-c", PARENT.format(program=program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
     ) as process:
         assert process.stdout is not None
         child, grandchild = map(int, process.stdout.readline().split())
