@@ -89,10 +89,11 @@ Request = Open | Compile | Try | Stop | Kill
 
 
 class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):
-    """A device is open: its `DeviceIdentity`, as MessagePack."""
+    """A device is open: its `DeviceIdentity`, as MessagePack, and the id of the process that has it."""
 
     number: int
     identity: bytes
+    process_id: int
 
 
 class Staged(msgspec.Struct, tag="stage", forbid_unknown_fields=True):

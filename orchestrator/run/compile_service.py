@@ -173,7 +173,7 @@ class _Server:
             nonlocal opened_as, costs
             opened_as = msgspec.msgpack.encode(device_request)
             device = _open(options, device_request)
-            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity)))
+            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             costs = RecordedCosts.open(directory, device.identity)
             if request.measured_ns:
                 keys = np.array(list(request.measured_ns), np.uint64)

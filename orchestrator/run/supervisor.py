@@ -14,7 +14,6 @@ Assumptions: the set lies in files, which the child opens by their paths.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -59,11 +58,13 @@ from orchestrator.run.records import (
     decode_msgpack,
     status_code,
 )
-from orchestrator.run.suspects import SuspectTrials
-from orchestrator.run.trial import end_when, first_error
+from orchestrator.run.suspects import SuspectTrials, Verdict
+from orchestrator.run.trial import end_when, first_error, is_from_outside
 from orchestrator.sets.records import PipelineJob
+from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.atomic_file import SaveError, likely_cause
+from orchestrator.stores.files.recovery import settle_death
 from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _LOOK_S: Final = 0.1
@@ -140,6 +141,7 @@ class _Death:
         overdue: Whether it was killed, because the driver had the suspects for too long.
         where: What it was doing.
         was_inside: Whether the suspects were in the driver, and had not just come back from it.
+        of_cache_file: Whether it crashed while the driver was given a cache file, which is given up for that.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -151,12 +153,13 @@ class _Death:
     overdue: bool
     where: str
     was_inside: bool = False
+    of_cache_file: bool = False
     at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
     def killed(self) -> bool:
         """Whether somebody else killed it: a person, or the system."""
-        return self.status == -signal.SIGKILL and not self.overdue
+        return is_from_outside(self.status) and not self.overdue
 
     @property
     def how(self) -> str:
@@ -180,6 +183,8 @@ class _Supervisor:
     _measured_ns: dict[int, int] = field(factory=dict)
     _compiled: set[int] = field(factory=set)
     _identities: dict[bytes, DeviceIdentity] = field(factory=dict)
+    _unkept: list[Culprit] = field(factory=list)
+    _keeping: trio.Lock = field(factory=trio.Lock)
     _notes: list[str] = field(factory=list)
     _supervision: Supervision = field(factory=Supervision)
     _fruitless: int = 0
@@ -257,7 +262,8 @@ class _Supervisor:
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
         self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
-        status = 0
+        ended: Exited | Ended | None = None
+        opened: tuple[int, DeviceIdentity] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             if self.stop is not None:
@@ -267,6 +273,7 @@ class _Supervisor:
                     case Opened():
                         identity = msgspec.msgpack.decode(answer.identity, type=DeviceIdentity)
                         self._identities[answer.identity] = identity
+                        opened = answer.process_id, identity
                     case Staged() if self._supervision.processes == 1:
                         self.on_stage(answer.name)
                     case Progressed():
@@ -279,14 +286,33 @@ class _Supervisor:
                     case Done():
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
                     case Exited() | Ended():
-                        status = answer.status
+                        ended = answer
                         break
                     case _:
                         pass  # about a trial
             nursery.cancel_scope.cancel()
         self.words.in_driver = None  # what is said in trials was said before
         watch.remember()
-        return watch.death(status) if report is None else report
+        if report is not None:
+            return report
+        death = watch.death(0 if ended is None else ended.status)
+        crashed = isinstance(ended, Exited) and not (death.killed or death.overdue)  # else its server did
+        if self.directory is not None and opened is not None:
+            settled = await trio.to_thread.run_sync(self._settle, self.directory, *opened, crashed)
+            death = evolve(death, of_cache_file=settled and crashed)
+        return death
+
+    def _settle(self, directory: Path, process_id: int, identity: DeviceIdentity, crashed: bool) -> bool:
+        """Say how a process died beside the cache file that it may have been loading; whether it was. Blocking."""
+        try:
+            return settle_death(cache_path(directory, identity), process_id, crashed=crashed)
+        except FileNotFoundError:
+            return False  # there is no directory yet
+        except OSError as error:
+            self._notes.append(
+                f"how a process died was not noted beside its cache file: {likely_cause(error)}"
+            )
+            return False
 
     async def _forward(self, stop: trio.Event, connection: Connection, number: int) -> None:
         await stop.wait()
@@ -308,7 +334,9 @@ class _Supervisor:
         Raises:
             DeviceError: Death after death leads nowhere.
         """
-        trials = SuspectTrials(connection, self.options, death.request, death.recorded_ns)
+        trials = SuspectTrials(
+            connection, self.options, death.request, death.recorded_ns, self._blame_at_once
+        )
         if death.suspects:
             several = (
                 "one pipeline" if len(death.suspects) == 1 else f"each of {len(death.suspects)} pipelines"
@@ -321,11 +349,8 @@ class _Supervisor:
                 if not (trials.verdicts or death.killed or death.overdue or connection.lost):
                     await trials.run(death.suspects, junk=True)
                 nursery.cancel_scope.cancel()
-        blamed = [
-            _culprit(job, each.cause, each.reason, each.signal) for job, each in trials.verdicts.items()
-        ]
-        if blamed:
-            await trio.to_thread.run_sync(self._keep, blamed)
+        await self._keep_blamed()
+        blamed = [_by_verdict(job, each) for job, each in trials.verdicts.items()]
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
@@ -338,6 +363,17 @@ class _Supervisor:
                 )
             )
         self._culprits |= {int(each.key, 16): each for each in blamed}
+
+    async def _blame_at_once(self, job: PipelineJob, verdict: Verdict) -> None:
+        """Keep a culprit for the next run, together with those that come while others are being written."""
+        self._unkept.append(_by_verdict(job, verdict))
+        await self._keep_blamed()
+
+    async def _keep_blamed(self) -> None:
+        async with self._keeping:
+            unkept, self._unkept = self._unkept, []
+            if unkept:
+                await trio.to_thread.run_sync(self._keep, unkept)
 
     def _look_ahead(self, death: _Death) -> Sequence[PipelineJob]:
         """More pipelines to try, where deaths follow one another: a trial costs less than another death."""
@@ -355,7 +391,8 @@ class _Supervisor:
         Raises:
             DeviceError: There were too many.
         """
-        if not (death.killed or death.overdue):  # what is overdue took too long together: now that is known
+        # What is overdue took too long together, which is known now; and a cache file is not loaded again.
+        if not (death.killed or death.overdue or death.of_cache_file):
             self._unexplained += 1
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
@@ -434,6 +471,10 @@ class _Supervisor:
                 except SaveError as error:
                     self._notes.append(f"pipelines that compile again are still in quarantine: {error}")
         return known
+
+
+def _by_verdict(job: PipelineJob, verdict: Verdict) -> Culprit:
+    return _culprit(job, verdict.cause, verdict.reason, verdict.signal)
 
 
 def _culprit(

@@ -8,9 +8,8 @@ crash only where it holds junk: suspects that all survive are tried once more wi
 
 from __future__ import annotations
 
-import signal
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -24,6 +23,7 @@ from orchestrator.run.connection import Connection
 from orchestrator.run.execution import available_workers
 from orchestrator.run.memory import kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions
+from orchestrator.run.trial import is_from_outside
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 
@@ -70,6 +70,7 @@ class SuspectTrials:
         recorded_ns: What compiling them took before, by key.
         verdicts: Who is to blame, and why.
         took_ns: What the driver took for each of the others, by key.
+        on_verdict: Called with each verdict as it is known; a run that is killed then need not find it again.
         processes: Forks that were made.
     """
 
@@ -77,6 +78,7 @@ class SuspectTrials:
     options: CompileOptions
     request: bytes
     recorded_ns: Mapping[int, int]
+    on_verdict: Callable[[PipelineJob, Verdict], Awaitable[None]]
     verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
     took_ns: dict[int, int] = field(factory=dict)
     processes: int = 0
@@ -129,6 +131,7 @@ class SuspectTrials:
                 verdict = await self._judge(accused, tried)
                 if verdict is not None:
                     self.verdicts[accused] = verdict
+                    await self.on_verdict(accused, verdict)
                 done += 1
             if self.connection.lost:
                 return
@@ -137,7 +140,7 @@ class SuspectTrials:
     async def _judge(self, job: PipelineJob, tried: _Attempt) -> Verdict | None:
         """What the end of a fork says of the pipeline that it was given first."""
         for _ in range(_MOST_KILLED):
-            killed = tried.end is not None and tried.end.status == -signal.SIGKILL and not tried.late
+            killed = tried.end is not None and is_from_outside(tried.end.status) and not tried.late
             if not killed or tried.killed_for_memory:
                 break
             tried = await self._attempt([job])  # somebody else ended it
@@ -204,7 +207,7 @@ class SuspectTrials:
                     return _Attempt(survived, peak_bytes=answer.peak_bytes)
                 case Exited():
                     ended = Ended(answer.status)
-                    if not began and answer.status != -signal.SIGKILL:
+                    if not began and not is_from_outside(answer.status):
                         raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
                     return _Attempt(survived, ended, late, answer.peak_bytes, for_memory)

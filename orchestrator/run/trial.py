@@ -12,9 +12,11 @@ before can still come; one that depends on what memory happens to hold comes in 
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Final
 
 import msgspec
 import trio
@@ -27,6 +29,9 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
 
+_FROM_OUTSIDE: Final = frozenset(
+    -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+)
 _OPENING_S = 120.0
 _WORDS = 300
 _JUNK = {"MALLOC_PERTURB_": "165"}
@@ -129,6 +134,11 @@ async def try_pipelines(
                     nursery.start_soon(lanes.run_one)
             beside.cancel_scope.cancel()
     return lanes.trials
+
+
+def is_from_outside(status: int) -> bool:
+    """Whether a process ended by a signal that people and systems send, and no driver raises."""
+    return status in _FROM_OUTSIDE
 
 
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:

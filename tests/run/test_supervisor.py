@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
@@ -62,6 +63,61 @@ def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
             os.abort()
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
+    """Two are in the driver as a process dies. Alone one crashes, and the driver does not return from the other."""
+    marker, entered = Path(os.environ[MARKER]), threading.Event()
+
+    def on_compile(key: int) -> None:
+        if marker.exists():
+            if key == KEYS[1]:
+                signal.raise_signal(signal.SIGSEGV)
+        elif key == KEYS[1]:
+            entered.set()
+        else:
+            entered.wait()
+            marker.touch()
+            os.abort()
+        threading.Event().wait()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+class Choking(SimulatedDevice):
+    """Loading a cache file ends the process, by a crash or by a kill from outside."""
+
+    by = signal.SIGSEGV
+
+    def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
+        if not is_empty_cache(len(initial_data)):
+            self.choke()
+        return super().create_pipeline_cache(initial_data, **options)
+
+    def choke(self) -> None:
+        signal.raise_signal(self.by)
+
+
+class KilledThrice(Choking):
+    """Three processes are killed from outside while they load the file."""
+
+    by = signal.SIGTERM
+
+    def choke(self) -> None:
+        with Path(os.environ[MARKER]).open("a+") as marker:
+            marker.write("x")
+            marker.seek(0)
+            if len(marker.read()) > 3:
+                return
+        super().choke()
+
+
+def open_choking(request: DeviceRequest) -> SimulatedDevice:
+    return Choking(SimulatedOptions(request=request))
+
+
+def open_killed_thrice(request: DeviceRequest) -> SimulatedDevice:
+    return KilledThrice(SimulatedOptions(request=request))
 
 
 class Spoiled(SimulatedDevice):
@@ -160,6 +216,60 @@ async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path,
     with PipelineSet.open(archive) as source:
         here = await compile_set(source, CompileOptions(), cache_directory=cache, opener=open_deadly)
     assert here.failed == first.failed
+
+
+async def test_a_cache_file_that_crashes_the_driver_is_given_up_at_once(
+    archive: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_good", cache)
+    report = await supervised(archive, "open_choking", cache)
+    assert report.supervision is not None
+    assert [each.how for each in report.supervision.deaths] == ["SIGSEGV"]
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    assert report.workers == 2  # nobody has to be found out, so nothing goes one by one
+    assert any("died while the driver was given this data" in each for each in report.notes)
+
+
+async def test_kills_from_outside_cost_no_cache_file(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_good", cache)
+    # With one cache for all, so that each process loads the file once.
+    report = await supervised(archive, "open_killed_thrice", cache, mode=CacheMode.SHARED)
+    assert report.supervision is not None
+    assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
+    assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+    assert not list(cache.glob(".*.loading"))
+
+
+async def test_a_verdict_is_kept_as_soon_as_it_is_known(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    cache, kept = tmp_path / "cache", trio.Event()
+    limits = TrialLimits(opener=f"{__name__}:open_two_to_judge", pipeline_s=3600.0)
+    both = Subset(keys=frozenset([KEYS[1], KEYS[3]]))
+    options = CompileOptions(workers=2, batch_limit=1, subset=both, trial_limits=limits)
+
+    def blamed() -> set[int]:
+        found = load_quarantine(cache, simulated_identity()).profile
+        return {int(each.key, 16) for each in found.culprits} if found is not None else set()
+
+    async def look() -> None:
+        while blamed() != {KEYS[1]}:
+            await trio.sleep(0.01)
+        kept.set()
+
+    # One trial never comes back, so the other's verdict is all that a run that is killed now would have.
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            await compile_supervised([str(archive)], options, cache_directory=cache, stop=kept)
+            nursery.cancel_scope.cancel()
+    assert blamed() == {KEYS[1]}
 
 
 async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
