@@ -20,7 +20,6 @@ user's.
 from __future__ import annotations
 
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -54,6 +53,7 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
+from orchestrator.temporary import temporary_folder
 
 ROUNDS = 7
 """Rounds where the time allows: two more than the least from which a difference can be told."""
@@ -126,14 +126,14 @@ def calibrate(
         NoDeviceError: The device is not there.
         BenchError: The set cannot be compiled on it.
     """
-    with tempfile.TemporaryDirectory(prefix="orchestrator-calibrate-") as directory:
+    with temporary_folder("calibrate") as directory:
         calibration = _Calibration(
             set_paths=tuple(set_paths),
             device=device,
             rounds=rounds,
             most=available_workers() if workers is None else workers,
             deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
-            directory=Path(directory),
+            directory=directory,
             profiles="" if profiles is None else str(profiles),
             on_progress=on_progress,
             run_job=run_job,

@@ -11,7 +11,6 @@ Blocking; nothing is written but temporary files.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -54,6 +53,7 @@ from orchestrator.key_dependence.variations import (
     structures,
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
+from orchestrator.temporary import temporary_folder
 from orchestrator.version import VERSION
 
 _PROCESSES_MOST: Final = 8
@@ -111,14 +111,14 @@ def find_key_dependence(
     count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
     runner = JobRunner(silence_s)
     try:
-        with tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder:
+        with temporary_folder("keys") as folder:
             return _Bisection(
                 selector=selector,
                 only=tuple(only),
                 processes=count,
                 deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
                 opener=opener,
-                folder=Path(folder),
+                folder=folder,
                 runner=runner,
                 on_progress=on_progress,
             ).run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import Answer, Began, Job, LookJob, Refused, Untried
+from orchestrator.temporary import temporary_folder
 
 SILENCE_S: Final = 120.0
 """How long a process may say nothing before it is taken to hang."""
@@ -106,9 +106,9 @@ def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
     if not name:
         yield sys.executable, dict(os.environ)
         return
-    with tempfile.TemporaryDirectory(prefix="orchestrator-keys-") as folder:
+    with temporary_folder("keys") as folder:
         # A link beside no pyvenv.cfg: where the interpreter's own modules are has to be said.
-        link = Path(folder) / name
+        link = folder / name
         link.symlink_to(Path(sys.executable).resolve())
         home = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
         yield str(link), {**os.environ, "PYTHONHOME": home}

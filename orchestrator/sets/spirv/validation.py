@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import enum
 import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from attrs import field, frozen, validators
 
@@ -29,6 +27,7 @@ from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.sets.spirv.val_batch import Judge, Judged
 from orchestrator.sets.spirv.walk import OP_FUNCTION, SpirvError, instructions, spirv_words
+from orchestrator.temporary import temporary_folder
 
 PROGRAM = "spirv-val"
 OPTIONS = (
@@ -123,10 +122,10 @@ def validate_modules(
         OSError: There is no place for temporary files, or no process can be started.
     """
     bounds, group = limits or ValidationLimits(), children or ChildGroup()
-    with tempfile.TemporaryDirectory(prefix="orchestrator-spirv-") as folder:
+    with temporary_folder("spirv") as folder:
         paths: list[tuple[int, str]] = []
         for key, code in modules:
-            path = Path(folder) / f"{key:016x}.spv"
+            path = folder / f"{key:016x}.spv"
             path.write_bytes(without_source_notes(code))
             paths.append((key, str(path)))
         batches = [paths[number::processes] for number in range(min(processes, len(paths)))]
