@@ -6,6 +6,7 @@ of a cache file) is in the table while the driver has it. Everything else is the
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -39,6 +40,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
+from orchestrator.run.accounting import driver_time_ns
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.memory import MemoryGate
 
@@ -128,6 +130,7 @@ class AnnouncingDevice:
         if self.gate.is_short:
             self.gate.wait(self.table)
         slot = self.table.begin(Doing.CREATE, indices)
+        began_ns = time.perf_counter_ns()
         try:
             batch = self.device.create_pipelines(
                 prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
@@ -136,7 +139,9 @@ class AnnouncingDevice:
             self.table.end(slot)
         if not batch.all_hits:
             compiled = (batch.results == SUCCESS) & (batch.feedback_flags & _HITS == 0)
-            self.table.mark(indices[compiled])
+            wall_ns = time.perf_counter_ns() - began_ns
+            times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, wall_ns)
+            self.table.mark(indices[compiled], times_ns[compiled])
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:

@@ -2,7 +2,7 @@
 
     header   number of slots that were ever used
     slots    stamp, what, count, the first of the pipelines: one driver call each
-    marks    one byte a pipeline of the image: 1 where it was compiled
+    marks    four bytes a pipeline of the image: how long the driver took, where it was compiled
 
 Guarantees: saying so is a copy of a few kilobytes at most, without a system call. A call is announced before
 the driver gets it, so whatever ends the process in the driver is among what `flights` then gives.
@@ -31,6 +31,8 @@ _HELD: Final = 1024  # pipelines that a slot names one by one; of more it says f
 _STRIDE: Final = _SLOT.size + 4 * _HELD
 _MOST_SLOTS: Final = 4096
 _PAGE: Final = mmap.PAGESIZE
+_MARK_BYTES: Final = 4
+_MOST_US: Final = (1 << 32) - 1
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
 
 
@@ -84,7 +86,7 @@ class InFlightTable:
         self._free: list[int] = []
         self._used = 0
         self._lock = threading.Lock()
-        self._marks: npt.NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self._marks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
 
     # --- the process that is in the driver
 
@@ -99,9 +101,9 @@ class InFlightTable:
         for slot in range(self._used):  # their numbers are those of another image
             _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
-        os.ftruncate(self.descriptor, _MARKS + max(1, pipelines))
-        memory = mmap.mmap(self.descriptor, max(1, pipelines), offset=_MARKS)
-        self._marks = np.frombuffer(memory, np.uint8)
+        size = _MARK_BYTES * max(1, pipelines)
+        os.ftruncate(self.descriptor, _MARKS + size)
+        self._marks = np.frombuffer(mmap.mmap(self.descriptor, size, offset=_MARKS), np.uint32)
 
     def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
         """Say that a call goes to the driver; returns what `end` takes."""
@@ -126,9 +128,9 @@ class InFlightTable:
         _STAMP.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0)
         self._free.append(slot)
 
-    def mark(self, numbers: npt.NDArray[np.int32]) -> None:
-        """Say that pipelines were compiled."""
-        self._marks[numbers] = 1
+    def mark(self, numbers: npt.NDArray[np.int32], times_ns: npt.NDArray[np.uint64]) -> None:
+        """Say that pipelines were compiled, and how long the driver took for each."""
+        self._marks[numbers] = np.clip(times_ns // np.uint64(1000), 1, _MOST_US)
 
     def _new_slot(self) -> int:
         with self._lock:
@@ -145,11 +147,14 @@ class InFlightTable:
         slots = range(min(used, _MOST_SLOTS))
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
-    def marks(self) -> npt.NDArray[np.uint8]:
-        """A copy of the marks, by number in the image; empty before there is one."""
+    def marks(self) -> npt.NDArray[np.uint32]:
+        """How long the driver took for what was compiled, by number in the image, microseconds; 0: it was not.
+
+        A copy; empty before there is an image.
+        """
         size = os.fstat(self.descriptor).st_size - _MARKS
         data = os.pread(self.descriptor, size, _MARKS) if size > 0 else b""
-        return np.frombuffer(data, np.uint8)
+        return np.frombuffer(data, np.uint32)
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _HEADER.size + slot * _STRIDE

@@ -65,6 +65,7 @@ from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.stores.files.recovery import settle_death
+from orchestrator.stores.run_notes import add_durations
 from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _LOOK_S: Final = 0.1
@@ -266,6 +267,7 @@ class _Supervisor:
         opened: tuple[int, DeviceIdentity] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
+            nursery.start_soon(self._record_times, watch)
             if self.stop is not None:
                 nursery.start_soon(self._forward, self.stop, connection, number)
             async for answer in mail:
@@ -274,6 +276,7 @@ class _Supervisor:
                         identity = msgspec.msgpack.decode(answer.identity, type=DeviceIdentity)
                         self._identities[answer.identity] = identity
                         opened = answer.process_id, identity
+                        watch.identity = identity
                     case Staged() if self._supervision.processes == 1:
                         self.on_stage(answer.name)
                     case Progressed():
@@ -313,6 +316,25 @@ class _Supervisor:
                 f"how a process died was not noted beside its cache file: {likely_cause(error)}"
             )
             return False
+
+    async def _record_times(self, watch: _Watch) -> None:
+        """Record on the way what compiling took, once it is in a checkpoint: with what is not, nothing is saved.
+
+        The worker process itself records at its end, which may never come.
+        """
+        policy = self._worker_options().save_policy
+        while self.directory is not None:
+            await trio.sleep(max(_LOOK_S, (policy.overdue_ns + policy.pause_ns) / 1e9))
+            if watch.identity is not None:
+                path = cache_path(self.directory, watch.identity)
+                await trio.to_thread.run_sync(self._record, path, *watch.settled_times())
+
+    def _record(self, path: Path, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
+        try:
+            if len(keys):
+                add_durations(path, keys, times_ns)
+        except SaveError as error:
+            self._notes.append(f"compile times were not recorded on the way: {error}")
 
     async def _forward(self, stop: trio.Event, connection: Connection, number: int) -> None:
         await stop.wait()
@@ -497,27 +519,41 @@ class _Watch:
 
     Attributes:
         compiled: Gets the keys of what it compiled.
+        identity: Of the device that it has open.
     """
 
     connection: Connection
     number: int
     limits: TrialLimits
     compiled: set[int]
+    identity: DeviceIdentity | None = None
     _prepared: Prepared | None = None
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _tables: ImageTables | None = None
     _overdue: list[Flight] = field(factory=list)
+    _seen: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
+    _settled: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
 
     def prepare(self, prepared: Prepared) -> None:
         """Another image is in the driver from now on."""
         self.remember()
         self._prepared, self._tables = prepared, None
         self._keys = np.frombuffer(self.tables.keys, np.uint64)
+        self._seen, self._settled = (np.zeros(len(self._keys), np.bool_) for _ in range(2))
 
     def remember(self) -> None:
         """Keep in mind what was compiled of the image: of another worker process it may be hits."""
         marks = self.connection.table.marks()[: len(self._keys)]
         self.compiled.update(self._keys[: len(marks)][marks != 0].tolist())
+
+    def settled_times(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Keys of what had been compiled when this was called before, and how long it took, ns; each once."""
+        marks = self.connection.table.marks()
+        if len(marks) != len(self._keys):  # of another image, as it is being prepared
+            return self._keys[:0], np.zeros(0, np.int64)
+        due = self._seen & ~self._settled
+        self._seen, self._settled = marks != 0, self._seen
+        return self._keys[due], marks[due].astype(np.int64) * 1000
 
     @property
     def tables(self) -> ImageTables:

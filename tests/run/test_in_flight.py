@@ -59,12 +59,12 @@ def test_it_outlives_the_process(descriptor: int) -> None:
     process_id = os.fork()
     if process_id == 0:
         table.prepare(4)
-        table.mark(numbers(0, 3))
+        table.mark(numbers(0, 3), np.array([2500, 1 << 60], np.uint64))
         table.begin(Doing.CREATE, numbers(2))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process_id, 0)
     assert [each.numbers for each in table.flights()] == [(2,)]
-    assert table.marks().tolist() == [1, 0, 0, 1]
+    assert table.marks().tolist() == [2, 0, 0, (1 << 32) - 1]
 
 
 def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None:
@@ -99,4 +99,9 @@ def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
         prepared = device.prepare(simulated_image([10, 11, 12, 13]))
         device.create_pipelines(prepared, numbers(1, 2), device.create_pipeline_cache())
         device.create_pipelines(prepared, numbers(3), NO_SOURCE)
-    assert table.marks().tolist() == [0, 1, 0, 1]  # neither what failed nor what was not tried
+    assert table.marks().astype(bool).tolist() == [
+        False,
+        True,
+        False,
+        True,
+    ]  # neither what failed nor what was not tried

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.culprits import Cause, load_quarantine
+from orchestrator.stores.run_notes import durations_path, read_durations
+from orchestrator.stores.save_policy import SavePolicy
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children
 
@@ -80,6 +83,16 @@ def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
             marker.touch()
             os.abort()
         threading.Event().wait()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_waiting(request: DeviceRequest) -> SimulatedDevice:
+    """One pipeline takes until a file is there."""
+
+    def on_compile(key: int) -> None:
+        while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
+            time.sleep(0.01)
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
@@ -270,6 +283,27 @@ async def test_a_verdict_is_kept_as_soon_as_it_is_known(
             await compile_supervised([str(archive)], options, cache_directory=cache, stop=kept)
             nursery.cancel_scope.cancel()
     assert blamed() == {KEYS[1]}
+
+
+async def test_times_are_recorded_while_it_goes_on(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, cache = tmp_path / "marker", tmp_path / "cache"
+    monkeypatch.setenv(MARKER, str(marker))
+    recorded = durations_path(cache, simulated_identity())
+
+    async def look() -> None:
+        while len(read_durations(recorded)) < len(KEYS) - 1:
+            await trio.sleep(0.01)
+        marker.touch()
+
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            policy = SavePolicy(overdue_ns=1, pause_ns=1)
+            report = await supervised(archive, "open_waiting", cache, batch_limit=1, save_policy=policy)
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    assert (read_durations(recorded).of(report.pipelines.keys) > 0).all()
 
 
 async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
