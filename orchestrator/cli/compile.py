@@ -842,6 +842,7 @@ def _binary_rows(binaries: BinariesRecord) -> _Rows:
         (binaries.collisions, "share the driver's key with another one that has other binaries"),
         (binaries.refused, "were not made from their binaries by the driver, and were compiled"),
         (binaries.damaged, "were damaged in the store, and were compiled"),
+        (binaries.ambiguous, "were not told apart by their identifiers, and were compiled"),
         (binaries.too_large, "are too large for the store"),
         (binaries.lost, "could not be stored"),
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -97,12 +97,15 @@ class CapturedPipeline(msgspec.Struct, frozen=True):
         pipeline_key: vkGetPipelineKeyKHR; None where the driver gives none.
         binaries: Its binaries, in the driver's order.
         driver_ns: What compiling it took, by creation feedback; 0 where that is not known.
+        identifiers: vkGetShaderModuleIdentifierEXT of the module of each stage, in order; none where the device
+            has no identifiers.
     """
 
     index: int
     pipeline_key: bytes | None
     binaries: tuple[PipelineBinary, ...]
     driver_ns: int = 0
+    identifiers: tuple[bytes, ...] = ()
 
 
 class HeldBinaries(msgspec.Struct, frozen=True, eq=False):
@@ -202,6 +205,24 @@ class PipelineBinaries(Device, Protocol):
         Raises:
             DeviceError: The device has no pipeline binaries; so for every method here.
             DriverError: The driver refused.
+        """
+
+    def identified_keys(
+        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
+    ) -> list[bytes | None]:
+        """vkGetPipelineKeyKHR of pipelines whose stages carry identifiers of modules alone. No SPIR-V is read.
+
+        No other thread may use one of them.
+
+        Args:
+            prepared: What `prepare` returned.
+            identifiers: By pipeline: vkGetShaderModuleIdentifierEXT of the module of each stage, in order.
+
+        Returns:
+            A key for each, in order; None for one that links libraries, or where there is none.
+
+        Raises:
+            DeviceError: The device has no module identifiers.
         """
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:

@@ -205,6 +205,16 @@ class AnnouncingDevice:
         """See `PipelineBinaries.global_pipeline_key`."""
         return self._binaries.global_pipeline_key()
 
+    def identified_keys(
+        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
+    ) -> list[bytes | None]:
+        """See `PipelineBinaries.identified_keys`."""
+        slot = self.table.begin(Doing.KEYS, np.array(list(identifiers), np.int32))
+        try:
+            return self._binaries.identified_keys(prepared, identifiers)
+        finally:
+            self.table.end(slot)
+
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
         slot = self.table.begin(Doing.CACHE, _NOTHING)

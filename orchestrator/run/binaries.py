@@ -9,7 +9,7 @@ A pipeline is looked up by its state: kind and hash of its record. The driver's 
 holds as long as the global key (proposal of VK_KHR_pipeline_binary, 6.4), so a warm start asks the driver for
 no key, reads no SPIR-V and makes no module. What has a driver's key in common with another state is compiled
 all the same: such keys are known to lie. What links libraries is kept by its state alone: drivers give no key
-for it.
+for it. Where modules are known by their identifiers alone, the driver's key and those name a pipeline.
 
 Guarantees: after `settle` everything that was taken is on disk, or a note says why not. The store is never
 waited for by a worker, unless it is far behind. Creation reads nothing from disk but for what did not fit the
@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -41,6 +41,7 @@ from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.records import BinariesRecord
+from orchestrator.stores.files.atomic_file import content_hash128
 
 if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore, Generation, StoredPipeline
@@ -65,6 +66,22 @@ def state_key(kind: int, key: int) -> bytes:
         key: Hash of its record.
     """
     return _STATE.pack(_FORMAT_OF_STATE, kind, key)
+
+
+def identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
+    """What a pipeline is stored by beside its state: the identifiers of its stages' modules, in order.
+
+    They hold as long as shaderModuleIdentifierAlgorithmUUID, which is part of it. Empty where there are none.
+    """
+    algorithm = device.capabilities.property_value(
+        "VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT", "shaderModuleIdentifierAlgorithmUUID"
+    )
+    named = bytes(algorithm) if isinstance(algorithm, tuple) else b""
+    return content_hash128(msgspec.msgpack.encode((named, tuple(stages)))) if stages else b""
+
+
+Identifiers = Callable[[PreparedPipelines], Mapping[int, Sequence[bytes]]]
+"""Says, of pipelines of an image whose modules are not known, the identifier of each stage's module."""
 
 
 def binary_device(device: Device) -> PipelineBinaries:
@@ -157,6 +174,7 @@ class HeldPipelines(BinarySource):
     captures: bool
     probes: bool
     memory_bytes: int
+    identifiers: Identifiers | None = None
     notes: list[str] = field(factory=list)
     _record: BinariesRecord = field(factory=BinariesRecord)
     _images: dict[int, tuple[CreateInfoImage, _Pulled]] = field(factory=dict)
@@ -179,6 +197,7 @@ class HeldPipelines(BinarySource):
         *,
         memory_bytes: int = DEFAULT_MEMORY,
         captures: bool | None = None,
+        identifiers: Identifiers | None = None,
     ) -> HeldPipelines:
         """The binaries of a device.
 
@@ -187,6 +206,8 @@ class HeldPipelines(BinarySource):
             store: Where they are kept.
             memory_bytes: Bytes of binaries that are pulled in ahead of time, at most.
             captures: Whether to capture what is compiled; None: unless the driver prefers its own cache.
+            identifiers: Of pipelines whose stages have identifiers in place of modules: those. What is not
+                found by its state is looked up by them and the driver's key.
 
         Raises:
             DeviceError: The device has no pipeline binaries.
@@ -209,6 +230,7 @@ class HeldPipelines(BinarySource):
             not says.prefers_internal_cache if captures is None else captures,
             asks and device.features.driver_caches == "enabled",
             memory_bytes,
+            identifiers,
         )
         if not made.captures and captures is None:
             made.notes.append(
@@ -237,7 +259,7 @@ class HeldPipelines(BinarySource):
         filling = _Filling(self.device, len(image), self.memory_bytes)
         missing: list[int] = []
         try:
-            self._fill(filling, image, chosen, missing)
+            self._fill(filling, prepared, chosen, missing)
             if self.probes and missing:
                 self._probe(filling, prepared, missing)
         except OrchestratorError as error:
@@ -256,8 +278,10 @@ class HeldPipelines(BinarySource):
                     look_up_ns=time.perf_counter_ns() - began,
                 )
 
-    def _fill(self, filling: _Filling, image: CreateInfoImage, chosen: list[int], missing: list[int]) -> None:
-        kinds, keys = image.kinds.tolist(), image.keys.tolist()
+    def _fill(
+        self, filling: _Filling, prepared: PreparedPipelines, chosen: list[int], missing: list[int]
+    ) -> None:
+        kinds, keys = prepared.image.kinds.tolist(), prepared.image.keys.tolist()
         outcomes: dict[str, int] = {}
         if self.store is None or self.generation is None:
             for index in chosen:
@@ -268,18 +292,39 @@ class HeldPipelines(BinarySource):
             return
         with self.store.reading(self.generation) as reader:
             for index in chosen:
-                state = state_key(kinds[index], keys[index])
-                outcome, stored = reader.find(state)
+                outcome, stored = reader.find(state_key(kinds[index], keys[index]))
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
                 if stored is None:
                     missing.append(index)
-                    continue
-                self._used.append(state)
-                if not filling.add(index, stored.binaries):
-                    filling.later[index] = state
+                else:
+                    self._fill_one(filling, index, stored)
+            for index, names in self._identified(prepared, missing).items():
+                outcome, stored = reader.find_identified(*names)
+                outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                if stored is not None:
+                    missing.remove(index)
+                    self._fill_one(filling, index, stored)
             filling.make()  # while the store's memory is there; the driver copies it
         with self._lock:
-            self._add(damaged=outcomes.get("damaged", 0))
+            self._add(damaged=outcomes.get("damaged", 0), ambiguous=outcomes.get("collides", 0))
+
+    def _fill_one(self, filling: _Filling, index: int, stored: StoredPipeline) -> None:
+        self._used.append(stored.state_key)
+        if not filling.add(index, stored.binaries):
+            filling.later[index] = stored.state_key
+
+    def _identified(self, prepared: PreparedPipelines, missing: list[int]) -> dict[int, tuple[bytes, bytes]]:
+        """Of those that their state did not find: what names their modules, and the driver's key."""
+        if self.identifiers is None or not (missing and self.device.features.shader_module_identifiers):
+            return {}
+        known = self.identifiers(prepared)
+        stages = {index: known[index] for index in missing if index in known}
+        keys = self.device.identified_keys(prepared, stages)
+        return {
+            index: (identifiers_key(self.device, stages[index]), key)
+            for index, key in zip(stages, keys, strict=True)
+            if key is not None
+        }
 
     def _probe(self, filling: _Filling, prepared: PreparedPipelines, missing: list[int]) -> None:
         """Ask the driver's own cache for what the store lacks."""
@@ -384,7 +429,13 @@ class HeldPipelines(BinarySource):
         from orchestrator.stores.binary_store import StoredPipeline
 
         pipelines = [
-            StoredPipeline(state, each.pipeline_key or b"", each.binaries, each.driver_ns)
+            StoredPipeline(
+                state,
+                each.pipeline_key or b"",
+                each.binaries,
+                each.driver_ns,
+                identifiers_key(self.device, each.identifiers),
+            )
             for state, each in zip(states, captured, strict=True)
         ]
         with self._lock:

@@ -923,6 +923,8 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
         created: Pipelines that were created from binaries.
         refused: Pipelines that the driver did not create from their binaries; they were compiled.
         damaged: Pipelines whose entry or binaries were not as they had been stored; they were compiled.
+        ambiguous: Pipelines whose modules are known by identifiers alone, which with the driver's key name several
+            stored ones with different binaries; they were compiled.
         captured: Pipelines that were compiled and captured.
         stored: Those that are stored.
         lost: Those that could not be stored.
@@ -947,6 +949,7 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
     created: int = 0
     refused: int = 0
     damaged: int = 0
+    ambiguous: int = 0
     captured: int = 0
     stored: int = 0
     lost: int = 0

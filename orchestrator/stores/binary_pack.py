@@ -7,7 +7,8 @@ frames, little-endian:
     frame    u8 kind · 3 zeros · u32 length · content                                            (repeated)
       1      a generation, MessagePack; what follows is of it
       2      a binary: 16 bytes xxh3_128 · u32 size · u8 how (0 as it is, 1 deflate) · data
-      3      a pipeline, MessagePack: state key, driver's key, cost, [key, hash, size] of each binary
+      3      a pipeline, MessagePack: state key, driver's key, cost, [key, hash, size] of each binary, and what
+             names its modules by identifiers
       4      the end, MessagePack: number of generations, binaries, pipelines
       5      the proof: 32 bytes MAC (mac.py, purpose "binaries") of the BLAKE2b of all before, or none
 
@@ -76,6 +77,7 @@ class _Pipeline(msgspec.Struct, frozen=True, array_like=True):
     driver_key: bytes
     cost_ns: int
     binaries: list[tuple[bytes, bytes, int]]
+    identifiers: bytes = b""
 
 
 class _End(msgspec.Struct, frozen=True, array_like=True):
@@ -142,7 +144,9 @@ def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator
                     count[1] += 1
                     yield frame(_OF_BINARY, _packed(name, bytes(binary.data), each.about.compressed))
             count[2] += 1
-            entry = _Pipeline(pipeline.state_key, pipeline.driver_key, pipeline.cost_ns, listed)
+            entry = _Pipeline(
+                pipeline.state_key, pipeline.driver_key, pipeline.cost_ns, listed, pipeline.identifiers
+            )
             yield frame(_PIPELINE, msgspec.msgpack.encode(entry))
     yield frame(_END, msgspec.msgpack.encode(_End(*count)))
     proof = b"" if key is None else key.sign(_PURPOSE, [digest.digest()])
@@ -307,7 +311,9 @@ class _Reading:
             if len(data) != size:
                 raise PackError(self.path, start, f"the binary {name.hex()} has another size")
             found.append(PipelineBinary(key, data))
-        made = StoredPipeline(entry.state_key, entry.driver_key, tuple(found), entry.cost_ns)
+        made = StoredPipeline(
+            entry.state_key, entry.driver_key, tuple(found), entry.cost_ns, entry.identifiers
+        )
         try:
             made.check()
         except ValueError as error:

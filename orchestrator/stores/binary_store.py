@@ -3,6 +3,7 @@
     generations   hash of device and global key        -> what they are, and a number
     pipelines     number, state key                    -> driver's key, cost, keys and hashes of its binaries
     keys          number, driver's key, state key      -> nothing: which states have a driver's key in common
+    identified    number, driver's key, identifiers, state key -> nothing: for who knows no state
     use           number, state key                    -> when it was used, and what it is worth
     payloads      hash of a binary                     -> its bytes, once however many pipelines use them
     references    hash of a binary                     -> how many pipelines use it
@@ -10,7 +11,9 @@
 A pipeline is found by the driver's key and a state key of its caller's. Drivers are known to give one key to
 different pipelines (NVIDIA 580.159, ray tracing) and one key to different binaries (RADV 25.0.7, ray tracing),
 so neither kind of key is trusted alone: states that share a driver's key and differ in binaries are told as
-collisions, and a binary is named by the hash of its bytes.
+collisions, and a binary is named by the hash of its bytes. Whoever has the identifiers of modules and not the
+modules knows no state: then driver's key and identifiers name a pipeline, unless several with different
+binaries have both in common.
 
 Guarantees:
 - What is handed out was proven by its hash right before. What is damaged is a miss.
@@ -74,7 +77,7 @@ LEAST_BOUND: Final = 4 << 20
 
 _USERS_SUFFIX: Final = ".users"  # a file that everybody who has the store open holds a shared lock on
 _FORMAT: Final = 1
-_TABLES: Final = ("generations", "pipelines", "keys", "use", "payloads", "references", "about")
+_TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
 _OPEN_WAIT_S: Final = 30.0
 _STAMP_CAP: Final = 4096
 _MAP_OVER: Final = 1.1
@@ -159,6 +162,7 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     driver_key: bytes
     cost_ns: int
     binaries: list[tuple[bytes, bytes, int]]  # key, hash of the bytes, size
+    identifiers: bytes = b""
 
 
 _decode_entry = msgspec.msgpack.Decoder(_Entry)
@@ -167,6 +171,9 @@ _decode_generation = msgspec.msgpack.Decoder(_KnownGeneration)
 
 FOUND, MISSING, KEY_DIFFERS, DAMAGED = "found", "missing", "key_differs", "damaged"
 """Outcomes of a look-up: there; not there; there under another key of the driver; not as it was stored."""
+
+COLLIDES = "collides"
+"""What is known names several pipelines with different binaries: none of them is handed out."""
 
 
 class StoredPipeline(msgspec.Struct, frozen=True):
@@ -178,12 +185,15 @@ class StoredPipeline(msgspec.Struct, frozen=True):
         binaries: Its binaries in the driver's order; of a look-up they are memory of the store, valid as long
             as the reading.
         cost_ns: What compiling it took; 0 where that is not known.
+        identifiers: What names the modules of its stages, where modules are not known, at most 32 bytes; empty
+            where it can only be found by its state.
     """
 
     state_key: bytes
     driver_key: bytes
     binaries: tuple[PipelineBinary, ...]
     cost_ns: int = 0
+    identifiers: bytes = b""
 
     def check(self) -> None:
         """Check that it can be stored.
@@ -193,7 +203,7 @@ class StoredPipeline(msgspec.Struct, frozen=True):
         """
         if not 1 <= len(self.state_key) <= _MOST_STATE_BYTES:
             raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(self.state_key)}")
-        keys = (self.driver_key, *(each.key for each in self.binaries))
+        keys = (self.driver_key, self.identifiers, *(each.key for each in self.binaries))
         if max(map(len, keys)) > MOST_KEY_BYTES or not self.binaries:
             raise ValueError(f"a pipeline has binaries, and keys of at most {MOST_KEY_BYTES} bytes")
 
@@ -501,33 +511,40 @@ class BinaryStore:
                 (binary.key, digest, len(binary.data))
                 for binary, digest in zip(pipeline.binaries, hashes, strict=True)
             ],
+            pipeline.identifiers,
         )
         size = _size(pipeline)
         cost = pipeline.cost_ns
         known = self._entry(transaction, key)
-        same = known is not None and known.driver_key == entry.driver_key and known.binaries == entry.binaries
+        same = (
+            known is not None
+            and known.driver_key == entry.driver_key
+            and known.binaries == entry.binaries
+            and known.identifiers == entry.identifiers
+        )
         stored = 0
         collisions = shared = 0
         if same and known is not None:
             cost = cost or known.cost_ns
         if not same or cost != pipeline.cost_ns:
-            encoded = msgspec.msgpack.encode(_Entry(entry.driver_key, cost, entry.binaries))
+            encoded = msgspec.msgpack.encode(msgspec.structs.replace(entry, cost_ns=cost))
             transaction.put(key, content_hash128(encoded) + encoded, db=tables["pipelines"])
         if not same:
             for (_, digest, _), binary in zip(entry.binaries, pipeline.binaries, strict=True):
                 stored += self._refer(transaction, digest, binary.data)
             if known is not None:
                 self._forget_binaries(transaction, known)
-                transaction.delete(_index_key(number, known.driver_key, key[4:]), db=tables["keys"])
-            transaction.put(_index_key(number, entry.driver_key, key[4:]), b"", db=tables["keys"])
+                self._forget_names(transaction, key, known)
+            for table, name in _names(key, entry):
+                transaction.put(name, b"", db=tables[table])
             if pipeline.driver_key:
-                collisions, shared = self._namesakes(transaction, number, key, entry)
+                collisions, shared = self._namesakes(transaction, key, entry)
         transaction.put(key, _USE.pack(age + _worth(cost, size), now), db=tables["use"])
         return PutReport(1, int(same), collisions, shared, 0, size, stored)
 
-    def _namesakes(self, transaction: Any, number: int, key: bytes, entry: _Entry) -> tuple[int, int]:
+    def _namesakes(self, transaction: Any, key: bytes, entry: _Entry) -> tuple[int, int]:
         """Whether another state has the same driver's key: with other binaries; with the same ones."""
-        prefix = _index_key(number, entry.driver_key, b"")
+        prefix = _index_key(key[:4], entry.driver_key, b"")
         looked = 0
         with transaction.cursor(db=self._tables["keys"]) as cursor:
             there = cursor.set_range(prefix)
@@ -555,6 +572,10 @@ class BinaryStore:
             return 0
         transaction.put(digest, data, db=tables["payloads"])
         return len(data)
+
+    def _forget_names(self, transaction: Any, key: bytes, entry: _Entry) -> None:
+        for table, name in _names(key, entry):
+            transaction.delete(name, db=self._tables[table])
 
     def _forget_binaries(self, transaction: Any, entry: _Entry) -> int:
         """Use the payloads of an entry once less; the bytes that are free then."""
@@ -637,8 +658,7 @@ class BinaryStore:
             # A damaged entry names nothing: what it used is found by `verify`.
             return 0 if transaction.delete(key, db=tables["pipelines"]) else -1
         transaction.delete(key, db=tables["pipelines"])
-        number = struct.unpack(">I", key[:4])[0]
-        transaction.delete(_index_key(number, entry.driver_key, key[4:]), db=tables["keys"])
+        self._forget_names(transaction, key, entry)
         return self._forget_binaries(transaction, entry)
 
     def make_room(self, incoming: int) -> int:
@@ -873,13 +893,18 @@ class BinaryStore:
             if entry is None:
                 problems.append(f"pipeline {key.hex()}: its entry is damaged")
                 continue
-            indexed.add(_index_key(struct.unpack(">I", key[:4])[0], entry.driver_key, key[4:]))
+            indexed.update(_names(key, entry))
             if transaction.get(key, db=tables["use"]) is None:
                 problems.append(f"pipeline {key.hex()}: nothing says when it was used")
             for _, digest, size in entry.binaries:
                 used[digest] = used.get(digest, 0) + 1
                 sizes[digest] = size
-        kept = {bytes(key) for key, _ in transaction.cursor(db=tables["keys"])}
+        kept = {
+            (table, bytes(name))
+            for table in ("keys", "identified")
+            if table in tables
+            for name, _ in transaction.cursor(db=tables[table])
+        }
         if kept != indexed:
             problems.append(
                 f"{len(kept ^ indexed)} pipelines are not found by the driver's key, or wrongly so"
@@ -949,7 +974,38 @@ class StoreReader:
             if data is None:
                 return DAMAGED, None
             binaries.append(PipelineBinary(binary_key, data))
-        return FOUND, StoredPipeline(state_key, entry.driver_key, tuple(binaries), entry.cost_ns)
+        return FOUND, StoredPipeline(
+            state_key, entry.driver_key, tuple(binaries), entry.cost_ns, entry.identifiers
+        )
+
+    def find_identified(self, identifiers: bytes, driver_key: bytes) -> tuple[str, StoredPipeline | None]:
+        """Look a pipeline up whose stages carry identifiers of modules alone, so that its state is not known.
+
+        Args:
+            identifiers: What its pipelines were stored with: `StoredPipeline.identifiers`.
+            driver_key: The driver's key of the pipeline; one without is never found in this way.
+
+        Returns:
+            FOUND and a pipeline with the state that it was stored by; COLLIDES where several have both in
+            common and differ in binaries; or why there is none.
+        """
+        if (
+            self._prefix is None
+            or not identifiers
+            or not driver_key
+            or "identified" not in self._store._tables
+        ):
+            return MISSING, None
+        prefix = _identified_key(self._prefix, driver_key, identifiers, b"")
+        outcome, found = MISSING, None
+        for name, _ in _from(self._transaction, self._store._tables["identified"], prefix):
+            outcome, other = self.find(bytes(name)[len(prefix) :], driver_key)
+            if other is None:
+                return outcome, None
+            if found is not None and found.binaries != other.binaries:
+                return COLLIDES, None
+            found = found or other
+        return outcome, found
 
     def all(self) -> Iterator[StoredPipeline]:
         """All pipelines that are good, by state key."""
@@ -1103,6 +1159,8 @@ class _Opening:
                     try:
                         tables[name] = environment.open_db(name.encode(), create=False)
                     except lmdb.NotFoundError:
+                        if name == "identified":  # stores of earlier versions lack it
+                            continue
                         tables = {}  # it was made, and nothing was stored
                         break
             else:
@@ -1132,8 +1190,22 @@ def _worth(cost_ns: int, size: int) -> float:
     return (cost_ns or _UNKNOWN_COST_NS) / (size + _ENTRY_BYTES)
 
 
-def _index_key(number: int, driver_key: bytes, state_key: bytes) -> bytes:
-    return struct.pack(">IB", number, len(driver_key)) + driver_key + state_key
+def _index_key(number: bytes, driver_key: bytes, state_key: bytes) -> bytes:
+    return number + bytes([len(driver_key)]) + driver_key + state_key
+
+
+def _identified_key(number: bytes, driver_key: bytes, identifiers: bytes, state_key: bytes) -> bytes:
+    return _index_key(number, driver_key, bytes([len(identifiers)]) + identifiers + state_key)
+
+
+def _names(key: bytes, entry: _Entry) -> list[tuple[str, bytes]]:
+    """Table and key of what an entry is found by beside its state."""
+    number, state = key[:4], key[4:]
+    names = [("keys", _index_key(number, entry.driver_key, state))]
+    if entry.identifiers and entry.driver_key:
+        name = _identified_key(number, entry.driver_key, entry.identifiers, state)
+        names.append(("identified", name))
+    return names
 
 
 def _decoded(value: Any) -> _Entry | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from attrs import evolve
@@ -108,6 +109,49 @@ async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary
         _, half, device = await run(other, lying, rays)
         assert half.created == 20
         assert len(device.compile_counts) == COUNT - 20
+
+
+async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: BinaryStore) -> None:
+    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
+    await run(store, lying, image(PipelineKind.RAY_TRACING))
+    # The same pipelines under states that the store does not know: of their modules the identifiers are known.
+    unknown = simulated_image(
+        range(1001, COUNT + 1001),
+        kinds=PipelineKind.RAY_TRACING,
+        modules={key + 1000: modules for key, modules in MODULES.items()},
+    )
+    device = SimulatedDevice(lying)
+    prepared = device.prepare(unknown)
+    named = {
+        index: [device.driver.module_identifier(each) for each in MODULES[index + 1]]
+        for index in range(COUNT - 1)
+    }
+    source = HeldPipelines.of(device, store, identifiers=lambda _: named)
+    report = await run_pipelines(device, prepared, OPTIONS, primary=source)
+    assert (report.cache_hits, report.compiled) == (COUNT - 1, 1)  # one has no modules
+    assert device.wrong_binaries == 0
+    source.destroy()
+    device.close()
+
+
+async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore) -> None:
+    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
+    device = SimulatedDevice(lying)
+    prepared = device.prepare(simulated_image([1], kinds=PipelineKind.RAY_TRACING, modules={1: [5]}))
+    _, (captured,) = device.create_captured(prepared, np.array([0], np.int32))
+    source = HeldPipelines.of(device, store, identifiers=lambda _: {0: captured.identifiers})
+    source.take(prepared, [captured])
+    # As if it differed in what has no part in the driver's key: other binaries, another state.
+    other = device.prepare(simulated_image([2], kinds=PipelineKind.RAY_TRACING, modules={2: [6]}))
+    _, (differs,) = device.create_captured(other, np.array([0], np.int32))
+    source.take(other, [msgspec.structs.replace(differs, identifiers=captured.identifiers)])
+    source.settle()
+    assert source.record().collisions == 1
+    unknown = device.prepare(simulated_image([3], kinds=PipelineKind.RAY_TRACING, modules={3: [5]}))
+    source.pull_in(unknown)
+    assert (source.record().ambiguous, source.record().pulled_in) == (1, 0)
+    source.destroy()
+    device.close()
 
 
 async def test_another_driver_is_offered_nothing(store: BinaryStore) -> None:

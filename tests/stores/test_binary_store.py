@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.binary_store import (
+    COLLIDES,
     DAMAGED,
     FOUND,
     KEY_DIFFERS,
@@ -93,6 +94,36 @@ def test_one_key_for_equal_pipelines_is_shared(store: BinaryStore) -> None:
     both = [pipeline(1, b"one", driver_key=b"same"), pipeline(2, b"one", driver_key=b"same")]
     report = store.put(GENERATION, both)
     assert (report.collisions, report.shared_keys) == (0, 1)
+
+
+def test_identifiers_and_the_drivers_key_name_a_pipeline_together(store: BinaryStore) -> None:
+    def named(state: int, content: bytes, identifiers: bytes, driver_key: bytes = b"key") -> StoredPipeline:
+        return replace(pipeline(state, content, driver_key=driver_key), identifiers=identifiers)
+
+    def look(identifiers: bytes, driver_key: bytes = b"key") -> tuple[str, bytes]:
+        with store.reading(GENERATION) as reader:
+            outcome, pipeline = reader.find_identified(identifiers, driver_key)
+            return outcome, pipeline.state_key if pipeline is not None else b""
+
+    store.put(GENERATION, [named(1, b"one", b"a"), named(2, b"two", b"b"), named(3, b"three", b"ab")])
+    assert look(b"a") == (FOUND, b"state 1")
+    assert look(b"b") == (FOUND, b"state 2")
+    assert look(b"a", b"another") == look(b"c") == look(b"") == look(b"a", b"") == (MISSING, b"")
+    store.put(GENERATION, [named(4, b"one", b"a")])  # the same to the driver, and so for whoever asks
+    assert look(b"a") == (FOUND, b"state 1")
+    store.put(GENERATION, [named(5, b"other", b"a")])
+    assert look(b"a") == (COLLIDES, b"")
+    assert store.remove(GENERATION, [b"state 5"]) == 1
+    assert look(b"a") == (FOUND, b"state 1")
+    assert store.verify().problems == ()
+    store.put(GENERATION, [named(1, b"one", b"z")])  # a name that it has no more
+    store.remove(GENERATION, [b"state 4"])
+    assert look(b"a") == (MISSING, b"")
+    assert look(b"z") == (FOUND, b"state 1")
+    # Without a key of the driver, identifiers alone prove nothing.
+    store.put(GENERATION, [named(6, b"six", b"six", driver_key=b"")])
+    assert look(b"six", b"") == (MISSING, b"")
+    assert store.verify().problems == ()
 
 
 def test_equal_binaries_are_stored_once_whatever_their_keys(store: BinaryStore) -> None:

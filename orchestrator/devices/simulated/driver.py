@@ -125,6 +125,10 @@ class SimulatedDriver:
         told = self._build.to_bytes(8, "little") + self._identity.pipeline_cache_uuid
         return hashlib.blake2b(told, digest_size=32, person=b"global key", key=self._key_salt).digest()
 
+    def module_identifier(self, module: int) -> bytes:
+        """What vkGetShaderModuleIdentifierEXT gives of a module, by its key in the set, 32 bytes."""
+        return hashlib.blake2b(module.to_bytes(8, "little"), digest_size=32, person=b"identifier").digest()
+
     def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:
         """The binaries of a pipeline: one a module, which pipelines share; one of its own where it has none."""
         entries = [self._entry(each) for each in (modules or (key,))]

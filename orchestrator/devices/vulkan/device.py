@@ -8,10 +8,11 @@ context.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -294,6 +295,23 @@ class VulkanDevice:
         self._require_binaries("no global pipeline key")
         return self._binaries.global_key()
 
+    def identified_keys(
+        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
+    ) -> list[bytes | None]:
+        """See `PipelineBinaries.identified_keys`."""
+        self._require_binaries("no pipeline keys")
+        self._require_identifiers()
+        bound = _own(prepared)
+        keys: list[bytes | None] = []
+        for index, stages in identifiers.items():
+            if bound.image.libraries_of(index):  # see `pipeline_keys`
+                keys.append(None)
+                continue
+            named = dict(zip(bound.image.modules_of(index), stages, strict=True))
+            with bound.identified_stages(index, named) as infos:
+                keys.append(self._binaries.pipeline_key(infos))
+        return keys
+
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
         self._require_binaries("no binaries")
@@ -331,6 +349,11 @@ class VulkanDevice:
         acquired = bound.acquire_modules(indices)
         try:
             batch, captured = self._binaries.create_captured(bound, indices)
+            if self.features.shader_module_identifiers:
+                captured = [
+                    msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
+                    for each in captured
+                ]
         finally:
             bound.release_modules(acquired)
         return self._settled(bound, indices, batch, keep=keep), captured
@@ -345,8 +368,8 @@ class VulkanDevice:
             raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
         if self.context.internal_cache_off:
             raise DeviceError("the driver's internal cache was turned off when the device was opened")
-        if identifiers and not self.features.shader_module_identifiers:
-            raise DeviceError(f"{self.identity.device_name} has no VK_EXT_shader_module_identifier")
+        if identifiers:
+            self._require_identifiers()
         found = []
         for index in indices.tolist():
             if identifiers:
@@ -377,6 +400,10 @@ class VulkanDevice:
         if not self.features.pipeline_binaries:
             why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
             raise DeviceError(f"{lack}: {why}")
+
+    def _require_identifiers(self) -> None:
+        if not self.features.shader_module_identifiers:
+            raise DeviceError(f"{self.identity.device_name} has no VK_EXT_shader_module_identifier")
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""

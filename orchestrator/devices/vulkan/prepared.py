@@ -414,7 +414,8 @@ class VulkanPreparedPipelines:
         saved = [(int(self._words[word]), int(self._words[word - 2])) for word in words]
         try:
             for slot, word, (_, following) in zip(slots, words, saved, strict=True):
-                code = ffi.new("uint8_t[]", identifiers[int(image.module_slot_module[slot])])
+                identifier = identifiers[int(image.module_slot_module[slot])]
+                code = ffi.new("uint8_t[]", list(identifier))  # of bytes it would be one longer
                 chained = new_struct(
                     "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
                     pNext=ffi.cast("void *", following),
@@ -448,6 +449,11 @@ class VulkanPreparedPipelines:
             finally:
                 self._modules.release(module)
         return found
+
+    def stage_identifiers(self, index: int) -> tuple[bytes, ...]:
+        """The identifier of the module of each stage of a pipeline, in order; see `identifiers_of`."""
+        found = self.identifiers_of(index)
+        return tuple(found[module] for module in self.image.modules_of(index))
 
     @contextmanager
     def capturing(self, infos: npt.NDArray[np.uint8], indices: npt.NDArray[np.int32]) -> Iterator[None]:
