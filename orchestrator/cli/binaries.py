@@ -21,7 +21,6 @@ from orchestrator.cli.prune import age_ns, devices_here
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
-    from orchestrator.devices.device import DeviceIdentity
     from orchestrator.stores.binary_store import BinaryStore, Generation, GenerationStat
     from orchestrator.stores.files.mac import MacKey
 
@@ -88,9 +87,15 @@ def binaries_verb(
     output = Output(json=json)
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     secret = _secret(key)
-    with BinaryStore.open(cache_directory(cache_dir), create=action == "import") as store:
-        told: dict[str, Any] = {}
-        lines: list[str] = []
+    directory = cache_directory(cache_dir)
+    told: dict[str, Any] = {}
+    lines: list[str] = []
+    if action == "prune":
+        with BinaryStore.open(directory, create=False) as store:
+            told, lines = _prune(store, bound, age, dry_run=dry_run)
+        if not dry_run:
+            BinaryStore.compact(directory)
+    with BinaryStore.open(directory, create=action == "import") as store:
         if action == "verify":
             found = store.verify()
             told["problems"] = found.problems
@@ -100,8 +105,6 @@ def binaries_verb(
             )
         elif action in ("export", "import") and pack is not None:
             told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
-        elif action == "prune":
-            told, lines = _prune(store, bound, age, dry_run=dry_run)
         stat = store.statistics()
         code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
 
@@ -203,12 +206,14 @@ def _exchange(
 def _prune(
     store: BinaryStore, bound: int | None, older_than_ns: int | None, *, dry_run: bool
 ) -> tuple[dict[str, Any], list[str]]:
+    from orchestrator.stores.pruning import other_driver
+
     here, problem = devices_here()
     now = time.time()
 
     def unwanted(about: Generation, used_s: int) -> bool:
         too_old = older_than_ns is not None and now - used_s > older_than_ns / 1e9
-        return too_old or _is_of_another_build(about, here)
+        return too_old or bool(other_driver(about.identity, here))
 
     if dry_run:
         stat = store.statistics()
@@ -236,20 +241,6 @@ def _prune(
         "evicted": evicted,
         "dry_run": dry_run,
     }, lines
-
-
-def _is_of_another_build(about: Generation, here: Sequence[DeviceIdentity]) -> bool:
-    """Whether a device that is here has another version or build of its driver."""
-    from orchestrator.stores.profile_file import ProfileIdentity
-
-    own = about.identity
-    same = [
-        known
-        for known in map(ProfileIdentity.of, here)
-        if (known.vendor_id, known.device_id, known.driver_id, known.driver_abi)
-        == (own.vendor_id, own.device_id, own.driver_id, own.driver_abi)
-    ]
-    return bool(same) and all(known.driver_version != own.driver_version for known in same)
 
 
 def _device_text(about: Generation) -> str:

@@ -90,6 +90,7 @@ _GROUPS_SHOWN = 4
 _STAGES = {"read": "set", "open": "device", "cache_load": "loading", "save": "saving", "merge": "merging"}
 _MESSAGES_SHOWN = 5
 _LEAST_MEMORY = 64 << 20
+_LEAST_STORE = 4 << 20
 
 
 @frozen(kw_only=True)
@@ -132,6 +133,10 @@ class CompileArguments:
             leave the quarantine.
         timeout: What the driver may take for one pipeline, such as `5s`, before its process is killed and the
             pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more.
+        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G`. What is worth
+            least leaves it first.
+        binaries_memory: What binaries may have that are made ahead of time, such as `1G`; the others are read
+            when they are needed.
         memory: What a process that compiles may have for its data, such as `2G` or `500M`. Where a pipeline
             alone takes more, it is blamed.
         driver_log: Write all that the driver prints to this file.
@@ -175,6 +180,8 @@ class CompileArguments:
     only: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     retry_quarantined: Flag = False
     timeout: str = "auto"
+    binaries_disk: Annotated[str, Parameter(show_default=lambda _: "as before, else 512M")] = ""
+    binaries_memory: str = "256M"
     memory: Annotated[str, Parameter(show_default=lambda _: "no limit")] = ""
     driver_log: Path | None = None
     in_process: Flag = False
@@ -205,6 +212,10 @@ class CompileArguments:
             mode=None if self.mode == "auto" else self.mode,
             merge={"barrier": BARRIER, "rolling": ROLLING}.get(self.merge),
             relax_driver_version=self.relax_driver_version,
+            binary_store_bytes=size_bytes(self.binaries_disk, "--binaries-disk", _LEAST_STORE)
+            if self.binaries_disk
+            else None,
+            binary_memory_bytes=size_bytes(self.binaries_memory, "--binaries-memory"),
             spirv_val=self.spirv_val,
             pipeline_keys=self.pipeline_keys,
             inspect_executables=self.pipeline_stats is not None,

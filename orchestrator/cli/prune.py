@@ -34,7 +34,8 @@ def prune_verb(
 
     Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and
     files of another build of a driver that is here. Files of devices that are not here stay, unless they are
-    old or too large.
+    old or too large. Binaries of `compile --mode binaries` go by the same rules, generation by generation; where
+    there is no room, those that are worth least.
 
     **EXAMPLES**
 
@@ -62,6 +63,7 @@ def prune_verb(
     output = Output(json=json)
     here, problem = devices_here()
     plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
+    problem = "; ".join(filter(None, [problem, plan.note]))
     swept = SweepReport() if dry_run else sweep_directory(directory)
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed

@@ -57,7 +57,7 @@ def verify_verb(
     """Prove cache files and archives whole.
 
     Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan: hash,
-    permissions, and that all its parts agree. Of an archive: every record is read and its key recomputed. Of
+    permissions, and that all its parts agree. Of a store of binaries: structure, hashes, references. Of an archive: every record is read and its key recomputed. Of
     a pack: its manifest, each file that it names, and with --key its MAC. Of another directory: its
     permissions and all such files in it. The exit code is 0 where nothing is wrong, else 2.
 
@@ -112,7 +112,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME
     from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
@@ -140,7 +140,9 @@ def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
             path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
         )
         return
-    if head.startswith(PLAN_MAGIC):
+    if path.name == STORE_NAME:
+        yield _check_store(path)
+    elif head.startswith(PLAN_MAGIC):
         yield _check_plan(path)
     else:
         yield _check_archive(path) if head == MAGIC else _check_cache_file(path)
@@ -160,10 +162,36 @@ def _check_plan(path: Path) -> _Checked:
     )
 
 
+def _check_store(path: Path) -> _Checked:
+    from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+    size = path.stat().st_size
+    try:
+        with BinaryStore.open(path.parent, create=False) as store:
+            found = store.verify()
+    except StoreError as error:
+        return _Checked(
+            path,
+            "store of binaries",
+            facts={"bytes": size},
+            problems=(error.reason,),
+            next_step="nothing: `orchestrator compile --mode binaries` makes another one",
+        )
+    return _Checked(
+        path,
+        "store of binaries",
+        facts={"bytes": size},
+        summary=f"a store of {plural(found.payloads, 'binary', 'binaries')} of "
+        f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}",
+        problems=found.problems,
+        next_step="nothing: what is damaged is compiled again" if found.problems else "",
+    )
+
+
 def _check_directory(path: Path) -> Iterator[_Checked]:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -176,14 +204,16 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
     ]
     archives = [each for each in names if each.endswith(".foz")]
     plans = [each for each in names if each.endswith(PLAN.suffix) and not each.startswith(".")]
+    stores = [each for each in names if each == STORE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
     # Archives may be anybody's; what a driver is given from here may not.
-    reason = distrust_directory(path, REAL_FILE_OPERATIONS) if caches or alone or not archives else None
+    ours = caches or alone or stores or not archives
+    reason = distrust_directory(path, REAL_FILE_OPERATIONS) if ours else None
     yield _Checked(
         path,
         "directory",
         facts={
-            "files": len(caches) + len(alone) + len(plans) + len(archives),
+            "files": len(caches) + len(alone) + len(plans) + len(stores) + len(archives),
             "quarantined": quarantined,
         },
         summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
@@ -191,7 +221,7 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )
-    for name in (*caches, *alone, *plans, *archives):
+    for name in (*caches, *alone, *plans, *stores, *archives):
         yield from _check(path / name, None)
 
 

@@ -550,8 +550,9 @@ class CompileCache:
                 "are compiled and not kept; use another --mode for it"
             )
             return NoBinaries()
+        memory = self.options.binary_memory_bytes
         if self.directory is None:
-            return HeldPipelines.of(device)
+            return HeldPipelines.of(device, memory_bytes=memory)
         binary_device(device)
         if self._store is None:
             path = self.directory / STORE_NAME
@@ -566,7 +567,8 @@ class CompileCache:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
-        held = HeldPipelines.of(device, self._store, captures=False if self._store.read_only else None)
+        captures = False if self._store.read_only else None
+        held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
         self.warm = held.is_filled
         return held
 

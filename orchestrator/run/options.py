@@ -228,7 +228,10 @@ class CompileOptions:
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
-        binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk.
+        binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk from now on; None for
+            what was said before, or else 512 MiB.
+        binary_memory_bytes: In mode BINARIES: what binaries that are pulled in ahead of time may have; the others
+            are read when they are needed.
         spirv_val: What is done about shader modules that may be invalid.
         trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
             device.
@@ -252,7 +255,8 @@ class CompileOptions:
     merge: MergePolicy | None = None
     save_policy: SavePolicy = field(factory=SavePolicy)
     relax_driver_version: bool = False
-    binary_store_bytes: int = field(default=512 << 20, validator=validators.ge(4 << 20))
+    binary_store_bytes: int | None = _at_least(4 << 20, None)
+    binary_memory_bytes: int = field(default=256 << 20, validator=validators.ge(0))
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits)
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)

@@ -18,7 +18,7 @@ binaries have both in common.
 Guarantees:
 - What is handed out was proven by its hash right before. What is damaged is a miss.
 - What `put` returned from is on disk, whatever happens to this process or to others that use the store.
-- The file is never larger than 1.1 times its bound. Beyond the bound those go first that are worth least, by
+- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go first that are worth least, by
   GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each byte, aged by what went before.
 - A file that is truncated, damaged or of somebody else's making is moved into the quarantine, never opened
   (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is read.
@@ -62,19 +62,18 @@ from orchestrator.stores.files.atomic_file import (
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
 from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.kinds import STORE_NAME as STORE_NAME
 from orchestrator.stores.lmdb_file import LmdbFileError, check_lmdb_file, mark_file, read_mark
 from orchestrator.stores.profile_file import ProfileIdentity
-
-STORE_NAME: Final = "pipeline-binaries.lmdb"
-"""Name of the store in a directory of cache files; LMDB's lock file and the stamp lie beside it."""
 
 STAMP_NAME: Final = "pipeline-binaries.stamp"
 
 DEFAULT_BOUND: Final = 512 << 20
-"""Bytes that a store may have unless its user says otherwise."""
+"""Bytes that a store may have unless its user said otherwise."""
 
 LEAST_BOUND: Final = 4 << 20
 
+_COMPACT_SUFFIX: Final = ".compact"
 _USERS_SUFFIX: Final = ".users"  # a file that everybody who has the store open holds a shared lock on
 _FORMAT: Final = 1
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
@@ -335,7 +334,7 @@ class BinaryStore:
         cls,
         directory: Path,
         *,
-        bound_bytes: int = DEFAULT_BOUND,
+        bound_bytes: int | None = None,
         create: bool = True,
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> BinaryStore:
@@ -343,7 +342,9 @@ class BinaryStore:
 
         Args:
             directory: The directory of cache files; created where it is missing.
-            bound_bytes: What the store may hold, at least 4 MiB.
+            bound_bytes: What the store may hold from now on, at least 4 MiB; None for what was said before, or
+                else `DEFAULT_BOUND`. A store that is larger loses what is worth least, once nobody else has it
+                open. Processes that have it open already keep the bound that they began with.
             create: Make one where there is none, or where the one that is there must not be opened.
             operations: The calls to use.
 
@@ -352,7 +353,7 @@ class BinaryStore:
                 finish opening it in time; the disk does not take it.
             ValueError: The bound is too small.
         """
-        if bound_bytes < LEAST_BOUND:
+        if bound_bytes is not None and bound_bytes < LEAST_BOUND:
             raise ValueError(f"a store of {bound_bytes} bytes: {LEAST_BOUND} is the least")
         path = operations.resolve(directory) / STORE_NAME
         with _opening:
@@ -361,16 +362,21 @@ class BinaryStore:
             if known is not None:
                 known._opened += 1
                 return known
-            try:
+            with _told(path):
                 made = _Opening(path, bound_bytes, create, operations).open()
-            except (SaveError, QuarantineError, ReadError) as error:
-                raise StoreError(path, str(error)) from error
-            except OSError as error:
-                raise StoreError(path, likely_cause(error)) from error
-            except lmdb.Error as error:
-                raise StoreError(path, f"LMDB cannot open it: {error}") from error
             _open_here[os.getpid(), path] = made
             return made
+
+    @classmethod
+    def compact(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> int:
+        """Give the disk back what a store does not use any more; the bytes, 0 while anybody has it open.
+
+        Raises:
+            StoreError: As `open`.
+        """
+        path = operations.resolve(directory) / STORE_NAME
+        with _opening, _told(path):
+            return _Opening(path, None, False, operations).compact()
 
     def close(self) -> None:
         """Close it once; the last one closes the file. Nothing of it is in use any more."""
@@ -1031,12 +1037,25 @@ class StoreReader:
         return data
 
 
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tell of any error as one of this store."""
+    try:
+        yield
+    except (SaveError, QuarantineError, ReadError) as error:
+        raise StoreError(path, str(error)) from error
+    except OSError as error:
+        raise StoreError(path, likely_cause(error)) from error
+    except lmdb.Error as error:
+        raise StoreError(path, f"LMDB cannot open it: {error}") from error
+
+
 @frozen
 class _Opening:
     """Opens a store, or makes one, as the only one who does that in a directory."""
 
     path: Path
-    bound_bytes: int
+    bound_bytes: int | None
     create: bool
     operations: FileOperations
 
@@ -1064,6 +1083,7 @@ class _Opening:
                 # Who has it to himself looks at all of it; LMDB keeps it whole for whoever comes then.
                 if self.operations.try_lock(users):
                     set_aside = self._make_good()
+                    self._fit()
                     self.operations.unlock(users)
                 # Nobody else wants it alone: opening is one's own.
                 self.operations.try_lock(users, shared=True)
@@ -1072,9 +1092,56 @@ class _Opening:
                 close_quietly(users, self.operations)
                 raise
 
+    def compact(self) -> int:
+        """See `BinaryStore.compact`."""
+        if not self.path.exists():
+            raise StoreError(self.path, "there is no store of binaries")
+        with writer_lock(self.path, self.operations, wait_s=_OPEN_WAIT_S) as held:
+            users = self.operations.open_lock(self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}"))
+            try:
+                if not (held and self.operations.try_lock(users)):
+                    return 0
+                self._make_good()
+                return self._compact()
+            finally:
+                close_quietly(users, self.operations)
+
+    def _fit(self) -> None:
+        """Bring a file that is larger than its bound down to it; nobody else has it open."""
+        bound = self.bound_bytes
+        if bound is not None and self.operations.stat(self.path).size > bound * _MAP_OVER:
+            store = self._opened("", "", None)
+            try:
+                store.shrink(int(bound * _LOW_WATER))
+            finally:
+                store._let_go()
+            self._compact()
+
+    def _compact(self) -> int:
+        """Copy what is used into a file of its own, and put that in the old one's place; the bytes less."""
+        made, before = self._compacted, self.operations.stat(self.path).size
+        nonce = read_mark(self.path) or b""
+        environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
+        try:
+            environment.copy(str(made), compact=True)
+        finally:
+            environment.close()
+        made.chmod(0o600)
+        mark_file(made, nonce)
+        check_lmdb_file(made)
+        self.operations.rename(made, self.path)
+        self.operations.sync_directory(self.path.parent)
+        return before - self.operations.stat(self.path).size
+
+    @property
+    def _compacted(self) -> Path:
+        return self.path.with_name(f"{self.path.name}{_COMPACT_SUFFIX}")
+
     def _make_good(self) -> str:
         """Set aside what must not be opened, and make a store where there is none; what was set aside."""
         set_aside = ""
+        if self._compacted.exists():  # of a process that died
+            self.operations.unlink(self._compacted)
         if self.path.exists() or self.path.is_symlink():
             reason = self._refuse()
             if reason and not self.create:
@@ -1123,16 +1190,15 @@ class _Opening:
         nonce = secrets.token_bytes(16)
         # Before the file: a store is never without its stamp.
         write_atomically(self.stamp, [_stamp(nonce)], self.operations)
-        self._environment(read_only=False).close()
+        self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=False).close()
         mark_file(self.path, nonce)
         self.operations.sync_directory(self.path.parent)
 
-    def _environment(self, *, read_only: bool) -> Any:
-        page = 65536
+    def _environment(self, bound_bytes: int, *, read_only: bool) -> Any:
         return lmdb.open(
             str(self.path),
             subdir=False,
-            map_size=int(self.bound_bytes * _MAP_OVER) // page * page,
+            map_size=_map_size(bound_bytes),
             max_dbs=len(_TABLES),
             max_readers=512,
             mode=0o600,
@@ -1151,7 +1217,8 @@ class _Opening:
         return self._opened(why, "", None)
 
     def _opened(self, read_only: str, set_aside: str, users: int | None) -> BinaryStore:
-        environment = self._environment(read_only=bool(read_only))
+        bound = self.bound_bytes or DEFAULT_BOUND
+        environment = self._environment(bound, read_only=bool(read_only))
         try:
             tables = {}
             if read_only:
@@ -1169,12 +1236,32 @@ class _Opening:
                     for name in _TABLES:
                         tables[name] = environment.open_db(name.encode(), txn=transaction)
                     transaction.put(b"format", bytes([_FORMAT]), db=tables["about"], overwrite=False)
+                    said = _bound_of(transaction, tables)
+                    if self.bound_bytes not in (None, said):
+                        transaction.put(b"bound", bound.to_bytes(8, "little"), db=tables["about"])
+            if self.bound_bytes is None:
+                with environment.begin() as transaction:
+                    bound = _bound_of(transaction, tables) or bound
+                if bound != DEFAULT_BOUND:
+                    environment.set_mapsize(_map_size(bound))
         except BaseException:
             environment.close()
             raise
         return BinaryStore(
-            self.path, self.bound_bytes, read_only, set_aside, environment, tables, users, self.operations
+            self.path, bound, read_only, set_aside, environment, tables, users, self.operations
         )
+
+
+def _map_size(bound_bytes: int) -> int:
+    page = 65536
+    return int(bound_bytes * _MAP_OVER) // page * page
+
+
+def _bound_of(transaction: Any, tables: dict[str, Any]) -> int | None:
+    """What somebody said that a store may hold; None where nobody did."""
+    said = transaction.get(b"bound", db=tables["about"]) if "about" in tables else None
+    bound = int.from_bytes(said, "little") if said is not None and len(said) == 8 else 0
+    return bound if bound >= LEAST_BOUND else None
 
 
 def _stamp(nonce: bytes) -> bytes:

@@ -3,13 +3,15 @@
 A previous generation stays where the current one is not whole: it is then the only good one. A driver that is
 not asked about is no reason to remove anything. A plan changes nothing. What it names is removed one by one,
 each under the lock of its cache file's writers, and only if nothing has replaced it since. Only names of our
-making are looked at; nobody needs what is in the quarantine, which is there to be looked at.
+making are looked at; nobody needs what is in the quarantine, which is there to be looked at. Of a store of
+binaries generations go as files do, and where there is no room, what is worth least.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -35,7 +37,7 @@ from orchestrator.stores.files.recovery import (
 )
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, cache_file_of, kind_of
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache_file_of, kind_of
 from orchestrator.stores.profile_file import ProfileIdentity
 
 
@@ -67,21 +69,29 @@ class PruneReason(enum.StrEnum):
 
 @frozen
 class PruneItem:
-    """A file that is not wanted; `modified_ns`, since the epoch, tells whether it still is that file."""
+    """A file that is not wanted; `modified_ns`, since the epoch, tells whether it still is that file.
+
+    Of a store of binaries it is a part: `generation` is the digest of one, or empty for what is worth least.
+    """
 
     path: Path
     size: int
     reason: PruneReason
     detail: str = ""
     modified_ns: int = 0
+    generation: bytes | None = None
 
 
 @frozen
 class PrunePlan:
-    """What a prune would remove, and the cache files that stay, both generations, with their size."""
+    """What a prune would remove, and what stays, with its size: cache files, both generations, and the store.
+
+    `note` says why the store was not looked into, or "".
+    """
 
     items: tuple[PruneItem, ...]
     kept: tuple[tuple[Path, int], ...]
+    note: str = ""
 
     @property
     def bytes(self) -> int:
@@ -117,7 +127,8 @@ def plan_prune(
     Args:
         directory: The directory of cache files.
         here: Devices that are here: files of another build of one of their drivers are not wanted.
-        max_bytes: Bytes that the cache files and plans which stay may have together; None for no bound.
+        max_bytes: Bytes that the cache files, plans and binaries which stay may have together; None for no
+            bound.
         older_than_ns: Age at which a file is not wanted; None for no bound.
         now_ns: The time, ns since the epoch.
         operations: The calls to use.
@@ -134,6 +145,7 @@ def plan_prune(
         each.path: each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
     }
     kept: list[_File] = []
+    shrunk: list[_File] = []
     for each in current:
         inspection = inspect_cache_file(each.path, operations=operations)
         reason, detail = _unwanted(each, inspection.prefix_header, here, older_than_ns, now_ns)
@@ -158,15 +170,59 @@ def plan_prune(
         else:
             items.append(_item(orphan, reason, detail))
     items += _unwanted_beside(found, items, here, older_than_ns, now_ns, operations)
+    parts, store, note = _parts_of_store(found, here, older_than_ns, now_ns)
+    items += parts
+    kept += store
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
     if max_bytes is not None:
         # Plans go first: each can be made again without a driver.
         unwanted = {each.path for each in items}
         plans = [each for each in found if kind_of(each.path) is PLAN and each.path not in unwanted]
         plans.sort(key=lambda each: each.status.modified_ns, reverse=True)
-        while (plans or kept) and sum(each.status.size for each in (*kept, *plans)) > max_bytes:
-            items.append(_item((plans or kept).pop(), PruneReason.SIZE))
-    return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in kept))
+        while (plans or kept) and (
+            over := sum(each.status.size for each in (*kept, *plans, *shrunk)) - max_bytes
+        ) > 0:
+            oldest = (plans or kept).pop()
+            if oldest.path.name != STORE_NAME:
+                items.append(_item(oldest, PruneReason.SIZE))
+                continue
+            size = oldest.status.size
+            items.append(
+                PruneItem(
+                    oldest.path, min(size, over), PruneReason.SIZE, "what is worth least", generation=b""
+                )
+            )
+            rest = msgspec.structs.replace(oldest.status, size=max(0, size - over))
+            shrunk.append(_File(oldest.path, rest))
+    return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in (*kept, *shrunk)), note)
+
+
+def _parts_of_store(
+    found: Iterable[_File], here: Sequence[DeviceIdentity], older_than_ns: int | None, now_ns: int
+) -> tuple[list[PruneItem], list[_File], str]:
+    """Generations of the store of binaries that are not wanted, the store without them, and what is wrong."""
+    file = next((each for each in found if each.path.name == STORE_NAME), None)
+    if file is None:
+        return [], [], ""
+    from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+    try:
+        with BinaryStore.open(file.path.parent, create=False) as store:
+            stat = store.statistics()
+    except StoreError as error:
+        return [], [], str(error)
+    parts = []
+    for each in stat.generations:
+        used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
+        about = each.about
+        reason, why = _unwanted(_File(file.path, used), about.identity, here, older_than_ns, now_ns)
+        if reason is not None:
+            name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
+            detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
+            parts.append(PruneItem(file.path, each.bytes, reason, detail, generation=about.digest))
+    left = max(0, stat.used_bytes - sum(each.size for each in parts))
+    newest = max((each.used_s for each in stat.generations), default=0) * 1_000_000_000
+    return parts, [_File(file.path, msgspec.structs.replace(file.status, size=left, modified_ns=newest))], ""
 
 
 def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) -> PruneReport:
@@ -179,11 +235,38 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
             removed.append(item)
         else:
             failed.append((item, problem))
+    for path in {each.path for each in removed if each.generation is not None}:
+        _compact(path)
     return PruneReport(tuple(removed), tuple(failed))
+
+
+def _remove_part(path: Path, item: PruneItem) -> str | None:
+    """Remove part of a store of binaries; why it stays, or None."""
+    from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+    try:
+        with BinaryStore.open(path.parent, create=False) as store:
+            if item.generation:
+                store.prune(lambda about, _: about.digest == item.generation)
+            else:
+                store.shrink(max(0, store.statistics().used_bytes - item.size))
+    except StoreError as error:
+        return error.reason
+    return None
+
+
+def _compact(path: Path) -> None:
+    """Give the disk back what a store does not use; it works as well where that cannot be done."""
+    from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+    with suppress(StoreError):
+        BinaryStore.compact(path.parent)
 
 
 def _remove(item: PruneItem, operations: FileOperations) -> str | None:
     """Remove one file; why it stays, or None."""
+    if item.generation is not None:
+        return _remove_part(item.path, item)
     if item.reason is PruneReason.QUARANTINE:
         return _unlink(item, operations)
     name = item.path.name.removesuffix(PREVIOUS_SUFFIX)
@@ -262,7 +345,7 @@ def _profile_identity(path: Path, operations: FileOperations) -> ProfileIdentity
     return None if about is None else about.identity
 
 
-def _other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
+def other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
     """How the version of a driver differs from that of every device here that it is of, or "".
 
     A pipelineCacheUUID may differ between two applications on one driver, so that it alone says nothing.
@@ -285,7 +368,7 @@ def _unwanted(
     older_than_ns: int | None,
     now_ns: int,
 ) -> tuple[PruneReason | None, str]:
-    if about is not None and (other := _other_driver(about, here)):
+    if about is not None and (other := other_driver(about, here)):
         return PruneReason.OTHER_DRIVER, other
     age_ns = now_ns - file.status.modified_ns
     if older_than_ns is not None and age_ns > older_than_ns:

@@ -114,6 +114,55 @@ def test_prune_by_size(call: Call, folder: Path) -> None:
     assert call("binaries", "verify", "--cache-dir", folder).code == ExitCode.OK
 
 
+def test_the_verb_prune_knows_the_store(call: Call, folder: Path) -> None:
+    dry = call("prune", "--cache-dir", folder, "--dry-run", "--json").document
+    assert [(each["reason"], Path(each["path"]).name) for each in dry["removed"]] == [
+        ("other driver", STORE_NAME)
+    ]
+    assert OLD.global_key.hex()[:12] in dry["removed"][0]["detail"]
+    assert [Path(each["path"]).name for each in dry["kept"]] == [STORE_NAME]
+    done = call("prune", "--cache-dir", folder, "--json").document
+    assert done["removed"] == dry["removed"]
+    with BinaryStore.open(folder) as store:
+        assert {each.about.global_key for each in store.statistics().generations} == {
+            HERE.global_key,
+            ELSEWHERE.global_key,
+        }
+        store.put(HERE, [pipeline(state, os.urandom(9000)) for state in range(10, 60)])
+    small = call("prune", "--cache-dir", folder, "--max-size", "200K", "--json").document
+    assert [each["reason"] for each in small["removed"]] == ["over the size"]
+    assert sum(each["bytes"] for each in small["kept"]) <= 200 * 1024
+    assert (folder / STORE_NAME).stat().st_size <= 220 * 1024
+    with BinaryStore.open(folder) as store:
+        assert sum(each.pipelines for each in store.statistics().generations) > 5
+        assert store.verify().problems == ()
+    assert call("prune", "--cache-dir", folder, "--max-size", "200K", "--json").document["removed"] == []
+
+
+def test_the_verb_prune_leaves_a_store_that_it_cannot_read(call: Call, folder: Path) -> None:
+    os.truncate(folder / STORE_NAME, 5000)
+    done = call("prune", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.OK
+    assert STORE_NAME in done.document["note"]
+    assert (folder / STORE_NAME).stat().st_size == 5000
+
+
+def test_the_verb_verify_knows_the_store(call: Call, folder: Path) -> None:
+    done = call("verify", folder)
+    assert done.code == ExitCode.OK
+    assert "a store of 3 binaries of 12 pipelines" in done.out
+    path = folder / STORE_NAME
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"0" * 3000, b"0" * 2999 + b"1"))
+    bad = call("verify", path, "--json")
+    assert bad.code == ExitCode.BAD_INPUT
+    assert "not what was stored" in bad.document["checked"][0]["problems"][0]
+    os.truncate(path, 5000)
+    cut = call("verify", folder, "--json")
+    assert [bool(each["problems"]) for each in cut.document["checked"]] == [False, True]
+    assert path.stat().st_size == 5000
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [

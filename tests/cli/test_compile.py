@@ -20,6 +20,7 @@ from orchestrator.run import keeping
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError, temporary_of
@@ -131,6 +132,15 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     shown = call("compile", *map(str, arguments), "--device", "simulated")
     assert f"{count} of {count} pipelines found in" in shown.out
     assert f"{count} pipelines created from binaries" in shown.out
+    with BinaryStore.open(tmp_path / "cache") as store:
+        assert store.bound_bytes == 512 << 20
+    bounded = compile_json(call, *arguments, "--binaries-disk", "8M", "--binaries-memory", "0")
+    assert bounded["binaries"]["pulled_late"] == bounded["binaries"]["created"] == count
+    with BinaryStore.open(tmp_path / "cache") as store:
+        assert store.bound_bytes == 8 << 20
+    small = call("compile", *map(str, arguments), "--device", "simulated", "--binaries-disk", "1M")
+    assert small.code == ExitCode.BAD_INPUT
+    assert "--binaries-disk" in small.err
     refused = call("compile", *map(str, arguments), "--device", "simulated", "--merge", "rolling")
     assert refused.code == ExitCode.BAD_INPUT
     assert "no worker caches" in refused.err

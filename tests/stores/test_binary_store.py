@@ -25,6 +25,7 @@ from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.binary_store import (
     COLLIDES,
     DAMAGED,
+    DEFAULT_BOUND,
     FOUND,
     KEY_DIFFERS,
     LEAST_BOUND,
@@ -255,6 +256,65 @@ def test_the_bound_holds_and_what_was_used_last_stays(tmp_path: Path) -> None:
         assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
         assert found(store, 2899)[0] == FOUND
         assert store.verify().problems == ()
+
+
+def test_a_bound_is_remembered(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path) as store:
+        assert store.bound_bytes == DEFAULT_BOUND
+    for said, remembered in ((600 << 20, 600 << 20), (None, 600 << 20), (8 << 20, 8 << 20), (None, 8 << 20)):
+        with BinaryStore.open(tmp_path, bound_bytes=said) as store:
+            assert store.bound_bytes == store.statistics().bound_bytes == remembered
+            # It is the bound that LMDB has too.
+            report = store.put(GENERATION, [pipeline(said or 0, bytes(3 << 20))])
+            assert (report.pipelines, report.too_large) == ((1, 0) if remembered > 100 << 20 else (0, 1))
+
+
+def test_a_lower_bound_shrinks_the_file(tmp_path: Path) -> None:
+    noise = random.Random(4)
+    with BinaryStore.open(tmp_path, bound_bytes=32 << 20) as store:
+        for start in range(0, 1000, 100):
+            store.put(GENERATION, [pipeline(start + each, noise.randbytes(15_000)) for each in range(100)])
+        before = store.path.stat().st_size
+
+        def look() -> str:
+            # Who is not alone leaves the file as it is.
+            with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as other:
+                return str(other.path.stat().st_size)
+
+        assert in_a_child(look) == (0, str(before))
+    assert before > 3 * LEAST_BOUND
+    with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
+        assert store.set_aside == ""
+        assert store.path.stat().st_size <= 1.1 * LEAST_BOUND
+        assert 100 < store.statistics().generations[0].pipelines < 400
+        assert store.verify().problems == ()
+
+
+def test_compacting_loses_nothing_and_gives_the_disk_back(tmp_path: Path) -> None:
+    noise = random.Random(6)
+    contents = [noise.randbytes(20_000) for _ in range(60)]
+    with BinaryStore.open(tmp_path) as store:
+        store.put(GENERATION, [pipeline(state, content) for state, content in enumerate(contents)])
+        store.remove(GENERATION, [b"state %d" % state for state in range(50)])
+        assert BinaryStore.compact(tmp_path) == 0  # it is open
+    # A process that died while it copied.
+    half = tmp_path / f"{STORE_NAME}.compact"
+    half.write_bytes(b"half a copy")
+    before = (tmp_path / STORE_NAME).stat().st_size
+    assert BinaryStore.compact(tmp_path) > before / 2
+    assert not half.exists()
+    assert (tmp_path / STORE_NAME).stat().st_mode & 0o777 == 0o600
+    with BinaryStore.open(tmp_path) as store:
+        assert store.set_aside == ""
+        assert [found(store, state) for state in range(49, 60)] == [
+            (MISSING, []),
+            *((FOUND, [each]) for each in contents[50:]),
+        ]
+        assert store.verify().problems == ()
+        store.put(GENERATION, [pipeline(1, b"again")])
+        assert found(store, 1)[0] == FOUND
+    with pytest.raises(StoreError, match="no store"):
+        BinaryStore.compact(tmp_path / "none")
 
 
 def test_what_is_dear_to_compile_stays_longer(tmp_path: Path) -> None:
