@@ -397,7 +397,7 @@ def _objects(arrays: _Arrays, size: int) -> tuple[ImageObject, ...]:
     sizes = np.array([structs[kind].size for kind in _OBJECT_KINDS], np.int64)
     _require(
         not len(offsets)
-        or (offsets.min() >= 0 and not (offsets % 8).any() and (offsets + sizes[kinds]).max() <= size),
+        or bool(offsets.min() >= 0 and not (offsets % 8).any() and (offsets + sizes[kinds]).max() <= size),
         "the create info of an object is not in the buffer",
     )
     owners = np.repeat(np.arange(len(kinds)), np.diff(starts))

@@ -126,10 +126,10 @@ def points_inside(image: CreateInfoImage) -> bool:
     size = len(image.buffer)
     slots = [image.pointer_slots, image.object_slots, image.module_slots, image.library_slots]
     slots += [image.flags2_slots[image.flags2_slots >= 0], image.feedback_slots]
+    targets = image.pointer_targets
     return (
         all(not len(each) or (each.min() >= 0 and each.max() + 8 <= size) for each in slots)
-        and (not len(image.pointer_targets) or image.pointer_targets.min() >= 0)
-        and (not len(image.pointer_targets) or image.pointer_targets.max() < size)
+        and (not len(targets) or bool(targets.min() >= 0 and targets.max() < size))
         and image.feedback_offset + 16 * len(image) <= size
     )
 
