@@ -143,8 +143,9 @@ class LayeredRun:
         """The JSON that the process wrote; fails the test where it did not end with 0."""
         if self.returncode != 0:
             pytest.fail(f"ended with {self.returncode}:\n{self.stderr[-4000:]}", pytrace=False)
-        # The newer layer writes a line of its own to stdout first.
-        document: dict[str, Any] = json.loads(self.stdout[self.stdout.index("{") :])
+        # Newer layers write a line of their own to stdout, before it or after it.
+        document: dict[str, Any]
+        document, _ = json.JSONDecoder().raw_decode(self.stdout, self.stdout.index("{"))
         return document
 
 

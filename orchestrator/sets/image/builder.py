@@ -48,11 +48,13 @@ from orchestrator.sets.needs.context import (
     incomplete_pipeline,
 )
 from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
-from orchestrator.sets.needs.shaders import stage_entry_point
+from orchestrator.sets.needs.shaders import specialized_values, stage_entry_point
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.spirv.interface import specialization_constants
 from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
+from orchestrator.sets.spirv.workgroup_memory import WorkgroupMemory, workgroup_memory
 
 CREATE_INFOS = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
@@ -63,6 +65,11 @@ FEEDBACK = "VkPipelineCreationFeedback"
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
+# VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
+_WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
+# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16, Float64, Int64,
+# Int16, Int8.
+_OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 PNEXT = 8
 
@@ -517,6 +524,8 @@ class _ImageBuilder:
         self._set_bindings: dict[int, tuple[int, ...]] = {}
         self._bindings: dict[int, frozenset[tuple[int, int]]] = {}
         self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
+        self._memory: dict[int, WorkgroupMemory | None] = {}
+        self._constant_sizes: dict[int, dict[int, int]] = {}
         self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
         self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
@@ -552,6 +561,11 @@ class _ImageBuilder:
         for stage in stages:
             self._require(self._checker.stage(stage, self._module(stage.module)[1]))
         self._require(self._checker.structure(value), value)
+        for stage in stages:
+            if stage.pSpecializationInfo is not None:
+                self._require(self._wrong_specialization(stage))
+            if stage.stage & _WORKGROUP_STAGES and self._memory_of(stage.module) is not None:
+                self._require(self._excess_memory(stage))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             self._object("VkRenderPass", value.renderPass)
             self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
@@ -691,6 +705,47 @@ class _ImageBuilder:
                 f"layout has no set {number} binding {binding}, which shader {stage.module:016x} uses"
             )
         return None
+
+    def _wrong_specialization(self, stage: Any) -> str | None:
+        """A value that is not as long as its constant: VUID-VkSpecializationMapEntry-constantID-00776."""
+        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._module(stage.module)[1]
+        if all(each.size == 4 for each in entries) and _OTHER_SIZES.isdisjoint(spirv.capabilities):
+            return None
+        if stage.module not in self._constant_sizes:
+            try:
+                found = specialization_constants(self._code.load(stage.module))
+            except SpirvError as error:
+                return Malformed(f"module {stage.module:016x}: {error}")
+            self._constant_sizes[stage.module] = {each.constant_id: each.size for each in found}
+        sizes = self._constant_sizes[stage.module]
+        for each in entries:
+            size = sizes.get(each.constantID, each.size)
+            if size != each.size:
+                return Malformed(
+                    f"specialization constant {each.constantID} is given {each.size} bytes and has {size}"
+                )
+        return None
+
+    def _memory_of(self, module: int) -> WorkgroupMemory | None:
+        if module not in self._memory:
+            try:
+                self._memory[module] = workgroup_memory(self._code.load(module))
+            except SpirvError as error:
+                raise _UnusableError(f"module {module:016x}: {error}") from None
+        return self._memory[module]
+
+    def _excess_memory(self, stage: Any) -> str | None:
+        """The limit that a stage's shared memory exceeds; of several entry points' variables only its own count."""
+        memory, spirv = self._memory_of(stage.module), self._module(stage.module)[1]
+        entry = stage_entry_point(stage, spirv)
+        if memory is None or entry is None:
+            return None
+        info = stage.pSpecializationInfo
+        values = specialized_values(info) if info is not None and memory.spec_ids else {}
+        if self._checker.workgroup_memory(stage, spirv, memory.size(values)) is None:
+            return None
+        used = statically_used(self._code.load(stage.module), entry.id, memory.variables)
+        return self._checker.workgroup_memory(stage, spirv, memory.size(values, used))
 
     def _object(self, handle_type: str, key: int) -> int:
         known = self._objects.get((handle_type, key))

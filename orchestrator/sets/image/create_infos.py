@@ -454,18 +454,19 @@ def _count_step(struct: Struct, name: str) -> _Step:
     ]
 
     def step(value: Any, piece: Piece, at: int, _heap: Heap) -> None:
-        number = read(value)
+        number, missing = read(value), None
         for array, written, optional in arrays:
             elements = getattr(value, array)
             if elements is None:
-                if number and not optional:
-                    raise PackError(f"{struct.name}::{name} is {number}, but {written!r} is missing")
+                missing = missing if optional else written
             elif number is None:
                 number = len(elements)
             elif len(elements) != number:
                 raise PackError(
                     f"{struct.name}::{name} is {number}, but its array {written!r} has {len(elements)} elements"
                 )
+        if number and missing:  # after all of them: an array may be what says the count
+            raise PackError(f"{struct.name}::{name} is {number}, but {missing!r} is missing")
         if number:
             layout.pack_into(piece.data, at + offset, number)
 

@@ -831,6 +831,9 @@ _GROUP_SHADERS = {
 }
 
 
+# What a group of a VkRayTracingShaderGroupTypeKHR cannot do without: general, procedural hit.
+_GROUP_NEEDS = {0: "generalShader", 2: "intersectionShader"}
+
 _VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _FRAGMENT_SHADER_PART, _OUTPUT_PART = 0x1, 0x2, 0x4, 0x8
 _ALL_PARTS = 0xF
 _LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
@@ -920,7 +923,7 @@ class GraphicsParts(msgspec.Struct, frozen=True):
 def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | None:
     """What a pipeline of any kind lacks, its libraries considered; drivers read it without looking for it.
 
-    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -pLibraries-06609, "Complete Graphics
+    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -flags-06609 and -06610, "Complete Graphics
     Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
     """
     graphics = type(value).__name__ == _GRAPHICS
@@ -941,10 +944,13 @@ def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | No
     if own == _ALL_PARTS:
         return None
     flags = create_flags(value)
-    if flags & _LINK_TIME_OPTIMIZATION and not all(each.retains for each in linked):
-        return Malformed(
-            "pLibraries: links with link-time optimization a library that retains nothing for it"
-        )
+    if not all(each.retains for each in linked):
+        if flags & _LINK_TIME_OPTIMIZATION:
+            return Malformed(
+                "pLibraries: links with link-time optimization a library that retains nothing for it"
+            )
+        if flags & _RETAIN_LINK_TIME_OPTIMIZATION_INFO:
+            return Malformed("pLibraries: retains what link-time optimization needs, and a library does not")
     if flags & _LIBRARY:
         return None
     whole = GraphicsParts.of(value, linked)
@@ -987,6 +993,9 @@ def _group_shaders(value: Any, count: int) -> Malformed | None:
                 return Malformed(f"{name} {index} of a pipeline that has {count} stages")
             if count == len(stages) and not stages[index] & kinds:
                 return Malformed(f"{name} {index} names a stage of another kind, {stages[index]:#x}")
+        needed = _GROUP_NEEDS.get(each.type)
+        if needed is not None and getattr(each, needed) == _UNUSED_SHADER:
+            return Malformed(f"{needed} is not used in a group that consists of it")
     return None
 
 

@@ -371,6 +371,10 @@ class RequirementChecker:
             return text
         return self._shaders.stage(value, spirv)
 
+    def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
+        """The limit on shared memory that a stage exceeds with variables of so many bytes."""
+        return self._shaders.workgroup_memory(value, spirv, size)
+
     def structure(self, value: Any) -> str | None:
         """What a structure lacks: itself, its members, its pNext chain, and everything below it."""
         return self._walk(value, _NO_STATES)

@@ -125,17 +125,42 @@ _MODELS: dict[int, tuple[int, ...]] = {
     0x4000: (_GL_COMPUTE,),
 }  # fmt: skip
 
-# Structure, and the names of its properties for size and invocations, by execution model.
-# RuntimeSpirv-x-06429 to -06432 for compute; RuntimeSpirv-TaskEXT-07291 and RuntimeSpirv-MeshEXT-07295 and
-# those after them.
+# Structure, and the names of its properties for size, invocations and shared memory, by execution model.
+# RuntimeSpirv-x-06429 to -06432 and -Workgroup-06530 for compute; RuntimeSpirv-TaskEXT-07291 and
+# RuntimeSpirv-MeshEXT-07295 and those after them; maxTaskTotalMemorySize and maxMeshTotalMemorySize.
 _MESH_PROPERTIES = "VkPhysicalDeviceMeshShaderPropertiesEXT"
 _MESH_PROPERTIES_NV = "VkPhysicalDeviceMeshShaderPropertiesNV"
 _WORKGROUPS = {
-    _GL_COMPUTE: (LIMITS, "maxComputeWorkGroupSize", "maxComputeWorkGroupInvocations"),
-    _TASK_EXT: (_MESH_PROPERTIES, "maxTaskWorkGroupSize", "maxTaskWorkGroupInvocations"),
-    _MESH_EXT: (_MESH_PROPERTIES, "maxMeshWorkGroupSize", "maxMeshWorkGroupInvocations"),
-    _TASK_NV: (_MESH_PROPERTIES_NV, "maxTaskWorkGroupSize", "maxTaskWorkGroupInvocations"),
-    _MESH_NV: (_MESH_PROPERTIES_NV, "maxMeshWorkGroupSize", "maxMeshWorkGroupInvocations"),
+    _GL_COMPUTE: (
+        LIMITS,
+        "maxComputeWorkGroupSize",
+        "maxComputeWorkGroupInvocations",
+        "maxComputeSharedMemorySize",
+    ),
+    _TASK_EXT: (
+        _MESH_PROPERTIES,
+        "maxTaskWorkGroupSize",
+        "maxTaskWorkGroupInvocations",
+        "maxTaskSharedMemorySize",
+    ),
+    _MESH_EXT: (
+        _MESH_PROPERTIES,
+        "maxMeshWorkGroupSize",
+        "maxMeshWorkGroupInvocations",
+        "maxMeshSharedMemorySize",
+    ),
+    _TASK_NV: (
+        _MESH_PROPERTIES_NV,
+        "maxTaskWorkGroupSize",
+        "maxTaskWorkGroupInvocations",
+        "maxTaskTotalMemorySize",
+    ),
+    _MESH_NV: (
+        _MESH_PROPERTIES_NV,
+        "maxMeshWorkGroupSize",
+        "maxMeshWorkGroupInvocations",
+        "maxMeshTotalMemorySize",
+    ),
 }
 
 # Execution modes whose literal a property bounds, by execution model. VUID-VkPipelineShaderStageCreateInfo-
@@ -221,6 +246,12 @@ class ShaderRequirements:
             return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
         return Malformed(f"entry point {value.pName or ''!r} for stage {value.stage:#x} in its module")
 
+    def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
+        """The limit on shared memory that a stage exceeds with variables of so many bytes."""
+        entry = stage_entry_point(value, spirv)
+        bounds = None if entry is None else _WORKGROUPS.get(entry.execution_model)
+        return None if bounds is None else limit(self._answers, bounds[0], bounds[3], size)
+
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"
         if major != 1 or minor > _NEWEST_MINOR:
@@ -264,11 +295,11 @@ class ShaderRequirements:
             return None
         info = value.pSpecializationInfo
         size = spirv.local_size(
-            entry.id, _specialization(info) if info is not None and spirv.spec_ids else {}
+            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}
         )
         if size is None:
             return None
-        struct, size_member, invocations_member = bounds
+        struct, size_member, invocations_member, _ = bounds
         most = self._answers.property(struct, size_member)
         if isinstance(most, tuple):
             for axis, have, want in zip("xyz", most, size, strict=False):
@@ -313,7 +344,7 @@ def stage_entry_point(value: Any, spirv: SpirvModule) -> EntryPoint | None:
     return None
 
 
-def _specialization(info: Any) -> dict[int, int]:
+def specialized_values(info: Any) -> dict[int, int]:
     """The 32-bit values of a VkSpecializationInfo, by constant id, without those that do not fit its data."""
     data = info.pData or b""
     values: dict[int, int] = {}

@@ -145,6 +145,18 @@ class _Walk:
     entry_points: list[EntryPoint] = Factory(list)
 
 
+def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
+    """Those of a module, in the order of constant ids; none where a type is not there.
+
+    Raises:
+        SpirvError: The module's framing is broken.
+    """
+    try:
+        return _specialization(_walk(code))
+    except (KeyError, IndexError):
+        return ()
+
+
 _SOURCE_TEXT: Final = (
     "it is text, such as GLSL or HLSL, and SPIR-V is needed: `glslangValidator -V a.comp -o a.comp.spv` makes it of "
     "GLSL (Debian: glslang-tools), and `dxc -spirv` of HLSL"

@@ -298,6 +298,10 @@ class LyingSet(MemoryRecords):
                 for way, change in ways:
                     must = not member.optional or way not in _LEFT_OUT
                     self._add(place, member.name, count, way, must_fail=must, change=change)
+                if any(each.name != member.name and other == count for each, other in counted):
+                    way = "left out, where another array says the count"
+                    change = _without(written, count)
+                    self._add(place, member.name, count, way, must_fail=not member.optional, change=change)
             if member.category == "handle":
                 must = not member.optional_elements
                 change = _item(written, 1, hexed(0))
@@ -376,8 +380,8 @@ def _nothing(_value: dict[str, Any]) -> None:
     pass
 
 
-def _without(name: str) -> Change:
-    return lambda value: value.pop(name, None)
+def _without(*names: str) -> Change:
+    return lambda value: [value.pop(each, None) for each in names]
 
 
 def _put(name: str, new: object) -> Change:

@@ -6,6 +6,7 @@ slots agree with the buffer. Devices' capabilities are made up, so no driver is 
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from typing import Any
@@ -439,10 +440,12 @@ def test_a_library_must_be_one_and_what_links_must_be_whole() -> None:
     )
     records.library(6, 5, flags=0)
     records.library(7)
+    records.library(9, 1, flags=0x80_0000)
     records.library(8, 7, flags=0x800, pNext=[{"sType": 1000290000, "libraries": [hexed(0)]}])
     found = reasons(records.built())
     assert "pre-rasterization" in found[3][1]
     assert "retains nothing" in found[4][1]
+    assert found[9][1] == "pLibraries: retains what link-time optimization needs, and a library does not"
     assert "pre-rasterization" in found[6][1]
     assert "null handle" in found[8][1]
     assert not any(unsupported for unsupported, _ in found.values())
@@ -504,6 +507,79 @@ def test_a_workgroup_of_nothing_fails() -> None:
     records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
     records.compute(1, module=module)
     assert reasons(records.built()) == {1: (False, "a workgroup of 0x1x1 invocations")}
+
+
+def sharing_module(*, used: bool = True) -> bytes:
+    """A compute shader with an array of floats in shared memory, as long as constant 0 says: 64."""
+    return assemble(
+        *(instruction(17, each) for each in (1, 11)),  # Int64, of which constants have 8 bytes
+        instruction(14, 0, 1),
+        instruction(15, 5, 3, *text("main")),
+        instruction(16, 3, 17, 1, 1, 1),
+        *(instruction(71, constant, 1, number) for number, constant in ((0, 7), (1, 8), (2, 9))),
+        instruction(19, 1),
+        instruction(33, 2, 1),
+        instruction(21, 5, 32, 0),
+        instruction(21, 6, 64, 0),
+        instruction(20, 10),
+        instruction(50, 5, 7, 64),
+        instruction(50, 6, 8, 1, 0),
+        instruction(48, 10, 9),
+        instruction(28, 11, 5, 7),
+        instruction(32, 12, 4, 11),
+        instruction(59, 12, 13, 4),
+        instruction(54, 1, 3, 0, 2),
+        instruction(248, 4),
+        *([instruction(61, 11, 14, 13)] if used else []),
+        instruction(253),
+        instruction(56),
+    )
+
+
+def specialized(data: bytes, *entries: tuple[int, int, int]) -> dict[str, Any]:
+    """A VkSpecializationInfo of (constantID, offset, size)."""
+    maps = [{"constantID": constant, "offset": at, "size": size} for constant, at, size in entries]
+    return {"dataSize": len(data), "data": base64.b64encode(data).decode(), "mapEntries": maps}
+
+
+def shared_stage(records: Records, key: int, info: dict[str, Any] | None, *, used: bool = True) -> None:
+    code = sharing_module(used=used)
+    module = module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    stage = {"stage": 32, "module": hexed(module), "name": "main"}
+    records.compute(key, stage=stage | ({} if info is None else {"specializationInfo": info}))
+
+
+def test_shared_memory_that_the_device_has_not_is_unsupported() -> None:
+    """Drivers divide by the number of workgroups that fit: RADV ends with SIGFPE. Unused variables do not count."""
+    records = Records()
+    shared_stage(records, 1, None)
+    shared_stage(records, 2, specialized(bytes((0, 32, 0, 0)), (0, 0, 4)))
+    shared_stage(records, 3, specialized(bytes((1, 32, 0, 0)), (0, 0, 4)))
+    shared_stage(records, 4, specialized(bytes((1, 32, 0, 0)), (0, 0, 4)), used=False)
+    limits = ("VkPhysicalDeviceLimits", "maxComputeSharedMemorySize")
+    reason = "property VkPhysicalDeviceLimits::maxComputeSharedMemorySize 32768 < 32772"
+    assert reasons(records.built(properties={limits: 32768})) == {3: (True, reason)}
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ((0, 0, 4), None),
+        ((0, 0, 1), "specialization constant 0 is given 1 bytes and has 4"),
+        ((1, 0, 8), None),
+        ((1, 0, 4), "specialization constant 1 is given 4 bytes and has 8"),
+        ((2, 0, 4), None),
+        ((2, 0, 1), "specialization constant 2 is given 1 bytes and has 4"),
+        ((9, 0, 2), None),  # a constant that the shader has not is ignored
+    ],
+)
+def test_specialization_constants_are_given_as_many_bytes_as_they_have(
+    entry: tuple[int, int, int], reason: str | None
+) -> None:
+    records = Records()
+    shared_stage(records, 1, specialized(bytes(8), entry))
+    assert reasons(records.built()) == ({} if reason is None else {1: (False, reason)})
 
 
 def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:

@@ -1,21 +1,32 @@
 """Thousands of mutants of good documents.
 
-Each is in the image or among the problems, with a reason that is not a defect of this program; ORCHESTRATOR_MUTANTS
-says how many, for a longer run.
+Each is in the image or among the problems, with a reason that is not a defect of this program, and a real driver
+survives what is in the image. ORCHESTRATOR_MUTANTS says how many are made, ORCHESTRATOR_DRIVER_MUTANTS how many
+the driver is given, for a longer run.
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from pathlib import Path
 
+import pytest
+
+from orchestrator.devices.request import DeviceRequest, OtherFeatures
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.run.options import TrialLimits
+from orchestrator.run.trial import Setup, try_pipelines
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from tests.drivers import driver_manifest
 from tests.sets.image.mutants import Mutants
 
 COUNT = int(os.environ.get("ORCHESTRATOR_MUTANTS", "6000"))
+DRIVER_COUNT = int(os.environ.get("ORCHESTRATOR_DRIVER_MUTANTS", "150"))
 BATCH = 1000
+DRIVER = "radv:navi21"
 
 
 def test_mutants_are_taken_or_fail_by_name() -> None:
@@ -37,3 +48,25 @@ def test_mutants_are_taken_or_fail_by_name() -> None:
     assert sum(ends.values()) >= COUNT
     # Neither are all refused nor all taken: the mutants are not beside the point.
     assert min(ends.values()) > COUNT / 50, ends
+
+
+@pytest.mark.driver
+async def test_the_driver_survives_the_mutants_that_it_is_given(tmp_path: Path) -> None:
+    driver_manifest(DRIVER)
+    mutants = Mutants(seed=20260316)
+    given = 0
+    died: list[str] = []
+    while given < DRIVER_COUNT:
+        records, done = mutants.batch(BATCH)
+        source = PipelineSet.from_records(records)
+        taken = set(build_image(source, done, AnyDevice()).image.keys.tolist())
+        jobs = [each for each in done if each.key in taken][: DRIVER_COUNT - given]
+        archive = tmp_path / "mutants.foz"
+        with ArchiveWriter(archive, compress=False) as writer:
+            copy_records(records, writer)
+        setup = Setup(str(archive), DRIVER, request=DeviceRequest(others=OtherFeatures.ALL))
+        trials = await try_pipelines(jobs, setup, limits=TrialLimits(), processes=1)
+        given += len(jobs)
+        assert trials.survived | set(trials.died) == set(jobs)
+        died += [f"{job.key:#x}, {done[job]}: {end}" for job, end in trials.died.items()]
+    assert died == []

@@ -100,6 +100,12 @@ def test_groups_name_stages_that_are_there() -> None:
     closest = rays(NONE)
     closest.pGroups[0].closestHitShader = 0
     assert missing(closest) == "closestHitShader 0 names a stage of another kind, 0x100"
+    nothing = rays(NONE)
+    assert missing(nothing) == "generalShader is not used in a group that consists of it"
+    nothing.pGroups[0].type = 2
+    assert missing(nothing) == "intersectionShader is not used in a group that consists of it"
+    nothing.pGroups[0].type = 1
+    assert missing(nothing) is None
     assert missing(rays(1, pLibraryInfo=make("VkPipelineLibraryCreateInfoKHR", pLibraries=[7]))) is None
 
 

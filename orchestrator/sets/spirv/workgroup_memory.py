@@ -1,0 +1,141 @@
+"""How much memory a module's variables in the Workgroup storage class take: what shared memory must hold.
+
+Asked of modules that have such variables, since drivers that are given more than the device has divide by the number
+of workgroups that fit, which is none.
+
+Guarantees: a lower bound. Padding is the driver's, a length that cannot be told counts as one, and what is not
+known to have a size has none. Any bytes give a result or a SpirvError.
+Source: RuntimeSpirv-Workgroup-06530; SPIR-V, "OpSpecConstantOp".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+
+from orchestrator.sets.spirv.walk import DECORATION_SPEC_ID, OP_FUNCTION, instructions, spirv_words
+
+_MOST: Final = 1 << 62
+_WORKGROUP: Final = 4
+_EXPLICIT_LAYOUT: Final = 4428
+"""Capability WorkgroupMemoryExplicitLayoutKHR, under which blocks lie over one another."""
+
+_CAPABILITY, _VARIABLE, _DECORATE = 17, 59, 71
+_BOOL, _INT, _FLOAT, _VECTOR, _MATRIX, _ARRAY, _STRUCT, _POINTER = 20, 21, 22, 23, 24, 28, 30, 32
+_CONSTANT, _SPEC_CONSTANT, _OPERATION = 43, 50, 52
+_DEFINITIONS: Final = {
+    _BOOL: 2, _INT: 4, _FLOAT: 3, _VECTOR: 4, _MATRIX: 4, _ARRAY: 4, _STRUCT: 2, _POINTER: 4,
+    _CONSTANT: 4, _SPEC_CONSTANT: 4, _OPERATION: 6,
+}  # fmt: skip
+"""What sizes are made of, with the least number of words."""
+_VARIABLE_WORD: Final = np.uint32(4 << 16 | _VARIABLE)
+
+_OPERATIONS: Final[dict[int, Callable[[int, int], int]]] = {
+    128: int.__add__, 130: int.__sub__, 132: int.__mul__, 134: int.__floordiv__, 135: int.__floordiv__,
+    137: int.__mod__, 194: int.__rshift__, 196: int.__lshift__, 197: int.__or__, 198: int.__xor__, 199: int.__and__,
+}  # fmt: skip
+"""Operations on 32-bit integers by opcode; those with a sign agree with these where neither operand is negative."""
+_SIGNED_DIVISION, _DIVISIONS, _SHIFTS = 135, (134, 135, 137), (194, 196)
+
+
+@frozen
+class WorkgroupMemory:
+    """The variables of a module in the Workgroup storage class, and what their sizes are made of.
+
+    Attributes:
+        variables: Type of each, by id.
+        overlap: Whether they may lie over one another.
+        definitions: Opcode, result and operands of the types and constants that they need, in order.
+        spec_ids: constant_id of specialization constants, by id.
+    """
+
+    variables: Mapping[int, int]
+    overlap: bool
+    definitions: tuple[tuple[int, int, tuple[int, ...]], ...]
+    spec_ids: Mapping[int, int]
+
+    def size(self, specialization: Mapping[int, int], variables: Collection[int] | None = None) -> int:
+        """Bytes that variables take, at least.
+
+        Args:
+            specialization: Values of 32-bit specialization constants, by constant_id.
+            variables: Which; all where not given.
+        """
+        known: dict[int, int] = {}  # size of a type, value of a constant
+        for opcode, result, operands in self.definitions:
+            value = _evaluate(opcode, operands, known)
+            if opcode == _SPEC_CONSTANT:
+                value = specialization.get(self.spec_ids.get(result, -1), value)
+            if value is not None:
+                known[result] = min(value, _MOST)
+        sizes = [
+            known.get(type_id, 0)
+            for each, type_id in self.variables.items()
+            if variables is None or each in variables
+        ]
+        return max(sizes, default=0) if self.overlap else sum(sizes)
+
+
+def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
+    """Read what a module has in the Workgroup storage class; None where it has nothing there.
+
+    Raises:
+        SpirvError: The module's framing is broken.
+    """
+    words = spirv_words(code)
+    # A module without is told by looking for the instruction's first word, which makes it cheap.
+    found = np.flatnonzero(np.frombuffer(code, dtype=np.uint32)[:-3] == _VARIABLE_WORD)
+    if not any(words[each + 3] == _WORKGROUP for each in found.tolist()):
+        return None
+    definitions: list[tuple[int, int, tuple[int, ...]]] = []
+    variables: dict[int, int] = {}
+    spec_ids: dict[int, int] = {}
+    overlap = False
+    for opcode, at, end in instructions(words):
+        if opcode == OP_FUNCTION:
+            break
+        if end - at >= _DEFINITIONS.get(opcode, end):
+            result, *operands = words[at + 1 : end]
+            if opcode in (_CONSTANT, _SPEC_CONSTANT, _OPERATION):
+                result, *operands = operands
+            if opcode != _OPERATION or (operands[0] in _OPERATIONS and len(operands) == 3):
+                definitions.append((opcode, result, tuple(operands)))
+        elif opcode == _DECORATE and end - at == 4 and words[at + 2] == DECORATION_SPEC_ID:
+            spec_ids[words[at + 1]] = words[at + 3]
+        elif opcode == _CAPABILITY and end - at == 2:
+            overlap |= words[at + 1] == _EXPLICIT_LAYOUT
+        elif opcode == _VARIABLE and end - at >= 4 and words[at + 3] == _WORKGROUP:
+            variables[words[at + 2]] = words[at + 1]
+    pointed = {result: each[1] for opcode, result, each in definitions if opcode == _POINTER}
+    variables = {each: pointed.get(pointer, 0) for each, pointer in variables.items()}
+    needed, kept = set(variables.values()), []
+    for definition in reversed(definitions):
+        if definition[1] in needed and definition[0] != _POINTER:
+            kept.append(definition)
+            needed.update(definition[2])
+    return WorkgroupMemory(variables, overlap, tuple(reversed(kept)), spec_ids) if variables else None
+
+
+def _evaluate(opcode: int, operands: tuple[int, ...], known: Mapping[int, int]) -> int | None:
+    """Size of a type, or value of a constant of 32 bits; None where it cannot be told."""
+    if opcode == _BOOL:
+        return 1
+    if opcode in (_INT, _FLOAT):
+        return operands[0] // 8
+    if opcode in (_VECTOR, _MATRIX):
+        return operands[1] * known.get(operands[0], 0)
+    if opcode == _ARRAY:
+        return known.get(operands[1], 1) * known.get(operands[0], 0)
+    if opcode == _STRUCT:
+        return sum(known.get(each, 0) for each in operands)
+    if opcode in (_CONSTANT, _SPEC_CONSTANT):
+        return operands[0] if len(operands) == 1 else None
+    operation, left, right = operands[0], known.get(operands[1]), known.get(operands[2])
+    if left is None or right is None or (operation in _DIVISIONS and not right):
+        return None
+    if (operation == _SIGNED_DIVISION and (left | right) >> 31) or (operation in _SHIFTS and right > 31):
+        return None
+    return _OPERATIONS[operation](left, right) & 0xFFFF_FFFF
