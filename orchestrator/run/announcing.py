@@ -7,7 +7,7 @@ of a cache file) is in the table while the driver has it. Everything else is the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
