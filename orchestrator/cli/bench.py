@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from orchestrator.bench.runner import BenchOutcome, BenchProgress
     from orchestrator.bench.statistics import Difference
     from orchestrator.cli.documents import BenchDocument
-    from orchestrator.cli.progress import MeasurementBar
+    from orchestrator.cli.progress_bar import MeasurementBar
 
 _T = TypeVar("_T")
 
@@ -162,7 +162,7 @@ def bench_verb(
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
     from orchestrator.bench.runner import run_bench
-    from orchestrator.cli.progress import MeasurementBar
+    from orchestrator.cli.progress_bar import MeasurementBar
 
     matrix = arguments.matrix(sets)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None

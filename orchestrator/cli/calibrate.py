@@ -32,7 +32,7 @@ from orchestrator.cli.output import Output, path_text, plural, styled, table
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress
     from orchestrator.cli.documents import CalibrateDocument
-    from orchestrator.cli.progress import MeasurementBar
+    from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.stores.profile_file import CalibrationProfile, Choice
 
 
@@ -75,7 +75,7 @@ def calibrate_verb(
             seconds), and judge what is there.
     """
     from orchestrator.bench.calibration import calibrate
-    from orchestrator.cli.progress import MeasurementBar
+    from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)

@@ -312,18 +312,18 @@ def _compile_one(
     clock: StageClock,
 ) -> ExitCode:
     with ExitStack() as held:
-        # First of all: a fork has what is imported by then, and loads the rest while this process does.
-        server = None if arguments.in_process else held.enter_context(_started())
-        from orchestrator.cli.progress import progress_view
-        from orchestrator.cli.progress_lines import LinesBeside
-        from orchestrator.run.records import encode_report
-
         if arguments.key is not None:
             raise UsageError("--key signs packs", "name the pack's directory with --out")
         paths = archive_paths(sets)
         options = arguments.options(selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
+        # A fork has what is imported by now, and this process loads the rest beside it.
+        server = None if arguments.in_process else held.enter_context(_started(paths, options))
+        from orchestrator.cli.progress import progress_view
+        from orchestrator.cli.progress_lines import LinesBeside
+        from orchestrator.run.records import encode_report
+
         if lines.wanted:
             lines.start((selector,), _planned(paths, options.subset))
         with progress_view(output, quiet=arguments.quiet) as shown:
@@ -353,12 +353,12 @@ def _compile_one(
 
 
 @contextmanager
-def _started() -> Iterator[CompileServer]:
-    """A child that compiles, for the block."""
+def _started(paths: Sequence[str], options: CompileOptions) -> Iterator[CompileServer]:
+    """A child that compiles the set, for the block."""
     from orchestrator.process import may_fork
     from orchestrator.run.compile_server import CompileServer
 
-    server = CompileServer.start(fork=may_fork())
+    server = CompileServer.start(paths, options, fork=may_fork())
     try:
         yield server
     finally:

@@ -24,7 +24,7 @@ from orchestrator.cli.output import (
     table,
     version_text,
 )
-from orchestrator.cli.progress import MeasurementBar
+from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.devices.families import require_family
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile

@@ -15,9 +15,9 @@ import fnmatch
 import json
 import mmap
 import os
-import sysconfig
+import struct
+import sys
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -32,8 +32,10 @@ SELECTOR: Final = "radv"
 """The driver that has families, as a selector names it."""
 
 _ANSWER_S: Final = 120.0
-_FIRST_FAMILIES: Final = b"tahiti\0pitcairn\0verde\0"
+_FIRST_FAMILIES: Final = b"TAHITI\0PITCAIRN\0VERDE\0", b"tahiti\0pitcairn\0verde\0"
+"""As Mesa writes them since 24.2, and before."""
 _LATE_FAMILY: Final = "navi33"
+_READ_ONLY: Final = (1, 4)  # PT_LOAD, PF_R of <elf.h>, 64 bits
 _NEIGHBOURHOOD: Final = 1024
 """Bytes of a library in which the names of all families are, from the first one on."""
 _SHOWN: Final = 5
@@ -131,11 +133,20 @@ def _texts_of_families() -> tuple[str, ...]:
         named = str(json.loads(Path(manifest).read_bytes())["ICD"]["library_path"])
         library = next(filter(Path.is_file, (Path(each, named) for each in _library_folders())))
         with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            start = max(content.find(_FIRST_FAMILIES), content.find(_FIRST_FAMILIES.upper()))
-            texts = content[start : start + _NEIGHBOURHOOD] if start >= 0 else b""
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+            constants = _constants(content)
+            found = (content.find(each, constants) for each in _FIRST_FAMILIES)
+            start = next((each for each in found if each >= 0), None)
+            texts = b"" if start is None else content[start : start + _NEIGHBOURHOOD]
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, struct.error):
         return ()  # the driver is asked
     return tuple(texts.decode("ascii", "replace").lower().split("\0"))
+
+
+def _constants(content: mmap.mmap) -> int:
+    """Where the constants of a library begin: texts are found at once there, and its code is not looked through."""
+    (headers,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
+    segments = (struct.unpack_from("<IIQ", content, headers + each * size) for each in range(count))
+    return max((start for kind, flags, start in segments if (kind, flags) == _READ_ONLY), default=0)
 
 
 def _library_folders() -> list[str]:
@@ -143,7 +154,7 @@ def _library_folders() -> list[str]:
     own = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     return [
         *own,
-        f"/usr/lib/{sysconfig.get_config_var('MULTIARCH')}",
+        f"/usr/lib/{getattr(sys.implementation, '_multiarch', '')}",
         "/usr/lib64",
         "/usr/lib",
         "/usr/local/lib",
@@ -152,7 +163,7 @@ def _library_folders() -> list[str]:
 
 def _near(name: str, among: Iterable[str]) -> list[str]:
     """Families that are spelled much like a name, the driver asked of each."""
-    near = get_close_matches(name.lower(), list(among), n=_SHOWN, cutoff=0.5)
+    near = _like(name, among)
     taken = {each.name for each in _asked(AskSome(tuple(near)), _environment())} if near else set()
     return [each for each in near if each in taken]
 
@@ -169,12 +180,18 @@ def no_family(name: str, near: Sequence[str] | None = None) -> str:
     """
     if near is None:
         known = [each.name for each in null_hardware_families()]
-        near = get_close_matches(name.lower(), known, n=_SHOWN, cutoff=0.5)
+        near = _like(name, known)
     like = f"near to it are {', '.join(near)}; " if near else ""
     return (
         f"the installed RADV has no family {name!r}: {like}`orchestrator devices --device 'radv:*'` lists those "
         "that it has"
     )
+
+
+def _like(name: str, among: Iterable[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(name.lower(), list(among), n=_SHOWN, cutoff=0.5)
 
 
 def is_pattern(selector: str) -> bool:

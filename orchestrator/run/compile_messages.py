@@ -28,11 +28,15 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
         archives: Paths of the set.
         table: Descriptor of an `InFlightTable`'s memory.
         papers: Descriptor of the memory.
+        opener: What devices are opened by, as in `TrialLimits`.
+        selector: What device will be opened.
     """
 
     archives: tuple[str, ...]
     table: int
     papers: int
+    opener: str
+    selector: str
 
 
 class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Final, Self
 
 from attrs import define
 
 from orchestrator.children.parent import Child
 from orchestrator.children.protocol import ChildLimits
-from orchestrator.run.compile_messages import Answer
+from orchestrator.run.compile_messages import Answer, Open
+from orchestrator.run.options import CompileOptions
 
 SERVICE: Final = "compile"
 
@@ -23,10 +25,10 @@ _LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 
 @define(eq=False)
 class CompileServer:
-    """A child that compiles, with the memory that it shares with this process. `close` it.
+    """A child that compiles a set, with the memory that it shares with this process. `close` it.
 
     Attributes:
-        child: The process; it waits for `Open`.
+        child: The process; it opens the set.
         table: Descriptor of the memory of an `InFlightTable`.
         papers: Descriptor of the memory for what is long.
     """
@@ -36,10 +38,12 @@ class CompileServer:
     papers: int
 
     @classmethod
-    def start(cls, *, fork: bool = False) -> Self:
+    def start(cls, archives: Sequence[str], options: CompileOptions, *, fork: bool = False) -> Self:
         """Start one.
 
         Args:
+            archives: Paths of the set.
+            options: Of all that it will be asked to compile, workers and the like aside.
             fork: Fork this process; see `Child`.
 
         Raises:
@@ -55,6 +59,7 @@ class CompileServer:
                 program=None if fork else sys.executable,
                 descriptors=(table, papers),
             )
+            child.send(Open(tuple(archives), table, papers, options.trial_limits.opener, options.selector))
         except BaseException:
             os.close(table)
             os.close(papers)

@@ -32,6 +32,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
+from orchestrator.registry import registry
 from orchestrator.run.announcing import announcing
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_messages import (
@@ -78,6 +79,9 @@ def serve(channel: Channel[Request, Answer]) -> None:
     opening = channel.receive()
     if not isinstance(opening, Open):
         raise TypeError("a compile begins with its set")
+    # What every fork needs is loaded here, beside what the parent does meanwhile.
+    preload(opening.opener, opening.selector)
+    registry()
     try:
         source = open_paths(opening.archives, indexed=False)
     except OrchestratorError as error:
@@ -112,9 +116,9 @@ class _Server:
             case Compile():
                 self.table.clear()
                 os.ftruncate(self.papers, 0)
-                self._fork(request.number, request.options, lambda control: self._compile(request, control))
+                self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
-                self._fork(request.number, request.options, lambda control: self._try(request, control))
+                self._fork(request.number, lambda control: self._try(request, control))
             case Stop() if request.number in self._forks:
                 with suppress(OSError):  # it has ended
                     os.write(self._forks[request.number].control, _STOP)
@@ -126,11 +130,9 @@ class _Server:
             case _:
                 pass  # its fork has ended
 
-    def _fork(self, number: int, options: bytes, work: Callable[[int], None]) -> None:
+    def _fork(self, number: int, work: Callable[[int], None]) -> None:
         for ended in [each for each, fork in self._forks.items() if fork.reaped]:
             os.close(self._forks.pop(ended).control)
-        decoded = msgspec.msgpack.decode(options, type=CompileOptions)
-        preload(decoded.trial_limits.opener, decoded.selector)
         heard, control = os.pipe()
         gc.freeze()  # so that collecting in a fork does not copy what is shared
         process_id = os.fork()

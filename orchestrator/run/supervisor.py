@@ -36,7 +36,6 @@ from orchestrator.run.compile_messages import (
     Failed,
     ImageTables,
     Kill,
-    Open,
     Opened,
     Prepared,
     Progressed,
@@ -112,7 +111,7 @@ async def compile_supervised(
         on_stage: Called in the trio thread with what begins.
         on_progress: Called in the trio thread as pipelines get done; must not block. What is done never gets
             less, whatever dies.
-        server: A child that was started before; it is closed in the end. None starts one.
+        server: A child that was started before for the same; it is closed in the end. None starts one.
         log: Where all that the driver prints is written.
 
     Returns:
@@ -126,7 +125,7 @@ async def compile_supervised(
     """
     words = DriverWords(log)
     supervisor = _Supervisor(tuple(archives), options, cache_directory, stop, on_stage, on_progress, words)
-    return await supervisor.run(CompileServer.start() if server is None else server)
+    return await supervisor.run(CompileServer.start(archives, options) if server is None else server)
 
 
 @frozen
@@ -205,7 +204,6 @@ class _Supervisor:
                 with first_error():
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(connection.listen)
-                        await connection.send(Open(self.archives, server.table, server.papers))
                         report = await self._work(connection)
                         nursery.cancel_scope.cancel()
             finally:
@@ -213,7 +211,7 @@ class _Supervisor:
                     await trio.to_thread.run_sync(connection.close)
             if report is not None:
                 return await trio.to_thread.run_sync(self._joined, report)
-            server = CompileServer.start()
+            server = CompileServer.start(self.archives, self.options)
 
     async def _work(self, connection: Connection) -> CompileReport | None:
         """Compile as long as the server lives; the report, or None where the server died."""

@@ -16,7 +16,7 @@ from orchestrator.bench.runner import BenchProgress
 from orchestrator.cli import bench, calibrate
 from orchestrator.cli.bench import eta_text
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress import MeasurementBar
+from orchestrator.cli.progress_bar import MeasurementBar
 
 
 class Terminal(io.StringIO):

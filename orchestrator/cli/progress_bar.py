@@ -1,0 +1,139 @@
+"""The bars that show on a terminal how far something is; see `progress`.
+
+They draw when they are told to, and are taken away in the end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli.output import Output, printable, styled
+from orchestrator.cli.progress_text import counts_text, slow_text, speed_text
+
+if TYPE_CHECKING:
+    from orchestrator.run import records
+
+_LINE_EVERY_S: Final = 10.0
+_OPENING: Final = "opening the device"
+"""The stage of `compile_set` in which drivers are loaded."""
+
+
+class _Bar(Progress):
+    """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it."""
+
+    counts: Text | None = None
+
+    def __init__(self, output: Output) -> None:
+        super().__init__(
+            TextColumn("{task.description}", style="head", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[done]}", markup=False),
+            TextColumn("{task.fields[rest]}", style="dim", markup=False),
+            console=output.err,
+            auto_refresh=False,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            disable=not output.live,
+        )
+        self._task = self.add_task("starting", total=None, done="", rest="")
+
+    def draw(self, **changes: Any) -> None:
+        """Draw it with these fields of its task changed."""
+        self.update(self._task, **changes)
+        self.refresh()
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar's line, then the counts."""
+        yield self.make_tasks_table(self.tasks)
+        if self.counts is not None:
+            yield self.counts
+
+    def make_tasks_table(self, tasks: Iterable[object]) -> Table:
+        """The bar's line over the whole width."""
+        made = super().make_tasks_table(tasks)  # type: ignore[arg-type]
+        made.expand = True
+        return made
+
+
+class _View:
+    """A bar that is shown for a block."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._bar = _Bar(output)
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the display away."""
+        self._bar.stop()
+
+
+class LiveView(_View):
+    """A bar with counts that changes in place."""
+
+    def stage(self, name: str) -> None:
+        """Show the stage's name."""
+        if name == _OPENING:
+            # Drivers greet on stderr when they are opened: a line that stays keeps the display out of the
+            # way.
+            self._bar.stop()
+            self.say(name)
+            return
+        self._bar.start()
+        self._bar.draw(description=name)
+
+    def progress(self, progress: records.Progress) -> None:
+        """Move the bar."""
+        done, total = progress.done, progress.total
+        slow = slow_text(progress)
+        self._bar.counts = counts_text(progress) + styled(f" · {slow}" if slow else "", "warn")
+        self._bar.draw(total=total, completed=done, done=f"{done:,}/{total:,}", rest=speed_text(progress))
+
+    def say(self, text: str) -> None:
+        """Write a message above the bar."""
+        self._output.message(text)
+
+
+class MeasurementBar(_View):
+    """Shows what is measured now. Used by one thread, as a context manager."""
+
+    def __init__(self, output: Output) -> None:
+        """Write to an output's stderr; with --json only where that is a terminal."""
+        super().__init__(output)
+        self._next = 0.0
+
+    def stage(self, name: str) -> None:
+        """Something begins whose length is not known; a line of its own where there is no terminal."""
+        if self._output.live:
+            self._bar.draw(description=printable(name))
+        elif self._output.tells:
+            self._output.message(name)
+
+    def step(self, now: str, done: int, total: int, rest: str = "") -> None:
+        """A step begins.
+
+        Args:
+            now: Which, in words.
+            done: Steps that are over.
+            total: All steps.
+            rest: What is known of the time to go.
+        """
+        if self._output.live:
+            self._bar.draw(
+                description=printable(now), total=total, completed=done, done=f"{done:,}/{total:,}", rest=rest
+            )
+        elif self._output.tells and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_EVERY_S
+            self._output.message(f"{done:,} of {total:,}: {now}" + (f" ({rest})" if rest else ""))
