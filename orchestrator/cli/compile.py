@@ -439,9 +439,8 @@ def _compile_targets(
     from orchestrator.cli.packs import show_pack, show_results
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
-    from orchestrator.run.packs import manifest_of, packed_target, with_earlier
+    from orchestrator.run.packs import GrowingPack
     from orchestrator.run.targets import compile_targets, selectors_of
-    from orchestrator.stores.pack import Pack, PackWriter, is_pack
 
     of_one = {
         "--trace": arguments.trace is not None,
@@ -460,11 +459,8 @@ def _compile_targets(
         )
     paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
     options = [arguments.options(each) for each in targets]
-    key, writer, earlier = read_key(arguments.key), None, None
-    if arguments.out is not None:
-        earlier = Pack.open(arguments.out, key) if is_pack(arguments.out) else None
-        writer = PackWriter(arguments.out, key)
-        writer.prepare()
+    key = read_key(arguments.key)
+    pack = None if arguments.out is None else GrowingPack.begin(arguments.out, key, targets)
     place = arguments.cache_dir or arguments.out
     directory = None if arguments.mode == "none" else usable_directory(place).absolute()
     pipelines = _planned(paths, options[0].subset)
@@ -479,16 +475,11 @@ def _compile_targets(
                 cache_directory=directory,
                 listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
                 stop=stop,
+                keep=None if pack is None else pack.take,
             )
 
         results = trio.run(_until_signal, job, view)
-    manifest = None
-    if writer is not None:
-        packed = [
-            (packed_target(writer, each.selector, each.report, each.error), each.report) for each in results
-        ]
-        manifest = manifest_of(with_earlier(writer, earlier, packed))
-        writer.finish(manifest)
+    manifest = None if pack is None else pack.finish(results)
     output.document(lambda: _targets_document(results, arguments.out))
     if not arguments.quiet:
         show_results(output, results)

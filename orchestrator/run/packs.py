@@ -1,6 +1,6 @@
 """Makes packs of reports, joins packs of several machines, and installs the cache of a device from one.
 
-    reports ── target_of ──> PackWriter        packs ── join_packs ──> a pack        pack ── install ──> cache
+    reports ── GrowingPack ──> PackWriter      packs ── join_packs ──> a pack        pack ── install ──> cache
 
 What needs a driver happens in a child process (`packs_service`), one a device: drivers read their target
 once, and one that dies of what came from elsewhere takes nothing with it.
@@ -13,20 +13,22 @@ Blocking; one thread a call.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
-from attrs import field, frozen
+from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus
-from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import (
     LeftOut,
@@ -37,13 +39,18 @@ from orchestrator.stores.pack import (
     PackWriter,
     Part,
     Target,
+    is_pack,
     joined_parts,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.version import VERSION
 
+if TYPE_CHECKING:
+    from orchestrator.run.targets import TargetResult
+
 _ANSWER_S: Final = 600.0
 _PROBLEM: Final = 2000
+_UNFINISHED: Final = "not finished: run the same command again"
 _LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
 
 
@@ -181,62 +188,109 @@ def target_of(selector: str, report: CompileReport, files: tuple[PackedFile, ...
     )
 
 
-def packed_target(
-    writer: PackWriter, selector: str, report: CompileReport | None, error: OrchestratorError | None = None
-) -> Target:
-    """What a pack says of a target, whose cache file is copied where it does not lie in the pack.
+@define(eq=False)
+class GrowingPack:
+    """A pack that is written again whenever a target has ended: whoever is killed leaves what was finished.
 
-    Args:
+    Targets that were there before stay. One that is compiled again is unfinished until it has ended, for its
+    cache file changes meanwhile; it then keeps the parts that the file still holds, and is what it was where
+    its device did not open this time. Made by `begin`. Blocking; thread-safe.
+
+    Attributes:
         writer: Writes the pack.
-        selector: How the device was called.
-        report: What a compile for it did; None where there is none.
-        error: Why there is none; None where it did not begin.
-
-    Raises:
-        PackError: The cache file is damaged.
-        SaveError: It cannot be copied.
+        earlier: The pack that was there before, or None.
+        selectors: The targets that are compiled now.
     """
-    if report is None:
-        problem = plain_text(str(error)) if error is not None else "stopped before its turn"
-        return Target(selector=plain_text(selector), problem=problem[:_PROBLEM])
-    path = report.cache_file.path
-    return target_of(selector, report, () if path is None else writer.files_at(Path(path)))
 
+    writer: PackWriter
+    earlier: Pack | None
+    selectors: tuple[str, ...]
+    _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
+    _kept: dict[ProfileIdentity, Target] = field(factory=dict)
+    _lock: threading.Lock = field(factory=threading.Lock)
 
-def with_earlier(
-    writer: PackWriter, earlier: Pack | None, results: Sequence[tuple[Target, CompileReport | None]]
-) -> list[Target]:
-    """The targets of a pack that was there before, and those that were compiled now.
+    @classmethod
+    def begin(cls, directory: Path, key: MacKey | None, selectors: Sequence[str]) -> Self:
+        """Begin with what is in a directory, which is created where it is missing.
 
-    A target that was compiled again keeps the parts that its cache file still holds. One that did not open
-    this time stays what it was.
+        Raises:
+            PackError: Others may write it, or what is there is damaged, or not signed with the key.
+            SaveError: It cannot be written.
+        """
+        earlier = Pack.open(directory, key) if is_pack(directory) else None
+        pack = cls(PackWriter(directory, key), earlier, tuple(selectors))
+        pack.writer.prepare()
+        pack._write()
+        return pack
 
-    Args:
-        writer: Writes the pack.
-        earlier: The pack that is there; None where there was none.
-        results: The targets now, and the report that each was made of.
+    def take(self, result: TargetResult) -> None:
+        """A target has ended; where that cannot be written now, `finish` tries again."""
+        with self._lock, suppress(PackError, SaveError):
+            self._take(result)
+            self._write()
 
-    Raises:
-        PackError: A file of an earlier target is damaged.
-        SaveError: It cannot be written.
-    """
-    known = () if earlier is None else earlier.manifest.targets
-    again = {each.identity: each for each in known if each.identity is not None}
-    made = []
-    for target, report in results:
-        before = again.pop(target.identity, None) if target.identity is not None else None
-        if before is not None and report is not None and _went_on(report):
-            now = {each.of for each in target.parts}
-            parts = joined_parts([*target.parts, *(each for each in before.parts if each.of not in now)])
-            target = msgspec.structs.replace(target, parts=parts)
-        made.append(target)
-    kept = []
-    for each in again.values():
-        assert earlier is not None  # noqa: S101 - its targets are in the list
-        files = tuple(writer.add(file.name, earlier.read(file)) for file in each.files)
-        kept.append(msgspec.structs.replace(each, files=files))
-    there = {each.selector for each in kept}
-    return [*kept, *(each for each in made if each.identity is not None or each.selector not in there)]
+    def finish(self, results: Sequence[TargetResult]) -> Manifest:
+        """All have ended, those that did not begin too.
+
+        Raises:
+            PackError: A file is damaged.
+            SaveError: Something could not be written.
+        """
+        with self._lock:
+            for each in results:
+                if each.selector not in self._ended:
+                    self._take(each)
+            return self._write()
+
+    def _take(self, result: TargetResult) -> None:
+        selector, report = plain_text(result.selector), result.report
+        if report is None:
+            problem = "stopped before its turn" if result.error is None else plain_text(str(result.error))
+            target = Target(selector=selector, problem=problem[:_PROBLEM])
+        else:
+            path = report.cache_file.path
+            # Copied where it does not lie in the pack.
+            target = target_of(selector, report, () if path is None else self.writer.files_at(Path(path)))
+        self._ended[result.selector] = target, report
+
+    def _write(self) -> Manifest:
+        manifest = manifest_of(self._targets())
+        self.writer.finish(manifest)
+        return manifest
+
+    def _targets(self) -> list[Target]:
+        known = () if self.earlier is None else self.earlier.manifest.targets
+        before = {each.identity: each for each in known if each.identity is not None}
+        now: dict[ProfileIdentity | str, Target] = {}
+        for selector in self.selectors:
+            target, report = self._ended.get(selector, (None, None))
+            if target is None:
+                now[selector] = Target(selector=plain_text(selector), problem=_UNFINISHED)
+            elif target.identity is None:
+                now[selector] = target
+            else:
+                identity = target.identity
+                earlier = now.get(identity) or before.pop(identity, None)
+                if earlier is not None and report is not None and _went_on(report):
+                    parts = {each.of: each for each in (*earlier.parts, *target.parts)}
+                    target = msgspec.structs.replace(target, parts=joined_parts(parts.values()))
+                now[identity] = target
+        kept = [self._unfinished(each) or self._whole(each) for each in before.values()]
+        there = {each.selector for each in kept}
+        return [*kept, *(each for each in now.values() if each.identity or each.selector not in there)]
+
+    def _unfinished(self, target: Target) -> Target | None:
+        """A target of the earlier pack that is being compiled again, as long as it is; else None."""
+        running = target.selector in self.selectors and target.selector not in self._ended
+        return msgspec.structs.replace(target, files=(), problem=_UNFINISHED) if running else None
+
+    def _whole(self, target: Target) -> Target:
+        """A target of the earlier pack whose files were proven."""
+        assert self.earlier is not None and target.identity is not None  # noqa: S101, PT018 - where it is from
+        if target.identity not in self._kept:
+            files = tuple(self.writer.add(each.name, self.earlier.read(each)) for each in target.files)
+            self._kept[target.identity] = msgspec.structs.replace(target, files=files)
+        return self._kept[target.identity]
 
 
 def _went_on(report: CompileReport) -> bool:

@@ -138,6 +138,7 @@ async def compile_targets(
     cache_directory: Path | None,
     listener: TargetListener,
     stop: trio.Event | None = None,
+    keep: Callable[[TargetResult], None] | None = None,
     compiler: Compiler = compile_supervised,
 ) -> list[TargetResult]:
     """Compile a set for several devices.
@@ -150,6 +151,7 @@ async def compile_targets(
         cache_directory: Where cache files are kept; None keeps none.
         listener: Hears how they fare.
         stop: Ends all early when set; targets that have not begun do not begin, as after the time limit.
+        keep: Called in a thread with what became of each target that began, one at a time; may block.
         compiler: Compiles for one target, as `compile_supervised` does.
 
     Returns:
@@ -163,6 +165,7 @@ async def compile_targets(
         cache_directory,
         listener,
         stop,
+        keep,
         compiler,
         Overall(pipelines, len(options), together),
         processors,
@@ -192,6 +195,7 @@ class _Targets:
     directory: Path | None
     listener: TargetListener
     stop: trio.Event | None
+    keep: Callable[[TargetResult], None] | None
     compiler: Compiler
     overall: Overall
     processors: int
@@ -199,6 +203,7 @@ class _Targets:
     results: dict[str, TargetResult] = field(factory=dict)
     running: int = 0
     began: float = field(factory=trio.current_time)
+    keeping: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1))
 
     async def wait_for_memory(self) -> None:
         """Wait until there is memory for one more, or none runs."""
@@ -230,6 +235,8 @@ class _Targets:
         finally:
             self.running -= 1
             limiter.release()
+        if self.keep is not None:
+            await trio.to_thread.run_sync(self.keep, result, limiter=self.keeping)
         self.results[selector] = result
         self.overall.end(selector, trio.current_time() - began)
         self.listener.ends(result)

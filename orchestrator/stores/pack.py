@@ -2,7 +2,7 @@
 
     PACK/
       manifest.json      what is in it: targets, their files with size and hash, what was left out and why
-      manifest.mac       its MAC, 64 hex digits, where it was signed
+      manifest.mac       its MAC, 64 hex digits, where it was signed; that of the one before while it is replaced
       NAME.pipeline-cache, NAME.durations, ...    named as in a cache directory; see `kinds`
 
 A target is one device identity. Its parts are the sets, or shards of sets, that were compiled for it, so that
@@ -278,7 +278,7 @@ class Pack:
             ) from None
         except ReadError as error:
             raise PackError(path, error.reason) from None
-        signed = _stored_mac(directory, operations)
+        signed = _stored_macs(directory, operations)
         if key is not None:
             _prove_manifest(directory, content, signed, key)
         try:
@@ -395,22 +395,22 @@ def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
     return len(encoded).to_bytes(8, "little"), encoded, content
 
 
-def _stored_mac(directory: Path, operations: FileOperations) -> bytes | None:
-    """The MAC of a pack's manifest; None where it is not signed, empty where what is there is no MAC."""
+def _stored_macs(directory: Path, operations: FileOperations) -> list[bytes] | None:
+    """The MACs of a pack's manifest and those before; None where it is not signed, empty where there is no MAC."""
     try:
-        text = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations)
-        mac = bytes.fromhex(text.decode("ascii"))
+        lines = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations).decode("ascii").splitlines()
+        macs = [bytes.fromhex(each) for each in lines]
     except MissingFileError:
         return None
     except (ReadError, ValueError):
-        return b""
-    return mac if len(mac) == MAC_SIZE else b""
+        return []
+    return macs if {len(each) for each in macs} == {MAC_SIZE} else []
 
 
-def _prove_manifest(directory: Path, content: bytes, mac: bytes | None, key: MacKey) -> None:
-    if mac is None:
+def _prove_manifest(directory: Path, content: bytes, macs: list[bytes] | None, key: MacKey) -> None:
+    if macs is None:
         raise PackError(directory, "the pack is not signed", "have it made with --key")
-    if not key.proves(mac, _SIGNS_MANIFEST, [content]):
+    if not any(key.proves(each, _SIGNS_MANIFEST, [content]) for each in macs):
         raise PackError(
             directory / MANIFEST,
             "it was not signed with this key, or was changed since",
@@ -502,15 +502,24 @@ class PackWriter:
                 path, f"it would have {len(content)} bytes, more than the {_CAP} that are allowed"
             )
         _check_manifest(path, _decoder.decode(content))
-        write_atomically(path, [content], self.operations)
-        if self.key is not None:
-            mac = self.key.sign(_SIGNS_MANIFEST, [content]).hex()
-            write_atomically(mac_path, [mac.encode(), b"\n"], self.operations)
-        else:
+        if self.key is None:
+            write_atomically(path, [content], self.operations)
             # One of an older manifest would say that this one was changed.
             self._remove(mac_path)
+        else:
+            mac = self.key.sign(_SIGNS_MANIFEST, [content])
+            there = _stored_macs(self.directory, self.operations) if is_pack(self.directory) else None
+            # Whoever is killed between the two files leaves a MAC of the manifest that is there.
+            self._write_macs([mac, *(there or [])[:2]])
+            write_atomically(path, [content], self.operations)
+            if there:
+                self._write_macs([mac])
         for cache in filter(None, (each.cache for each in manifest.targets)):
             self._remove(previous_path(self.directory / cache.name))
+
+    def _write_macs(self, macs: Sequence[bytes]) -> None:
+        lines = [b"%s\n" % each.hex().encode() for each in macs]
+        write_atomically(self.directory / MANIFEST_MAC, lines, self.operations)
 
     def _remove(self, path: Path) -> None:
         try:

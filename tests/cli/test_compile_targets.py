@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,6 +146,47 @@ def test_a_second_run_finds_everything_in_the_pack(call: Call, small_set: Path, 
     )
     assert elsewhere.document["targets"][0]["report"]["outcomes"]["cache_hits"] == count
     assert path_in(tmp_path / "two").read_bytes() == path_in(out).read_bytes()
+
+
+def test_a_run_that_is_killed_leaves_a_pack_of_what_was_finished(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    driver_manifest("radv:navi21")
+    out = tmp_path / "pack"
+    targets = ("simulated", "radv:navi21")
+    # More workers than there are processors, so that one target runs after the other.
+    arguments = ["compile", small_set, *(each for one in targets for each in ("-d", one)), "--out", out]
+    heard, tells = os.pipe()
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            *map(str, arguments),
+            "-j",
+            "64",
+            "--progress",
+            f"jsonl:{tells}",
+        ],
+        pass_fds=[tells],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    os.close(tells)
+    with process, os.fdopen(heard) as lines:
+        for line in lines:
+            event = json.loads(line)
+            if (event["event"], event.get("target")) == ("done", targets[0]):
+                process.kill()
+    assert call("verify", out).code == ExitCode.OK
+    assert [(each.cache is not None, each.problem[:12]) for each in Pack.open(out).manifest.targets] == [
+        (True, ""),
+        (False, "not finished"),
+    ]
+    first, second = call(*arguments, "--json").document["targets"]
+    assert first["report"]["outcomes"]["compiled"] == 0
+    assert second["report"]["outcomes"]["failed"] == 0
+    assert [each.problem for each in Pack.open(out).manifest.targets] == ["", ""]
 
 
 def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.packs import install, join_packs, manifest_of, part_of, target_of
+from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of, part_of, target_of
 from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.sample import sample_path
@@ -54,6 +55,57 @@ async def compiled(opened: PipelineSet, options: CompileOptions, directory: Path
 def held(pack: Pack) -> frozenset[int]:
     (one,) = pack.manifest.targets
     return keys_in(pack.read_cache(one)[PREFIX_HEADER_SIZE:])
+
+
+def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
+    place, selectors = tmp_path / "pack", ("simulated", "other", "gone")
+
+    def result(selector: str) -> TargetResult:
+        def opener(request: DeviceRequest) -> SimulatedDevice:
+            return other_driver(request) if selector == "other" else SimulatedDevice()
+
+        async def run() -> CompileReport:
+            with PipelineSet.open(sample_path()) as opened:
+                return await compile_set(opened, cache_directory=place, opener=opener)
+
+        return TargetResult(selector, trio.run(run))
+
+    def there() -> dict[str, tuple[bool, str]]:
+        """Of each target whether it has a cache, and its problem; what a run that is killed now leaves."""
+        pack = Pack.open(place, KEY)
+        assert list(pack.problems()) == []
+        return {each.selector: (each.cache is not None, each.problem) for each in pack.manifest.targets}
+
+    missing = (False, "not finished: run the same command again")
+    pack = GrowingPack.begin(place, KEY, selectors)
+    assert there() == dict.fromkeys(selectors, missing)
+    first = result("simulated")
+    pack.take(first)
+    assert there() == {"simulated": (True, ""), "other": missing, "gone": missing}
+    # The same command goes on; what it compiles again is not in the pack until it is finished.
+    pack = GrowingPack.begin(place, KEY, selectors)
+    assert there() == dict.fromkeys(selectors, missing)
+    again = result("simulated")
+    assert again.report is not None
+    assert again.report.outcomes.compiled == 0
+    pack.take(again)
+    pack.take(result("other"))
+    gone = TargetResult("gone", error=DeviceError("it is not here"))
+    manifest = pack.finish([again, gone])
+    assert there() == {"simulated": (True, ""), "other": (True, ""), "gone": (False, "it is not here")}
+    assert manifest == Pack.open(place, KEY).manifest
+    # One that does not open this time stays what it was, and so does one that is not asked for.
+    pack = GrowingPack.begin(place, KEY, ["simulated"])
+    assert there() == {"simulated": missing, "other": (True, "")}
+    pack.finish([TargetResult("simulated", error=DeviceError("it is not here"))])
+    assert there() == {"simulated": (True, ""), "other": (True, "")}
+
+
+def test_two_names_of_one_device_are_one_target(tmp_path: Path) -> None:
+    report = trio.run(compiled, PipelineSet.open(sample_path()), CompileOptions(), tmp_path / "pack")
+    pack = GrowingPack.begin(tmp_path / "pack", None, ["one", "two"])
+    manifest = pack.finish([TargetResult("one", report), TargetResult("two", report)])
+    assert [each.selector for each in manifest.targets] == ["two"]
 
 
 def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:

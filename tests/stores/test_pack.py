@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import content_hash128
+from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import (
     MANIFEST,
@@ -295,6 +297,24 @@ def test_an_unsigned_pack_is_refused_where_a_key_is_asked_for(tmp_path: Path) ->
     # A manifest without a MAC takes away the one of an older manifest.
     make_pack(tmp_path / "again", key=KEY)
     assert not make_pack(tmp_path / "again").signed
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+def test_whoever_is_killed_as_a_manifest_is_replaced_leaves_a_pack(
+    tmp_path: Path, key: MacKey | None
+) -> None:
+    old, new = make_pack(tmp_path / "pack", OLD, key).manifest, Manifest(made_at=2.0)
+    clean = FaultyFileOperations()
+    PackWriter(tmp_path / "pack", key, clean).finish(new)
+    seen = set()
+    for at in range(len(clean.calls) + 1):
+        make_pack(tmp_path / "pack", OLD, key)
+        with suppress(ProcessKilledError):
+            PackWriter(tmp_path / "pack", key, FaultyFileOperations(Fault.KILL, at)).finish(new)
+        found = Pack.open(tmp_path / "pack", key)
+        assert list(found.problems()) == []
+        seen.add(found.manifest.made_at)
+    assert seen == {old.made_at, new.made_at}
 
 
 def test_notes_lie_beside_the_cache_and_strays_are_named(tmp_path: Path) -> None:
