@@ -120,8 +120,8 @@ async def compile_supervised(
     Raises:
         ArchiveError: An archive cannot be read as a whole; so for all that `compile_set` raises.
         DeviceError: The driver ends every process, whatever is compiled.
-        trio.Cancelled: The surrounding scope was cancelled. The child is gone; what it compiled since the last
-            checkpoint is lost.
+        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, this comes when the calls in
+            flight are back; what was compiled has been saved, and the child is gone.
     """
     words = DriverWords(log)
     supervisor = _Supervisor(tuple(archives), options, cache_directory, stop, on_stage, on_progress, words)
@@ -187,6 +187,8 @@ class _Supervisor:
     _keeping: trio.Lock = field(factory=trio.Lock)
     _notes: list[str] = field(factory=list)
     _supervision: Supervision = field(factory=Supervision)
+    _ending: trio.Event = field(factory=trio.Event)
+    _cancelled: bool = False
     _fruitless: int = 0
     _unexplained: int = 0
     _since_ns: int = 0
@@ -196,7 +198,32 @@ class _Supervisor:
     _shown: Progress = field(factory=Progress)
 
     async def run(self, server: CompileServer) -> CompileReport:
-        """Compile, with this server and, should it die, others; see `compile_supervised`."""
+        """Compile, with this server and, should it die, others; see `compile_supervised`.
+
+        To the worker process a cancellation is a stop: it would lose what it has not saved.
+        """
+        report: CompileReport | None = None
+
+        async def work() -> None:
+            nonlocal report
+            with trio.CancelScope(shield=True):
+                report = await self._run(server)
+            nursery.cancel_scope.cancel()
+
+        with first_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                try:
+                    await (trio.sleep_forever() if self.stop is None else self.stop.wait())
+                except trio.Cancelled:
+                    self._cancelled = not nursery.cancel_scope.cancel_called
+                    raise
+                finally:
+                    self._ending.set()
+        assert report is not None  # noqa: S101 - or it was cancelled
+        return report
+
+    async def _run(self, server: CompileServer) -> CompileReport | None:
         while True:
             connection = Connection.to(server)
             server.child.on_words = self.words.take
@@ -207,18 +234,19 @@ class _Supervisor:
                         report = await self._work(connection)
                         nursery.cancel_scope.cancel()
             finally:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(connection.close)
+                await trio.to_thread.run_sync(connection.close)
             if report is not None:
                 return await trio.to_thread.run_sync(self._joined, report)
+            if self._cancelled:
+                return None
             server = CompileServer.start(self.archives, self.options)
 
     async def _work(self, connection: Connection) -> CompileReport | None:
-        """Compile as long as the server lives; the report, or None where the server died."""
+        """Compile as long as the server lives; the report, or None where the server died, or nobody wants one."""
         while True:
             if self._pending is not None:
                 await self._explain(connection, self._pending)
-            if connection.lost:
+            if connection.lost or (self._cancelled and self._pending is not None):
                 return None
             self._pending = None
             found = await self._compile(connection)
@@ -266,8 +294,7 @@ class _Supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             nursery.start_soon(self._record_times, watch)
-            if self.stop is not None:
-                nursery.start_soon(self._forward, self.stop, connection, number)
+            nursery.start_soon(self._forward, connection, number)
             async for answer in mail:
                 match answer:
                     case Opened():
@@ -334,8 +361,8 @@ class _Supervisor:
         except SaveError as error:
             self._notes.append(f"compile times were not recorded on the way: {error}")
 
-    async def _forward(self, stop: trio.Event, connection: Connection, number: int) -> None:
-        await stop.wait()
+    async def _forward(self, connection: Connection, number: int) -> None:
+        await self._ending.wait()
         await connection.send(Stop(number))
 
     def _tell(self, progress: Progress) -> None:
@@ -363,8 +390,7 @@ class _Supervisor:
             )
             self.on_stage(f"the driver ended its process ({death.how}): trying {several} alone")
             async with trio.open_nursery() as nursery:
-                if self.stop is not None:
-                    nursery.start_soon(end_when, self.stop, nursery.cancel_scope)
+                nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
                 await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
                 if not (trials.verdicts or death.killed or death.overdue or connection.lost):
                     await trials.run(death.suspects, junk=True)

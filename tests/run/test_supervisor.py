@@ -20,7 +20,7 @@ from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
@@ -371,6 +371,32 @@ async def test_cancelling_leaves_no_process(archive: Path) -> None:
         await compile_supervised([str(archive)], options, on_stage=lambda _: scope.cancel())
     assert scope.cancelled_caught
     assert children() == before
+
+
+async def test_cancelling_saves_what_was_compiled(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, cache, before = tmp_path / "marker", tmp_path / "cache", children()
+    monkeypatch.setenv(MARKER, str(marker))
+    never = SavePolicy(quiet_ns=10**18, overdue_ns=10**18)
+    limits = TrialLimits(opener=f"{__name__}:open_waiting")
+    options = CompileOptions(workers=2, batch_limit=1, save_policy=never, trial_limits=limits)
+    told: list[int] = []
+
+    def on_progress(progress: Progress) -> None:
+        told.append(progress.done)
+        if progress.done == len(KEYS) - 1:
+            scope.cancel()
+            marker.touch()
+
+    with trio.fail_after(120):
+        with trio.CancelScope() as scope:
+            await compile_supervised([str(archive)], options, cache_directory=cache, on_progress=on_progress)
+    assert scope.cancelled_caught
+    assert told[-1] >= len(KEYS) - 1
+    assert children() == before
+    again = await supervised(archive, "open_good", cache)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
 async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp_path: Path) -> None:
