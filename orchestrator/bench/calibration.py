@@ -2,13 +2,15 @@
 
     fill and look up   one shared cache; a cache for each worker, merged; sizes over rounds of load and read
     cold and warm      A B C D A', turned by one a round, each sample in a process of its own
+    binaries           warm, one pass, against the mode and workers that were found best: A binaries A'
     batches            warm, with the mode and workers that were found best: 1024 1 64 256 1024'
 
 A sample is worth what one use of the set takes: its caches made, one pass over the set, the merge. Among the
 topologies the choice is one that is faster than the shared cache beyond noise. Where all others are slower or
 the same, it is the shared cache, which needs no merge and holds everything once; where that is undecided,
 what a run without a calibration does. Then the fewest workers that are as fast as all processors are chosen.
-What could not be told never takes workers away.
+What could not be told never takes workers away. Mode binaries is weighed by one use of the set, with what is
+prepared for it, and chosen where it is faster beyond noise warm, and not slower cold.
 
 Guarantees: a difference that the A/A control could show as well is none, and with fewer than LEAST_PAIRS
 pairs nothing is. Where a difference could hide in a wide interval, the answer is "undecided". Every word of
@@ -174,6 +176,8 @@ class _Calibration:
     stopped: str = ""
     rows: list[Sample] = field(factory=list)
     batch_rows: list[Sample] = field(factory=list)
+    binary_rows: list[Sample] = field(factory=list)
+    weighs_binaries: bool = False
     left_out: set[Contender] = field(factory=set)
     notes: list[str] = field(factory=list)
 
@@ -184,12 +188,13 @@ class _Calibration:
         filled = self._fill("compiling with one shared cache", "shared", CacheMode.SHARED)
         if not isinstance(filled, Filled):
             cannot(f"{self.device} cannot be calibrated", filled)
+        self.weighs_binaries = filled.binaries
         probed = self._probe(filled)
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS_MOST)
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
-        self.total = self.done + sum(samples_of[each] for each in starts)
+        self.total = self.done + sum(self.rounds * (len(self._contenders(each)) + 1) for each in starts)
         if Start.WARM in starts:
-            self.total += self.rounds * (len(BATCHES) + 1)
+            self.total += self.rounds * (len(BATCHES) + 1) + self.weighs_binaries * (3 * self.rounds + 1)
         for number in range(self.rounds):
             if not all(self._round(self._contenders(each), number, self.rows) for each in starts):
                 break
@@ -201,8 +206,11 @@ class _Calibration:
             choose(samples, each, self._worker_counts, BATCH_LIMIT, merge_works=probed.merge_works)
             for each in Start
         )
-        batch = None
+        batch = binaries = None
         if Start.WARM in starts:
+            if self.weighs_binaries and cold is not None and warm is not None:
+                binaries, weighed = self._weigh_binaries(samples, cold, warm)
+                findings += weighed
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
             usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
@@ -213,9 +221,21 @@ class _Calibration:
             findings.append(finding)
         profile = self._profile(filled, probed)
         profile = msgspec.structs.replace(
-            profile, findings=tuple(findings), cold=cold, warm=warm, batch=batch
+            profile, findings=tuple(findings), cold=cold, warm=warm, batch=batch, binaries=binaries
         )
         return Calibrated(filled.identity, profile, self.stopped)
+
+    def _weigh_binaries(
+        self, samples: SampleTable, cold: Choice, warm: Choice
+    ) -> tuple[Choice | None, tuple[Finding, ...]]:
+        cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers, BATCH_LIMIT)
+        others = cached._replace(mode=CacheMode.BINARIES)
+        self._take(others, False, -1, self.binary_rows)  # fills the store
+        for number in range(self.rounds):
+            if not self._round([cached, others], number, self.binary_rows):
+                break
+        uses = SampleTable(self.binary_rows, use_of)
+        return weigh_binaries(samples, uses, cold, cached, self.most)
 
     @property
     def _worker_counts(self) -> tuple[int, ...]:
@@ -227,6 +247,8 @@ class _Calibration:
         more = [CacheMode.PER_WORKER_INTERNAL] if self.most > 1 else []
         if start == Start.WARM:
             more.append(CacheMode.TWO_LEVEL)
+        elif self.weighs_binaries:
+            more.append(CacheMode.BINARIES)
         made = [Contender(start, mode, self.most, BATCH_LIMIT) for mode in (*modes, *more)]
         fewer = self._worker_counts[:-1]
         return made + [Contender(start, mode, count, BATCH_LIMIT) for count in fewer for mode in modes]
@@ -312,8 +334,10 @@ class _Calibration:
                 control=control,
                 round=number,
                 batch=batch,
-                passes=self.passes if warm else 1,
-                cache_directory=str(self.directory / "shared") if warm else "",
+                passes=self.passes if warm and rows is not self.binary_rows else 1,
+                cache_directory=str(
+                    self.directory / ("binaries" if mode is CacheMode.BINARIES else "shared") if warm else ""
+                ),
                 profiles=self.profiles,
             ),
         )
@@ -325,7 +349,8 @@ class _Calibration:
 
     def _profile(self, filled: Filled, probed: ProbeResult) -> CalibrationProfile:
         """The profile, without answers."""
-        identity, rows, samples = filled.identity, [*self.rows, *self.batch_rows], SampleTable(self.rows)
+        identity, samples = filled.identity, SampleTable(self.rows)
+        rows = [*self.rows, *self.binary_rows, *self.batch_rows]
         environment = rows[0].environment if rows else None
         load = max((each.environment.load_average for each in rows), default=0.0)
         cores = available_workers()
@@ -354,7 +379,11 @@ class _Calibration:
             orchestrator=environment.orchestrator if environment is not None else "",
             python=platform.python_version(),
             rounds=min(len(samples.of(each)) for each in self._contenders(Start.COLD)),
-            figures=(*samples.figures(), *SampleTable(self.batch_rows).figures()),
+            figures=(
+                *samples.figures(),
+                *SampleTable(self.binary_rows, use_of).figures(),
+                *SampleTable(self.batch_rows).figures(),
+            ),
             findings=(),
             cold=None,
             warm=None,
@@ -375,16 +404,24 @@ def seconds_of(sample: Sample) -> float:
     return (once_ns + sample.wall_ns / max(1, sample.passes)) / 1e9
 
 
+def use_of(sample: Sample) -> float:
+    """The same with what is prepared before: a cache needs modules, and binaries none."""
+    return sample.prepare_ns / 1e9 + seconds_of(sample)
+
+
 class SampleTable:
     """The samples of a calibration, by contender and round.
 
     Args:
         rows: Samples; warm-ups count for nothing.
+        figure: What they are compared by, s.
     """
 
-    def __init__(self, rows: Iterable[Sample]) -> None:
+    def __init__(self, rows: Iterable[Sample], figure: Callable[[Sample], float] = seconds_of) -> None:
+        self.figure = figure
+        self.rows = tuple(rows)
         self._rounds: dict[tuple[Contender, bool], dict[int, Sample]] = {}
-        for row in rows:
+        for row in self.rows:
             if row.counts:
                 contender = Contender(row.start, row.mode, row.workers, row.batch)
                 self._rounds.setdefault((contender, row.control), {})[row.round] = row
@@ -395,12 +432,12 @@ class SampleTable:
 
     def difference(self, contender: Contender, baseline: Contender) -> Difference | None:
         """Time of a contender over a baseline's, beside the A/A control of that start; None without pairs."""
-        ratio = ratio_by_round(self.of(contender), self.of(baseline), seconds_of)
+        ratio = ratio_by_round(self.of(contender), self.of(baseline), self.figure)
         if ratio is None:
             return None
         controlled = dict.fromkeys((baseline, contender, *(each for each, _ in self._rounds)))
         noises = (
-            noise_by_round(self.of(each), self.of(each, control=True), seconds_of)
+            noise_by_round(self.of(each), self.of(each, control=True), self.figure)
             for each in controlled
             if each.start == baseline.start
         )
@@ -411,7 +448,7 @@ class SampleTable:
         figures = []
         for (contender, control), rounds in sorted(self._rounds.items(), key=lambda item: item[0][1]):
             samples = list(rounds.values())
-            seconds = estimate([seconds_of(each) for each in samples])
+            seconds = estimate([self.figure(each) for each in samples])
             once = samples[0].created / max(1, samples[0].passes)
             figures.append(
                 Figure(
@@ -422,6 +459,7 @@ class SampleTable:
                     low=seconds.low,
                     high=seconds.high,
                     pipelines_per_s=once / seconds.median if seconds.median > 0 else 0.0,
+                    whole_use=self.figure is use_of,
                 )
             )
         return tuple(figures)
@@ -568,6 +606,40 @@ def choose(
             why = f"{why}; whether {', '.join(undecided)} would be faster is undecided"
     count, workers_why = _fewest(samples, Contender(start, mode, most, batch), worker_counts)
     return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
+
+
+def weigh_binaries(
+    samples: SampleTable, uses: SampleTable, cold: Choice, cached: Contender, most: int
+) -> tuple[Choice | None, tuple[Finding, ...]]:
+    """Whether mode binaries is faster than the driver's cache: what to do then, and what was found.
+
+    Args:
+        samples: Cold ones are among them.
+        uses: Warm ones of one pass each, compared by `use_of`.
+        cold: What was chosen cold.
+        cached: What was chosen warm, as it was measured in `uses`.
+        most: The number of workers that cold samples are compared at.
+    """
+    findings = []
+    empty = Contender(Start.COLD, CacheMode(cold.mode), most, cached.batch)
+    for table, baseline in ((SampleTable(samples.rows, use_of), empty), (uses, cached)):
+        name, cache = "a store of binaries", f"mode {baseline.mode}"
+        words = Words(
+            f"{name} is slower than {cache}",
+            f"{name} is faster than {cache}",
+            f"{name} and {cache} take the same time within noise",
+        )
+        contender = baseline._replace(mode=CacheMode.BINARIES)
+        findings.append(compare(table, f"binaries, {baseline.start}", contender, baseline, words))
+    at_cold, at_warm = findings
+    if (
+        at_warm.answer != "faster"
+        or at_cold.answer not in ("faster", "no difference")
+        or at_warm.ratio is None
+    ):
+        return None, tuple(findings)
+    why = f"binaries: x{at_warm.ratio:.3f} the time of mode {cached.mode} warm, and cold {at_cold.answer}"
+    return Choice(mode=CacheMode.BINARIES, workers=cached.workers, words=why), tuple(findings)
 
 
 def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int]) -> tuple[int, str]:

@@ -90,6 +90,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         warm_rate_most: The same of all workers together.
         warnings: What the merge said.
         not_kept: Why there is no cache file now, or "".
+        binaries: Whether the device has pipeline binaries.
     """
 
     set_name: str
@@ -101,6 +102,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     warm_rate_most: float = 0.0
     warnings: tuple[str, ...] = ()
     not_kept: str = ""
+    binaries: bool = False
 
 
 class ProbeStep(enum.StrEnum):

@@ -217,6 +217,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         failed: Of these, refused.
         skipped: Pipelines left out because the device lacks something.
         calls: Number of creation calls.
+        prepare_ns: Making layouts, render passes and modules; modules that are made when they are needed are not in it.
         keys_ns: Asking the driver for pipeline keys, by the clock on the wall.
         open_ns: Making the primary and the worker caches; their initial data is in it.
         wall_ns: From the first job to the barrier, by the clock on the wall.
@@ -278,6 +279,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     compiled_latency: Latencies
     hit_latency: Latencies
     order: str = "given"
+    prepare_ns: int = 0
     keys_ns: int = 0
     minor_faults: int = 0
     major_faults: int = 0

@@ -123,7 +123,7 @@ def fill(job: FillJob) -> Filled:
     Raises:
         OrchestratorError: The set or the device is not to be had.
     """
-    identity, compiles, data = None, job.compiles, b""
+    identity, compiles, binaries, data = None, job.compiles, True, b""
     pipelines = hits = one_ns = most_ns = 0
     warnings: dict[str, None] = {}
     not_kept = ""
@@ -131,6 +131,7 @@ def fill(job: FillJob) -> Filled:
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             identity, pipelines = device.identity, pipelines + len(image)
+            binaries &= device.features.pipeline_binaries
             path = cache_path(Path(job.cache_directory), identity)
             if job.reuse and compiles:
                 compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
@@ -173,6 +174,7 @@ def fill(job: FillJob) -> Filled:
             warm_rate_most=rate(most_ns),
             warnings=tuple(warnings),
             not_kept=not_kept,
+            binaries=binaries,
         )
 
 
@@ -241,11 +243,12 @@ _ONE: Final = Arm(CacheMode.SHARED, 1)
 
 
 class _Done(NamedTuple):
-    """A run, its schedule, and the largest resident size before its caches were made."""
+    """A run, its schedule, the largest resident size before its caches were made, and what preparing it took."""
 
     report: RunReport
     schedule: CompileSchedule
     memory_before: int
+    prepare_ns: int
 
 
 def arm_of(job: SampleJob) -> Arm:
@@ -277,8 +280,9 @@ def _run(
 ) -> _Done:
     """One run, scheduled as `compile_set` schedules its own; the driver is asked for keys before it."""
     known = RecordedCosts(None) if costs is None else costs
-    on_demand = arm.mode is CacheMode.BINARIES
+    on_demand, began = arm.mode is CacheMode.BINARIES, time.perf_counter_ns()
     with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
+        prepare_ns = time.perf_counter_ns() - began
         schedule = CompileSchedule(
             image,
             arm.mode,
@@ -301,7 +305,7 @@ def _run(
             report = trio.run(run)
         if report.pipelines.handles is not None:
             device.destroy_pipelines(report.pipelines.handles)
-        return _Done(report, schedule, before)
+        return _Done(report, schedule, before, prepare_ns)
 
 
 def _warm_data(job: SampleJob, device: Device) -> bytes:
@@ -410,6 +414,7 @@ class _Totals:
             "failed": counts[OutcomeStatus.FAILED],
             "skipped": counts[OutcomeStatus.SKIPPED],
             "calls": len(report.calls),
+            "prepare_ns": done.prepare_ns,
             "keys_ns": done.schedule.keys_ns,
             "open_ns": timing.make_caches_ns,
             "wall_ns": timing.wall_ns,

@@ -57,7 +57,8 @@ def calibrate_verb(
     """Measure what is best on a device, and keep it for `compile --mode auto --workers auto`.
 
     Does the lock of a shared cache cost anything, cold and warm; do more workers help; does merging work;
-    does a cache grow whenever it is loaded and saved; how many pipelines should a call have. Every sample is
+    does a cache grow whenever it is loaded and saved; is a store of binaries faster than a cache; how many
+    pipelines should a call have. Every sample is
     taken in a process of its own, contenders take turns, and a difference counts only beyond what the same
     thing measured twice differs by.
 
@@ -139,6 +140,8 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
         output.line(styled("warm", "head"), "  as cold: this driver's cache keeps nothing")
     else:
         _show_choice(output, "warm", profile.warm)
+    if profile.binaries is not None:
+        _show_choice(output, "both", profile.binaries)
     _show_figures(output, profile)
     for note in profile.notes:
         output.line(styled("note ", "warn"), note)
@@ -165,7 +168,7 @@ def _show_figures(output: Output, profile: CalibrationProfile) -> None:
     for each in profile.figures:
         made.add_row(
             each.start,
-            each.mode + (" (control)" if each.control else ""),
+            each.mode + (", whole use" if each.whole_use else "") + (" (control)" if each.control else ""),
             str(each.workers),
             str(each.batch),
             *(f"{seconds * 1e3:,.2f} ms" for seconds in (each.seconds, each.low, each.high)),

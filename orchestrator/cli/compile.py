@@ -210,6 +210,7 @@ class CompileArguments:
             driver_caches=self.driver_caches,
             workers=_worker_count(self.workers),
             mode=None if self.mode == "auto" else self.mode,
+            cache_file_needed=self.out is not None,
             merge={"barrier": BARRIER, "rolling": ROLLING}.get(self.merge),
             relax_driver_version=self.relax_driver_version,
             binary_store_bytes=size_bytes(self.binaries_disk, "--binaries-disk", _LEAST_STORE)

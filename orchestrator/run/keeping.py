@@ -361,6 +361,7 @@ def decide(
     available: int,
     selector: str = "",
     held: bool = False,
+    binaries: bool = False,
 ) -> Decision:
     """Choose what the caller left open.
 
@@ -373,8 +374,9 @@ def decide(
         selector: What the device was called, for the note.
         held: Whether the cache is expected to hold all. Then, without a calibration, all workers look it up: a copy
             for each would take longer to make than to use, and what it lacks after all is compiled into it.
+        binaries: Whether the mode may be BINARIES, where the calibration says that it is faster.
     """
-    choice = _choice(loaded, warm=warm)
+    choice = _choice(loaded, warm=warm, binaries=binaries)
     if mode is not None:
         # A number of workers that was measured with another topology says nothing about this one.
         measured = choice.workers if choice is not None and choice.mode == mode else available
@@ -398,19 +400,22 @@ def decide(
     # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
     batch = loaded.profile.batch if choice is loaded.profile.warm else None
     batches = f", batches of {batch}" if batch else ""
-    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day} for a {arm} cache"
+    cache = "" if choice.mode == CacheMode.BINARIES else f" for a {arm} cache"
+    note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day}{cache}"
     if loaded.profile.cores != available:
         note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
     return Decision(CacheMode(choice.mode), count, note, batch)
 
 
-def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool) -> Choice | None:
+def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool, binaries: bool) -> Choice | None:
     """The profile's choice; one that names a topology which this version lacks is none."""
     if loaded is None or loaded.profile is None:
         return None
     profile = loaded.profile
     # Where nothing warm could be measured a warm cache helps as much as none.
     choice = (profile.warm or profile.cold) if warm else profile.cold
+    if binaries and profile.binaries is not None:
+        choice = profile.binaries
     if choice is None or choice.mode not in tuple(CacheMode) or choice.workers < 1:
         return None
     return choice
@@ -528,7 +533,7 @@ class CompileCache:
 
     def path_of(self, directory: Path, device: Device) -> Path:
         """Where the pipelines of a device are kept in a directory, in the mode that was chosen."""
-        if self.options.mode is CacheMode.BINARIES:
+        if self.decision.mode is CacheMode.BINARIES:
             from orchestrator.stores.binary_store import STORE_NAME
 
             return directory / STORE_NAME
@@ -621,6 +626,7 @@ class CompileCache:
             available=available_workers(),
             selector=options.selector,
             held=warm and self._holds_all(device),
+            binaries=device.features.pipeline_binaries and not options.cache_file_needed,
         )
 
     def _holds_all(self, device: Device) -> bool:

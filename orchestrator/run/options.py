@@ -225,6 +225,7 @@ class CompileOptions:
         mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
             cache directory. Where there is none it is SHARED if the cache file should hold everything by recorded
             times, else PER_WORKER; the report's notes say which.
+        cache_file_needed: Whether mode None must keep a cache file, such as for a pack: BINARIES is not chosen then.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
@@ -252,6 +253,7 @@ class CompileOptions:
     driver_caches: bool = False
     workers: int | None = _workers()
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
+    cache_file_needed: bool = False
     merge: MergePolicy | None = None
     save_policy: SavePolicy = field(factory=SavePolicy)
     relax_driver_version: bool = False

@@ -32,10 +32,12 @@ class Machine:
         *,
         keeps: bool = True,
         merges: bool = True,
+        binaries: tuple[float, float] | None = None,
         answer: Callable[[Job], Answer | None] = lambda _: None,
     ) -> None:
         self.keeps = keeps
         self.merges = merges
+        self.binaries = binaries
         self.answer = answer
         self.jobs: list[Job] = []
 
@@ -54,10 +56,13 @@ class Machine:
                 pipelines=100,
                 warm_rate=50_000.0,
                 warm_rate_most=50.0,
+                binaries=self.binaries is not None,
             )
         if isinstance(job, ProbeJob):
             return self._probe(job)
         seconds = {"shared": 2.0}.get(job.mode, 1.0) if job.start == "cold" else 1.0 * job.workers
+        if job.mode == "binaries" and self.binaries is not None:
+            seconds = self.binaries[job.start == "warm"]
         seconds *= {1: 9.0, 64: 1.0, 256: 1.0, 1024: 1.0}[job.batch]
         return sample(
             start=job.start,
@@ -160,6 +165,67 @@ def test_a_contender_that_fails_is_left_out_and_noted() -> None:
     assert profile.cold is not None
     assert profile.cold.mode == "per-worker"
     assert {each.question: each.answer for each in profile.findings}["locking, cold"] == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("cold", "warm", "chosen"),
+    [
+        (1.0, 0.5, True),  # faster warm, and the same cold
+        (0.5, 0.5, True),
+        (3.0, 0.5, False),  # what is won warm is lost cold
+        (1.0, 1.0, False),  # no difference: the cache needs no store
+        (1.0, 2.0, False),
+    ],
+)
+def test_binaries_are_chosen_where_they_are_shown_to_be_faster(
+    cold: float, warm: float, chosen: bool
+) -> None:
+    machine, told = Machine(binaries=(cold, warm)), list[CalibrationProgress]()
+    profile = calibrate(
+        ("set",), "simulated", rounds=5, workers=2, on_progress=told.append, run_job=machine
+    ).profile
+    assert [each.mode for each in (profile.binaries,) if each is not None] == ["binaries"] * chosen
+    # What is best with a cache file stands beside it.
+    assert profile.cold is not None
+    assert (profile.cold.mode, profile.cold.workers) == ("per-worker", 1)
+    assert profile.warm is not None
+    assert profile.warm.mode == "shared"
+    answers = {each.question: each.answer for each in profile.findings}
+    verdicts = {0.5: "faster", 1.0: "no difference", 2.0: "slower", 3.0: "slower"}
+    assert answers["binaries, cold"] == verdicts[cold]
+    assert answers["binaries, warm"] == verdicts[warm]
+    assert told[-1].total == len(machine.jobs) == len(told)
+    warm_jobs = [
+        job
+        for job in machine.jobs
+        if isinstance(job, SampleJob) and job.start == "warm" and job.mode == "binaries"
+    ]
+    assert {job.passes for job in warm_jobs} == {1}
+    assert len({job.cache_directory for job in warm_jobs}) == 1
+    assert sorted(job.round for job in warm_jobs) == [-1, 0, 1, 2, 3, 4]  # the first one fills the store
+
+
+def test_what_is_prepared_counts_in_the_weighing_of_binaries() -> None:
+    def answer(job: Job) -> Answer | None:
+        if not isinstance(job, SampleJob) or job.start != "warm":
+            return None
+        # The run alone is slower with binaries, but a cache needs modules first.
+        with_binaries = job.mode == "binaries"
+        return sample(
+            start=job.start,
+            mode=job.mode,
+            workers=job.workers,
+            control=job.control,
+            round=job.round,
+            batch=job.batch,
+            prepare_ns=0 if with_binaries else 500_000_000,
+            wall_ns=600_000_000 if with_binaries else 400_000_000,
+        )
+
+    machine = Machine(binaries=(1.0, 1.0), answer=answer)
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    assert profile.binaries is not None
+    assert {each.seconds for each in profile.figures if each.whole_use} == {0.6, 0.9}
 
 
 def test_one_sample_alone_says_what_it_was_taken_on() -> None:

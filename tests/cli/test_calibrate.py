@@ -24,6 +24,7 @@ def quick(job: Job) -> Answer:
             pipelines=100,
             warm_rate=1000.0,
             warm_rate_most=1000.0,
+            binaries="binaries" in job.set_paths[0],
         )
     if isinstance(job, ProbeJob):
         return Probed(hits=100, sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else ())

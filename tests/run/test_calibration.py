@@ -11,7 +11,7 @@ import trio
 
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.compile import compile_set
 from orchestrator.run.keeping import decide
 from orchestrator.run.options import CompileOptions, MergePolicy
@@ -91,6 +91,38 @@ async def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_doe
     assert [each.counts()[OutcomeStatus.COMPILED] > 0 for each in reports] == [True, False, True, False]
 
 
+def test_binaries_are_taken_where_they_were_shown_to_be_faster_and_may_be() -> None:
+    faster = Choice(mode="binaries", workers=2, words="")
+    loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, binaries=faster, batch=32))
+    for warm in (False, True):
+        taken = decide(loaded, mode=None, workers=None, warm=warm, available=4, binaries=True)
+        assert (taken.mode, taken.workers, taken.batch) == (CacheMode.BINARIES, 2, None)
+        assert "mode binaries and 2 workers, by the calibration of 2001-09-09" in taken.note
+    # Where a cache file is needed, or the device has none: what is best with a cache.
+    assert decide(loaded, mode=None, workers=None, warm=True, available=4).mode is CacheMode.SHARED
+    assert decide(LOADED, mode=None, workers=None, warm=True, available=4, binaries=True).mode is (
+        CacheMode.SHARED
+    )
+
+
+def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
+    faster = Choice(mode="binaries", workers=2, words="")
+    save_profile(folder, IDENTITY, msgspec.structs.replace(PROFILE, binaries=faster))
+    packed = compiled(folder, cache_file_needed=True)
+    assert packed.mode is CacheMode.PER_WORKER
+    assert packed.cache_file.saved_bytes
+    first = compiled(folder)
+    second = compiled(folder)
+    assert first.mode is second.mode is CacheMode.BINARIES
+    assert first.binaries is not None
+    assert first.binaries.stored == first.counts()[OutcomeStatus.COMPILED] > 0
+    assert second.counts()[OutcomeStatus.COMPILED] == 0
+    # A driver that has lost the extension since.
+    without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
+    third = compiled(folder, device=without)
+    assert third.mode is CacheMode.SHARED
+
+
 def test_what_the_caller_chose_stays() -> None:
     given = decide(LOADED, mode=None, workers=7, warm=True, available=4)
     assert (given.mode, given.workers) == (CacheMode.SHARED, 7)
@@ -145,17 +177,25 @@ def compiled(
     merge: MergePolicy | None = None,
     save_policy: SavePolicy = SavePolicy(),  # noqa: B008 - frozen
     workers: int | None = None,
+    cache_file_needed: bool = False,
+    device: Device | None = None,
 ) -> CompileReport:
     """Compile the sample on the simulated device."""
 
     def opener(_request: DeviceRequest) -> Device:
-        return SimulatedDevice()
+        return device or SimulatedDevice()
 
     async def main() -> CompileReport:
         with PipelineSet.open(sample_path()) as source:
             return await compile_set(
                 source,
-                CompileOptions(mode=mode, merge=merge, save_policy=save_policy, workers=workers),
+                CompileOptions(
+                    mode=mode,
+                    merge=merge,
+                    save_policy=save_policy,
+                    workers=workers,
+                    cache_file_needed=cache_file_needed,
+                ),
                 opener=opener,
                 cache_directory=folder,
             )
