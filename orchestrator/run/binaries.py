@@ -140,6 +140,7 @@ class _Pulled:
     counts: npt.NDArray[np.uint32]
     slots: npt.NDArray[np.int32]  # of each pipeline's binaries, one after the other: which handle
     handles: npt.NDArray[np.uint64]
+    sizes: npt.NDArray[np.int64]  # of each handle: bytes
     users: npt.NDArray[np.int32]  # of each handle: pipelines that will use it still
     later: dict[int, bytes]  # pipelines that did not fit the bound on memory: their state keys
 
@@ -182,7 +183,6 @@ class HeldPipelines(BinarySource):
     _used: list[bytes] = field(factory=list)
     _refused: list[bytes] = field(factory=list)
     _held_bytes: int = 0
-    _sizes: dict[int, int] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
     _changed: threading.Condition = field(factory=threading.Condition)
     _waiting: _Waiting = field(factory=_Waiting)
@@ -269,7 +269,6 @@ class HeldPipelines(BinarySource):
             with self._lock:
                 self._images[id(image)] = image, pulled
                 self._held_bytes += filling.bytes
-                self._sizes.update(zip(pulled.handles.tolist(), filling.sizes, strict=True))
                 self._add(
                     looked_up=len(chosen),
                     pulled_in=int(np.count_nonzero(pulled.counts)),
@@ -372,7 +371,8 @@ class HeldPipelines(BinarySource):
             over = np.flatnonzero(ended)
             dead = pulled.handles[over].copy()
             pulled.handles[over] = 0
-            self._held_bytes -= sum(self._sizes.pop(handle, 0) for handle in dead.tolist())
+            self._held_bytes -= int(pulled.sizes[over].sum())
+            pulled.sizes[over] = 0
             self._add(created=created, refused=len(refused))
             kinds, keys = prepared.image.kinds, prepared.image.keys
             self._refused += [state_key(int(kinds[each]), int(keys[each])) for each in refused.tolist()]
@@ -402,6 +402,7 @@ class HeldPipelines(BinarySource):
         with self._lock:
             base, first = len(pulled.handles), len(pulled.slots)
             pulled.handles = np.concatenate([pulled.handles, more.handles])
+            pulled.sizes = np.concatenate([pulled.sizes, more.sizes])
             pulled.users = np.concatenate([pulled.users, more.users])
             pulled.slots = np.concatenate([pulled.slots, more.slots + base])
             for index in wanted:
@@ -409,7 +410,6 @@ class HeldPipelines(BinarySource):
                 pulled.starts[index] = more.starts[index] + first
                 pulled.counts[index] = more.counts[index]
             self._held_bytes += filling.bytes
-            self._sizes.update(zip(more.handles.tolist(), filling.sizes, strict=True))
             self._add(pulled_late=int(np.count_nonzero(more.counts)), pulled_bytes=filling.bytes)
 
     # --- what is new
@@ -565,7 +565,6 @@ class HeldPipelines(BinarySource):
         with self._lock:
             images, self._images = self._images, {}
             self._held_bytes = 0
-            self._sizes.clear()
         for _, pulled in images.values():
             self.device.destroy_binaries(pulled.handles)
 
@@ -648,10 +647,10 @@ class _Filling:
                 continue
             starts[index], counts[index] = len(slots), len(own)
             slots += own
-        del self.sizes[made:]
         flat = np.array(slots, np.int32)
         users = np.bincount(flat, minlength=made).astype(np.int32)
-        return _Pulled(starts, counts, flat, handles, users, self.later)
+        sizes = np.array(self.sizes[:made], np.int64)
+        return _Pulled(starts, counts, flat, handles, sizes, users, self.later)
 
 
 def _ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -89,6 +89,7 @@ _LOOK_EVERY: Final = 4  # pipelines that go before it is looked whether enough h
 _ENTRY_BYTES: Final = 512  # what a pipeline takes beside its payloads, for what it is worth
 _UNKNOWN_COST_NS: Final = 2_000_000
 _GRAIN_S: Final = 60
+_LONG_S: Final = 86_400
 _FEW_NAMESAKES: Final = 8
 _USE: Final = struct.Struct("<dQ")
 _REFERENCE: Final = struct.Struct("<IQ")
@@ -600,7 +601,8 @@ class BinaryStore:
     def touch(self, generation: Generation, state_keys: Sequence[bytes], grain_s: int = _GRAIN_S) -> int:
         """Note that pipelines were used, all in one commit; how many had to be noted.
 
-        What was used less than `grain_s` seconds before is not noted again.
+        What was used less than `grain_s` seconds before is not noted again, and less than a day before not while
+        nothing was evicted since: its place in the row is the same then.
 
         Raises:
             StoreError: It cannot be written.
@@ -611,11 +613,15 @@ class BinaryStore:
             if known is None:
                 return 0
             prefix = struct.pack(">I", known.number)
+            aged = transaction.get(b"aged", db=self._tables["about"])
+            aged_s = int.from_bytes(aged, "little") if aged is not None else 0
             stale = []
             for state in state_keys:
                 found = transaction.get(prefix + state, db=self._tables["use"])
-                if found is not None and len(found) == _USE.size and now - _USE.unpack(found)[1] >= grain_s:
-                    stale.append(prefix + state)
+                if found is not None and len(found) == _USE.size:
+                    used_s = _USE.unpack(found)[1]
+                    if now - used_s >= (grain_s if used_s <= aged_s else grain_s and _LONG_S):
+                        stale.append(prefix + state)
         if not stale:
             return 0
         # Notes are small, but each may be on a page of its own, which is written anew.
@@ -783,6 +789,7 @@ class BinaryStore:
         if worth == worth and worth < float("inf"):
             age = max(self._age(transaction), worth)
             transaction.put(b"age", struct.pack("<d", age), db=self._tables["about"])
+            transaction.put(b"aged", int(time.time()).to_bytes(8, "little"), db=self._tables["about"])
 
     def _entry(self, transaction: Any, key: bytes) -> _Entry | None:
         found = self._get(transaction, "pipelines", key)

@@ -188,6 +188,7 @@ class _Walk:
     def __init__(self, path: Path, content: _Bytes, page_size: int, pages: int) -> None:
         self.path = path
         self.content = content
+        self.words = content.reshape(-1).view(np.uint16)
         self.page_size = page_size
         self.seen = np.zeros(pages, np.bool_)
         self.seen[:2] = True
@@ -223,7 +224,7 @@ class _Walk:
                 raise self.fail(int(table[0]), "a table lies in a table")
 
     def leaves(self, described: bytes) -> tuple[_Pages, _Pages, _Pages]:
-        """Look at a tree by its MDB_db; the nodes of its leaves: page, offset, and the words of `fields`."""
+        """Look at a tree by its MDB_db; the nodes of its leaves, as `nodes` gives them."""
         _, _, depth, branches, leaves, overflows, entries, root = _TREE.unpack(described)
         if root == _NO_PAGE:
             if entries:
@@ -236,11 +237,10 @@ class _Walk:
         for _ in range(depth - 1):
             self.visit(level, "a branch")
             found_branches += len(level)
-            words = self.fields(*self.nodes(level, _BRANCH))
+            _, _, words = self.nodes(level, _BRANCH)
             level = words[:, 0] | words[:, 1] << 16 | words[:, 2] << 32
         self.visit(level, "a leaf")
-        rows, nodes = self.nodes(level, _LEAF)
-        words = self.fields(rows, nodes)
+        rows, nodes, words = self.nodes(level, _LEAF)
         sizes, kinds, key_sizes = words[:, 0] | words[:, 1] << 16, words[:, 2], words[:, 3]
         big = kinds == _BIG_DATA
         if ((kinds != 0) & ~big & (kinds != _SUB_DATA)).any():
@@ -251,8 +251,8 @@ class _Walk:
             raise self.fail(int(level[0]), f"a tree has {counted} pages and entries, and says otherwise")
         return rows, nodes, words
 
-    def nodes(self, pages: _Pages, kind: int) -> tuple[_Pages, _Pages]:
-        """Where the nodes of pages lie: the page of each, and its offset there; all of it checked."""
+    def nodes(self, pages: _Pages, kind: int) -> tuple[_Pages, _Pages, _Pages]:
+        """The nodes of pages: the page of each, its offset there, the four words that it begins with; all checked."""
         heads = self.content[pages, :_PAGE_HEADER].copy()
         numbers = heads[:, :8].copy().view(np.uint64)[:, 0]
         flags, lower, upper = (
@@ -267,13 +267,13 @@ class _Walk:
         total = int(counts.sum())
         rows = np.repeat(pages, counts)
         within = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-        at = _PAGE_HEADER + 2 * within
-        offsets = self.content[rows, at].astype(np.int64) | self.content[rows, at + 1].astype(np.int64) << 8
+        offsets = self.words[(rows * self.page_size + _PAGE_HEADER >> 1) + within].astype(np.int64)
         least = np.repeat(upper, counts)
         bad = (offsets < least) | (offsets + 8 > self.page_size) | (offsets & 1 == 1)
         if bad.any():
             raise self.fail(int(rows[bad][0]), "a node lies outside of it")
-        words = self.fields(rows, offsets)
+        first = rows * self.page_size + offsets >> 1
+        words = self.words[first[:, None] + np.arange(4)].astype(np.int64)
         ends = offsets + 8 + words[:, 3]
         if kind == _LEAF:
             big = words[:, 2] & _BIG_DATA != 0
@@ -287,15 +287,7 @@ class _Walk:
             raise self.fail(
                 int(rows[bad][0] if bad.any() else rows[order][1:][overlap][0]), "a node is too long"
             )
-        return rows, offsets
-
-    def fields(self, rows: _Pages, nodes: _Pages) -> _Pages:
-        """The four 16-bit words that a node begins with, shape (n, 4)."""
-        words = np.empty((len(rows), 4), np.int64)
-        for number in range(4):
-            low = self.content[rows, nodes + 2 * number].astype(np.int64)
-            words[:, number] = low | self.content[rows, nodes + 2 * number + 1].astype(np.int64) << 8
-        return words
+        return rows, offsets, words
 
     def overflow(self, rows: _Pages, places: _Pages, sizes: _Pages) -> int:
         """Look at the pages of data that does not fit into leaves; their number."""

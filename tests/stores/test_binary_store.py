@@ -194,6 +194,24 @@ def test_access_times_are_written_in_one_commit_and_not_for_every_hit(store: Bin
     assert store.touch(OTHER, states, grain_s=0) == 0
 
 
+def test_access_times_are_written_where_they_change_who_goes_first(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1_000_000.0]
+    monkeypatch.setattr("orchestrator.stores.binary_store.time.time", lambda: now[0])
+    store.put(GENERATION, [pipeline(number, b"%d" % number * 5000) for number in range(50)])
+    states = [b"state %d" % number for number in range(50)]
+    now[0] += 600
+    assert store.touch(GENERATION, states) == 0  # nothing went since, so the row is as it was
+    gone = store.shrink(store.statistics().used_bytes // 2)
+    now[0] += 600
+    assert store.touch(GENERATION, states) == 50 - gone > 0
+    now[0] += 30
+    assert store.touch(GENERATION, states) == 0
+    now[0] += 86_400
+    assert store.touch(GENERATION, states) == 50 - gone  # for `prune --older-than`
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

@@ -53,6 +53,7 @@ class ShaderModules:
 
     Attributes:
         all_made: Whether every module exists for good, so that nothing has to be acquired.
+        any_made: Whether a module was ever made.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ShaderModules:
         self._live: OrderedDict[int, _Live] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
-        self.all_made = False
+        self.all_made = self.any_made = False
 
     def make_all(self, before: BeforeObject = no_news) -> dict[int, str]:
         """Make every module, if they fit; returns those that could not be made, by index, with the cause."""
@@ -103,6 +104,7 @@ class ShaderModules:
         with self._lock:
             live = self._live.get(index)
             if live is None:
+                self.any_made = True
                 module = self._modules[index]
                 live = self._live[index] = _Live(self._create(module), module.code_size)
                 self._size += live.size
@@ -390,7 +392,7 @@ class VulkanPreparedPipelines:
 
     def without_modules(self, indices: npt.NDArray[np.int32]) -> None:
         """Take the modules out of pipelines that need none; where all were made for good, they stay."""
-        if self._modules.all_made:
+        if self._modules.all_made or not self._modules.any_made:
             return
         image = self.image
         for index in indices.tolist():
