@@ -49,8 +49,11 @@ quietly() { # Runs a command, output to the log.
 }
 
 fail() {
-    say "failed: $*; the log is build/setup.log, its last lines are:"
-    tail -n 5 "$log" | sed 's/^/    /'
+    say "failed: $*"
+    if [ -s "$log" ]; then
+        say "the log is build/setup.log, its last lines are:"
+        tail -n 5 "$log" | sed 's/^/    /'
+    fi
     exit 1
 }
 
@@ -80,9 +83,12 @@ apt_install() { # Installs packages; false where that cannot be.
         ${apt_release:+-t "$apt_release"} install "$@"
 }
 
-has_loader() {
-    { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null || true; } | grep -q 'libvulkan\.so\.1 '
+has_library() { # Where the system's linker finds it.
+    # grep ends at its first match, which ends ldconfig with an error.
+    { PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null || true; } | grep -q "$1"
 }
+
+has_loader() { has_library 'libvulkan\.so\.1 '; }
 
 driver_manifest() { # The manifest of Mesa's AMD driver; its name differs between versions of Mesa.
     local each
@@ -173,10 +179,6 @@ has_validation_layer() { # Where a loader looks for layers that are asked for.
         /usr/local/share/vulkan/explicit_layer.d/*.json /usr/share/vulkan/explicit_layer.d/*.json
 }
 
-has_library() { # Where the system's linker finds it.
-    PATH=$PATH:/sbin:/usr/sbin ldconfig -p 2>/dev/null | grep -q "$1"
-}
-
 set_up_test_tools() {
     local wanted=() reason
     command -v gcc >/dev/null || wanted+=(gcc)
@@ -234,7 +236,8 @@ set_up_venv() {
     if [ -z "$python" ]; then
         reason=$(apt_reason)
         apt_install python3 python3-venv ||
-            fail "no Python >= 3.11, and apt cannot install python3 and python3-venv (${reason:-see the log})"
+            fail "no Python >= 3.11, and apt cannot install python3 and python3-venv (${reason:-see the log});" \
+                "as root, \`make setup\` installs all that is needed"
         python=$(find_python)
         [ -n "$python" ] || fail "the system's Python is older than 3.11"
     fi

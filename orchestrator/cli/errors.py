@@ -122,7 +122,10 @@ def explain(error: OrchestratorError) -> Failure:
         case ManifestError():
             return Failure("manifest", message, "correct the entry that the message names", bad_input, {})
         case NoDeviceError():
-            step = "`orchestrator devices` lists what is there; `--device simulated` needs no driver"
+            step = (
+                "`orchestrator devices` lists what is there, `orchestrator doctor` says what is missing; "
+                "`--device simulated` needs no driver"
+            )
             return Failure("no_device", message, step, no_device, {})
         case DriverError():
             step = "try another device (`orchestrator devices`); the driver's own log may say more"
