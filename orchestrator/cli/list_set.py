@@ -24,6 +24,7 @@ from orchestrator.cli.output import (
     tag_name,
     version_text,
 )
+from orchestrator.cli.slow_work import SlowWork
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ListDocument
@@ -60,7 +61,10 @@ def list_verb(
     """
     output = Output(json=json)
     with open_set(sets) as opened:
-        unusable = opened.verify() if verify else None
+        unusable = None
+        if verify:
+            with SlowWork(output, "reading the records") as progress:
+                unusable = opened.verify(progress)
         groups = opened.groups  # before the damage is asked for: reading them may find some
         output.document(lambda: _document(opened, unusable, pipelines=pipelines))
         if not json:

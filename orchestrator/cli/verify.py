@@ -14,6 +14,7 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag, KeyFile, read_key
 from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
 from orchestrator.cli.packs import target_fields
+from orchestrator.cli.slow_work import SlowWork
 from orchestrator.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def verify_verb(
     """
     output = Output(json=json)
     secret = read_key(key)
-    checked = [each for path in paths for each in _check(path, secret)]
+    checked = [each for path in paths for each in _check(path, secret, output)]
     bad = [each for each in checked if each.problems]
     output.document(lambda: _document(checked, len(bad)))
     for each in checked:
@@ -109,7 +110,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
     return VerifyDocument(checked=files, good=len(checked) - bad, bad=bad)
 
 
-def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
+def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
     from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME
@@ -127,7 +128,7 @@ def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
             yield from _check_pack(path, key)
             return
         if path.is_dir():
-            yield from _check_directory(path)
+            yield from _check_directory(path, output)
             return
         if not is_regular(path.resolve(strict=True)):  # a pipe would be waited for
             reason = "it is no regular file: a pipe, a socket or a device"
@@ -145,7 +146,7 @@ def _check(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     elif head.startswith(PLAN_MAGIC):
         yield _check_plan(path)
     else:
-        yield _check_archive(path) if head == MAGIC else _check_cache_file(path)
+        yield _check_archive(path, output) if head == MAGIC else _check_cache_file(path)
 
 
 def _check_plan(path: Path) -> _Checked:
@@ -188,7 +189,7 @@ def _check_store(path: Path) -> _Checked:
     )
 
 
-def _check_directory(path: Path) -> Iterator[_Checked]:
+def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
     from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME
@@ -222,7 +223,7 @@ def _check_directory(path: Path) -> Iterator[_Checked]:
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )
     for name in (*caches, *alone, *plans, *stores, *archives):
-        yield from _check(path / name, None)
+        yield from _check(path / name, None, output)
 
 
 def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
@@ -316,13 +317,13 @@ def _check_cache_file(path: Path) -> _Checked:
     )
 
 
-def _check_archive(path: Path) -> _Checked:
+def _check_archive(path: Path, output: Output) -> _Checked:
     from orchestrator.run.records import DamageRecord
     from orchestrator.sets.pipeline_set import PipelineSet
 
     try:
-        with PipelineSet.open(path) as opened:
-            unusable = opened.verify()
+        with PipelineSet.open(path) as opened, SlowWork(output, f"reading {path_text(path)}") as progress:
+            unusable = opened.verify(progress)
             damage = tuple(map(DamageRecord.of, opened.damage))
             records = sum(opened.tag_counts.values())
     except ArchiveError as error:

@@ -179,8 +179,11 @@ class PipelineSet(Closing):
         found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
         return hash_bytes(b"".join(found)) if found else b""
 
-    def verify(self) -> int:
+    def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> int:
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
+
+        Args:
+            progress: Told now and then how many records were read, of how many. What it raises ends the reading.
 
         Returns:
             Number of records that cannot be used, or are not what they are named.
@@ -188,11 +191,14 @@ class PipelineSet(Closing):
         # What proves records is much, and a compile asks for none of it.
         from orchestrator.sets.archive.record_proof import RecordProof, is_module_of_format_5
 
-        bad = RecordProof(self._source).unusable(self._log.add)
         tag = RecordTag.SHADER_MODULE
+        total = sum(self.tag_counts.values())
+        others = total - len(self._source.keys(tag))
+        bad = RecordProof(self._source).unusable(self._log.add, lambda read: progress(read, total))
         readable = 0
         for batch in self._module_batches():
             readable += len(batch)
+            progress(others + readable, total)
             for module, actual in misnamed_modules(batch):
                 if is_module_of_format_5(module, self._source.payload(tag, module.key)):
                     continue

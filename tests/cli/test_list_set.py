@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
+
+from orchestrator.cli import slow_work
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
+from tests.drivers import REPOSITORY
 
 KEYS = {"version", "set", "records", "applications", "groups", "verified", "unusable_records", "damage"}
 
@@ -113,3 +120,44 @@ def test_a_manifest_stands_alone(call: Call) -> None:
     done = call("list", sample_manifest_path(), "sample")
     assert done.code == ExitCode.BAD_INPUT
     assert "orchestrator pack" in done.err
+
+
+@pytest.mark.parametrize("verb", ["list", "verify"])
+def test_a_set_that_takes_long_says_how_far_it_is(
+    verb: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(verb, sample_path()).err == ""
+    monkeypatch.setattr(slow_work, "_SILENT_S", 0.0)
+    total = sum(each["count"] for each in call("list", "sample", "--json").document["records"].values())
+    assert f"1 of {total}: reading" in call(verb, sample_path()).err
+    assert call(verb, sample_path(), "--json").err == ""
+    assert call(verb, sample_path(), "--no-progress").err == ""
+
+
+_INTERRUPTED_WHILE_READING = """
+import os, signal, sys
+from orchestrator.cli import main
+from orchestrator.sets.archive import record_proof
+number = getattr(signal, sys.argv.pop())
+refusal = record_proof.RecordProof._refusal
+def interrupt(*arguments):
+    os.kill(os.getpid(), number)
+    return refusal(*arguments)
+record_proof.RecordProof._refusal = interrupt
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_reading_with_a_document(name: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERRUPTED_WHILE_READING, "list", "sample", "--json", name],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
+    assert "Traceback" not in done.stderr

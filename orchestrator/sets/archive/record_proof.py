@@ -64,13 +64,20 @@ class RecordProof:
         self._states = SharedStates()
         self._subpasses: dict[int, tuple[SubpassUse, ...]] = {}
 
-    def unusable(self, report: Callable[[Damage], None]) -> int:
-        """Read all records but modules and recompute their keys."""
-        bad = 0
+    def unusable(self, report: Callable[[Damage], None], progress: Callable[[int], object]) -> int:
+        """Read all records but modules and recompute their keys.
+
+        Args:
+            report: Told of each that is not what it is named.
+            progress: Told how many were read so far.
+        """
+        bad = read = 0
         for tag in RecordTag:
             if tag is RecordTag.SHADER_MODULE:
                 continue
             for key in self._source.keys(tag):
+                read += 1
+                progress(read)
                 try:
                     payload = self._source.payload(tag, key)
                 except RecordError:
