@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from orchestrator.cli.output import Output
-    from orchestrator.cli.progress import MeasurementBar
+    from orchestrator.cli.progress_bar import MeasurementBar
 
 _SILENT_S = 2.0
 _EVERY_S = 0.1
@@ -40,7 +40,7 @@ class SlowWork(ExitStack):
             return
         self._next = now + _EVERY_S
         if self._bar is None:
-            from orchestrator.cli.progress import MeasurementBar
+            from orchestrator.cli.progress_bar import MeasurementBar
 
             self._bar = self.enter_context(MeasurementBar(self._output))
         self._bar.step(self._what, done, total)
