@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from attrs import frozen
 
 from orchestrator.cli.application import main
+from orchestrator.cli.display import take_display
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
@@ -49,6 +50,13 @@ def inspected(done: Done) -> dict[str, Any]:
     (file,) = done.document["files"]
     assert isinstance(file, dict)
     return file
+
+
+@pytest.fixture(autouse=True)
+def usual_display() -> Iterator[None]:
+    """Forget what a call said of its output; a test that makes views without a call finds what is usual."""
+    yield
+    take_display([])
 
 
 @pytest.fixture
