@@ -143,7 +143,8 @@ class CompileArguments:
         in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
         allow_damaged: Exit with 0 also where records of the set could not be read, if all that could be read
             compiled.
-        out: Make a pack: a directory with the cache files of all targets and a manifest. Cache files are kept
+        out: Make a pack: a directory with the cache files of all targets, or in mode binaries with what their
+            pipelines were compiled to, and a manifest. Cache files are kept
             there while they are made, unless --cache-dir says otherwise, so the same command goes on.
         progress: `jsonl`: write how far it is, one JSON object a line, to descriptor 3; `jsonl:FD`: to
             another one. For programs.
@@ -454,10 +455,8 @@ def _compile_targets(
             raise UsageError(f"{option} is for one device", "name one, without --out")
     if arguments.out is None and arguments.key is not None:
         raise UsageError("--key signs packs", "name the pack's directory with --out")
-    if arguments.out is not None and arguments.mode in ("none", "binaries"):
-        raise UsageError(
-            f"--out: mode {arguments.mode} keeps no cache file, so there would be nothing in the pack"
-        )
+    if arguments.out is not None and arguments.mode == "none":
+        raise UsageError("--out: mode none keeps nothing, so there would be nothing in the pack")
     paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
     options = [arguments.options(each) for each in targets]
     key = read_key(arguments.key)

@@ -448,6 +448,8 @@ class PackedTarget(Record, frozen=True, kw_only=True):
         identity: What the cache is valid for; null where the device did not open.
         cache: Name of the cache file, or null.
         cache_bytes: Its size.
+        binaries: Name of the file of pipeline binaries, or null.
+        binaries_bytes: Its size.
         created: How many pipelines are in it.
         skipped: How many the device cannot take.
         failed: How many failed.
@@ -455,7 +457,7 @@ class PackedTarget(Record, frozen=True, kw_only=True):
         not_run: How many were not come to.
         parts: The sets, or shards of sets, that were compiled.
         missing: Shards that are not there of sets of which others are.
-        problem: Why there is no cache, or null.
+        problem: Why there is nothing, or null.
     """
 
     selector: str
@@ -464,6 +466,8 @@ class PackedTarget(Record, frozen=True, kw_only=True):
     identity: ProfileIdentity | None
     cache: str | None
     cache_bytes: int
+    binaries: str | None
+    binaries_bytes: int
     created: int
     skipped: int
     failed: int
@@ -523,7 +527,7 @@ class InstallDocument(Document, frozen=True, kw_only=True):
         identity: What its caches are valid for.
         target: Selector of the target that is this device and driver, or null.
         has_cache: Whether the pack has a cache for it.
-        problem: Why there is a target and no cache, or null.
+        problem: Why there is a target and nothing of it, or null.
         nearest: Where there is no target: the one that has most in common.
         created: How many pipelines that cache holds.
         cache_file: The cache file of the device.
@@ -531,6 +535,9 @@ class InstallDocument(Document, frozen=True, kw_only=True):
         not_saved: Why none were, or null.
         bytes_before: Driver's data that was there before.
         bytes_after: Driver's data that is there now.
+        store: The store of pipeline binaries, where the pack has some for the device; else null.
+        binaries: How many pipelines those are of.
+        binaries_new: Bytes of those that the store did not have before.
         notes: What a user should know.
     """
 
@@ -549,6 +556,9 @@ class InstallDocument(Document, frozen=True, kw_only=True):
     not_saved: str | None
     bytes_before: int
     bytes_after: int
+    store: str | None
+    binaries: int
+    binaries_new: int
     notes: tuple[str, ...]
 
 

@@ -1,7 +1,7 @@
-"""The verb `install`: takes this device's cache out of a pack, and says so where there is none.
+"""The verb `install`: takes what a pack has for this device out of it, and says so where that is nothing.
 
-Guarantees: what is installed was proven whole, was given to the driver in a process of its own and kept by
-it, and is merged with what the device's cache file held. Nothing of the pack decides where it is written.
+Guarantees: what is installed was proven whole. A cache was given to the driver in a process of its own and
+kept by it, and is merged with what the device's cache file held; binaries are added to the store. Nothing of the pack decides where it is written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def install_verb(
 ) -> int:
     """Take the cache of this device and driver out of a pack, so that `compile` has only the rest to do.
 
-    The exit code is 0 where the pack has one, 1 where it has none for this device and driver, with what is
+    Pipeline binaries, where the pack has some, go into the store that `compile --mode binaries` uses. The exit
+    code is 0 where the pack has either, 1 where it has neither for this device and driver, with what is
     nearest and how it differs, and 2 where the pack is damaged or nobody vouches for it. What is there
     already is kept: the two are merged.
 
@@ -72,7 +73,8 @@ def install_verb(
     out.document(lambda: _document(opened, done))
     _show(out, opened, done)
     target = opened.manifest.targets[done.done.target] if done.done.target >= 0 else None
-    return ExitCode.OK if target is not None and target.cache is not None else ExitCode.PIPELINES_FAILED
+    has = target is not None and (target.cache is not None or target.binaries is not None)
+    return ExitCode.OK if has else ExitCode.PIPELINES_FAILED
 
 
 def _document(pack: Pack, done: Installation) -> InstallDocument:
@@ -99,6 +101,9 @@ def _document(pack: Pack, done: Installation) -> InstallDocument:
         not_saved=found.skipped or None,
         bytes_before=found.bytes_before,
         bytes_after=found.bytes_after,
+        store=found.store or None,
+        binaries=found.binaries,
+        binaries_new=found.binaries_new,
         notes=found.notes,
     )
 
@@ -117,7 +122,7 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
         out.line("`orchestrator compile` compiles everything here")
         return
     target = manifest.targets[found.target]
-    if target.cache is None:
+    if target.cache is None and target.binaries is None:
         out.line(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
         out.line("`orchestrator compile` compiles everything here")
         return
@@ -125,15 +130,18 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
     rows: list[tuple[str, str | Text]] = [
         ("target", target.name),
         ("holds", f"{plural(target.count('created'), 'pipeline')}, {left:,} left out"),
-        ("cache file", found.path),
-        ("was there", byte_text(found.bytes_before)),
-        (
-            "installed",
+    ]
+    if target.cache is not None:
+        installed = (
             styled(byte_text(found.saved_bytes), "good")
             if found.saved_bytes
-            else styled(f"no: {found.skipped}", "warn"),
-        ),
-    ]
+            else styled(f"no: {found.skipped}", "warn")
+        )
+        was_there = byte_text(found.bytes_before)
+        rows += [("cache file", found.path), ("was there", was_there), ("installed", installed)]
+    if target.binaries is not None:
+        new = f"{plural(found.binaries, 'pipeline')}, {byte_text(found.binaries_new)} new"
+        rows += [("binaries", found.store), ("installed", styled(new, "good"))]
     out.facts(rows)
     for note in found.notes:
         out.line(styled("note: ", "warn"), note)

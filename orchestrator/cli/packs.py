@@ -41,6 +41,8 @@ def target_fields(target: Target) -> dict[str, Any]:
         "identity": target.identity,
         "cache": None if cache is None else cache.name,
         "cache_bytes": 0 if cache is None else cache.size,
+        "binaries": None if target.binaries is None else target.binaries.name,
+        "binaries_bytes": 0 if target.binaries is None else target.binaries.size,
         **{each: target.count(each) for each in _STATUSES},
         "parts": tuple(each.text for each in target.parts),
         "missing": tuple(missing_shards(target.parts)),
@@ -50,7 +52,17 @@ def target_fields(target: Target) -> dict[str, Any]:
 
 def show_targets(output: Output, targets: Sequence[Target]) -> None:
     """A table of targets."""
-    made = table("target", "created", "skipped", "failed", "not run", "cache", "", numbers=(1, 2, 3, 4, 5))
+    binaries = any(each.binaries is not None for each in targets)  # a column more, where somebody has some
+    columns = (
+        "target",
+        "created",
+        "skipped",
+        "failed",
+        "not run",
+        "cache",
+        *(["binaries"] if binaries else []),
+    )
+    made = table(*columns, "", numbers=range(1, len(columns)))
     for each in targets:
         failed = each.count("failed") + each.count("quarantined")
         counts: tuple[tuple[int, Style], ...] = (
@@ -63,7 +75,10 @@ def show_targets(output: Output, targets: Sequence[Target]) -> None:
             styled(each.selector or each.device_name, "head"),
             f"{each.count('created'):,}",
             *(styled(f"{count:,}", style if count else "dim") for count, style in counts),
-            "none" if cache is None else byte_text(cache.size),
+            *(
+                "none" if file is None else byte_text(file.size)
+                for file in (cache, each.binaries)[: 1 + binaries]
+            ),
             styled("none: see below", "bad") if each.problem else styled(each.driver, "dim"),
         )
     output.show(made)
@@ -139,13 +154,21 @@ def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
         output.line(styled(f"and {plural(len(said) - _NOTES_SHOWN, 'note')} more, see --json", "dim"))
 
 
+def held_text(targets: Sequence[Target]) -> str:
+    """What targets have: "2 caches and binaries of 1"."""
+    caches = sum(each.cache is not None for each in targets)
+    binaries = sum(each.binaries is not None for each in targets)
+    held = [plural(caches, "cache")] if caches or not binaries else []
+    return " and ".join([*held, *([f"binaries of {binaries}"] if binaries else [])])
+
+
 def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bool) -> None:
     """Where a pack is and what it holds."""
-    caches = [each.cache for each in manifest.targets if each.cache is not None]
+    held = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
     output.line("")
     output.line(
         styled("pack ", "dim"),
         styled(path_text(directory), "head"),
-        f"  {plural(len(manifest.targets), 'target')} with {plural(len(caches), 'cache')}, "
-        f"{byte_text(sum(each.size for each in caches))}, {'signed' if signed else 'not signed'}",
+        f"  {plural(len(manifest.targets), 'target')} with {held_text(manifest.targets)}, "
+        f"{byte_text(sum(each.size for each in held))}, {'signed' if signed else 'not signed'}",
     )

@@ -13,7 +13,7 @@ from attrs import field, frozen
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag, KeyFile, read_key
 from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
-from orchestrator.cli.packs import target_fields
+from orchestrator.cli.packs import held_text, target_fields
 from orchestrator.cli.slow_work import SlowWork
 from orchestrator.errors import ArchiveError
 
@@ -236,7 +236,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         return
     problems: dict[Path, str] = dict(pack.problems())
     targets = pack.manifest.targets
-    caches, files = sum(each.cache is not None for each in targets), sum(len(each.files) for each in targets)
+    files = sum(len(each.files) for each in targets)
     proven = "signed with this key" if key else "signed, not checked (--key)" if pack.signed else "not signed"
     not_run = sum(each.count("not_run") for each in targets)
     missing = [f"{each.selector}: {said}" for each in targets for said in missing_shards(each.parts)]
@@ -250,7 +250,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
             "proven": key is not None,
             "strays": tuple(pack.strays()),
         },
-        summary=f"a pack of {plural(len(targets), 'target')} with {plural(caches, 'cache')} in "
+        summary=f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in "
         f"{plural(files, 'file')}, {proven}"
         + (f"; missing {', '.join(missing)}" if missing else "")
         + (f"; {plural(not_run, 'pipeline')} not run" if not_run else ""),

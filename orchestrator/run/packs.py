@@ -24,13 +24,14 @@ import msgspec
 from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
-from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
-from orchestrator.stores.cache_file import LoadStatus
+from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import (
+    BINARIES_SUFFIX,
     LeftOut,
     Manifest,
     Pack,
@@ -109,6 +110,9 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
         skipped: Why none was, or "".
         bytes_before: Driver's data that was there before.
         bytes_after: Driver's data that is there now.
+        store: The store of pipeline binaries, where the target has some.
+        binaries: Pipelines whose binaries are in the store now.
+        binaries_new: Bytes of those that it did not have before.
         notes: What a user should know.
     """
 
@@ -118,6 +122,9 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
     skipped: str = ""
     bytes_before: int = 0
     bytes_after: int = 0
+    store: str = ""
+    binaries: int = 0
+    binaries_new: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -176,7 +183,8 @@ def _chosen(subset: SubsetRecord | None) -> str:
 def target_of(selector: str, report: CompileReport, files: tuple[PackedFile, ...]) -> Target:
     """What a pack says of a device that a set was compiled for."""
     device = report.device
-    why = report.cache_file.error or report.cache_file.not_saved or "the driver's cache is empty"
+    empty = "no binaries" if report.mode is CacheMode.BINARIES else "the driver's cache is empty"
+    why = report.cache_file.error or report.cache_file.not_saved or empty
     return Target(
         selector=plain_text(selector),
         identity=ProfileIdentity.of(device.identity),
@@ -206,7 +214,7 @@ class GrowingPack:
     earlier: Pack | None
     selectors: tuple[str, ...]
     _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
-    _kept: dict[ProfileIdentity, Target] = field(factory=dict)
+    _known: dict[str, PackedFile] = field(factory=dict)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
@@ -248,10 +256,35 @@ class GrowingPack:
             problem = "stopped before its turn" if result.error is None else plain_text(str(result.error))
             target = Target(selector=selector, problem=problem[:_PROBLEM])
         else:
-            path = report.cache_file.path
-            # Copied where it does not lie in the pack.
-            target = target_of(selector, report, () if path is None else self.writer.files_at(Path(path)))
+            target = target_of(selector, report, self._files(report))
         self._ended[result.selector] = target, report
+
+    def _files(self, report: CompileReport) -> tuple[PackedFile, ...]:
+        """What a compile kept, copied where it does not lie in the pack."""
+        path, identity = report.cache_file.path, report.device.identity
+        if path is None:
+            return ()
+        if report.mode is not CacheMode.BINARIES:
+            return self.writer.files_at(path)
+        from orchestrator.stores.binary_pack import device_binaries, join_binaries
+        from orchestrator.stores.binary_store import BinaryStore, StoreError
+
+        if report.cache_file.error:
+            return ()
+        cache_file = cache_path(path.parent, identity)
+        name = cache_file.stem + BINARIES_SUFFIX
+        try:
+            with BinaryStore.open(path.parent, create=False) as store:
+                held = [(path, device_binaries(store, ProfileIdentity.of(identity)))]
+        except StoreError as error:
+            raise PackError(error.path, error.reason) from None
+        before = (
+            None if self.earlier is None else self.earlier.manifest.target_of(ProfileIdentity.of(identity))
+        )
+        if self.earlier is not None and before is not None and before.binaries is not None:
+            held.insert(0, (self.writer.directory / name, self.earlier.read_binaries(before)))
+        content = join_binaries([each for each in held if each[1]])
+        return (self.writer.add(name, content), *self.writer.notes_at(cache_file)) if content else ()
 
     def _write(self) -> Manifest:
         manifest = manifest_of(self._targets())
@@ -270,10 +303,14 @@ class GrowingPack:
                 now[selector] = target
             else:
                 identity = target.identity
-                earlier = now.get(identity) or before.pop(identity, None)
-                if earlier is not None and report is not None and _went_on(report):
-                    parts = {each.of: each for each in (*earlier.parts, *target.parts)}
-                    target = msgspec.structs.replace(target, parts=joined_parts(parts.values()))
+                again, earlier = now.get(identity), before.pop(identity, None)
+                if earlier is not None and report is not None:
+                    parts = earlier.parts if _went_on(report) else ()
+                    # What this compile did not write; the rest is the target's own, or gone.
+                    other = earlier.cache if report.mode is CacheMode.BINARIES else earlier.binaries
+                    target = _with(target, parts, () if other is None else self._proven([other]))
+                if again is not None:  # another name of this device, just now
+                    target = _with(target, again.parts, again.files)
                 now[identity] = target
         kept = [self._unfinished(each) or self._whole(each) for each in before.values()]
         there = {each.selector for each in kept}
@@ -285,17 +322,32 @@ class GrowingPack:
         return msgspec.structs.replace(target, files=(), problem=_UNFINISHED) if running else None
 
     def _whole(self, target: Target) -> Target:
-        """A target of the earlier pack whose files were proven."""
-        assert self.earlier is not None and target.identity is not None  # noqa: S101, PT018 - where it is from
-        if target.identity not in self._kept:
-            files = tuple(self.writer.add(each.name, self.earlier.read(each)) for each in target.files)
-            self._kept[target.identity] = msgspec.structs.replace(target, files=files)
-        return self._kept[target.identity]
+        return msgspec.structs.replace(target, files=self._proven(target.files))
+
+    def _proven(self, files: Sequence[PackedFile]) -> tuple[PackedFile, ...]:
+        """Files of the earlier pack, each proven once."""
+        assert self.earlier is not None  # noqa: S101 - they are of it
+        for each in files:
+            if each.name not in self._known:
+                self._known[each.name] = self.writer.add(each.name, self.earlier.read(each))
+        return tuple(self._known[each.name] for each in files)
+
+
+def _with(target: Target, parts: Sequence[Part], files: Sequence[PackedFile]) -> Target:
+    """A target with what else there is for its device; of what both have its own counts."""
+    own_parts, own_files = {each.of for each in target.parts}, {each.name for each in target.files}
+    return msgspec.structs.replace(
+        target,
+        parts=joined_parts([*target.parts, *(each for each in parts if each.of not in own_parts)]),
+        files=(*target.files, *(each for each in files if each.name not in own_files)),
+    )
 
 
 def _went_on(report: CompileReport) -> bool:
-    """Whether the cache file holds what it held before: it was loaded, and not a previous generation of it."""
+    """Whether what is kept holds what it held before: no cache file was begun anew, or went back a generation."""
     file = report.cache_file
+    if report.mode is CacheMode.BINARIES:
+        return True  # they are joined with those that the pack had
     return file.load_status is LoadStatus.LOADED and file.instead_of is None
 
 
@@ -314,7 +366,7 @@ class JoinedTarget:
     """A target of a joined pack.
 
     Attributes:
-        packs: The packs that had a cache for it.
+        packs: The packs that had a cache or binaries for it.
         merged: Whether their caches were merged by the driver; otherwise one was copied.
     """
 
@@ -333,12 +385,11 @@ class _Group:
     def first(self) -> Target:
         return self.targets[0][1]
 
-    @property
-    def caches(self) -> list[tuple[Pack, Target, PackedFile]]:
-        """Those that have a cache file; of equal ones the first."""
+    def having(self, kind: Callable[[Target], PackedFile | None]) -> list[tuple[Pack, Target, PackedFile]]:
+        """Those that have a file of a kind; of equal ones the first."""
         found: dict[str, tuple[Pack, Target, PackedFile]] = {}
         for pack, target in self.targets:
-            if (file := target.cache) is not None:
+            if (file := kind(target)) is not None:
                 found.setdefault(file.xxh3_128, (pack, target, file))
         return list(found.values())
 
@@ -351,7 +402,7 @@ def join_packs(
     on_target: Callable[[Target], None] = lambda _: None,
     opener: str = "",
 ) -> list[JoinedTarget]:
-    """Join packs: targets of all of them, caches of one device merged into one by its driver.
+    """Join packs: targets of all of them, caches of one device merged into one by its driver, and binaries.
 
     Args:
         packs: The packs, opened with the key, one or more.
@@ -420,18 +471,27 @@ def _refuse_foreign(groups: Sequence[_Group]) -> None:
 
 
 def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
-    caches, first = group.caches, group.first
+    from orchestrator.stores.binary_pack import join_binaries
+
+    caches = group.having(lambda target: target.cache)
+    binaries = group.having(lambda target: target.binaries)
     parts = joined_parts(part for _, target in group.targets for part in target.parts)
-    packs = tuple(pack.directory for pack, _, _ in caches)
     files: tuple[PackedFile, ...] = ()
-    if len(caches) == 1:
-        pack, target, _ = caches[0]
-        files = tuple(writer.add(each.name, pack.read(each)) for each in target.files)
+    if len(caches) == 1 or (binaries and not caches):
+        pack, target, _ = (caches or binaries)[0]
+        files = tuple(
+            writer.add(each.name, pack.read(each)) for each in target.files if each != target.binaries
+        )
     elif caches:
         files = _merged(caches, writer, key_file, opener)
+    if binaries:
+        contents = [(pack.directory / file.name, pack.read_binaries(of)) for pack, of, file in binaries]
+        files += (writer.add(binaries[0][2].name, join_binaries(contents)),)
     problem = "" if files else "; ".join(dict.fromkeys(each.problem for _, each in group.targets))
     return JoinedTarget(
-        msgspec.structs.replace(first, files=files, parts=parts, problem=problem), packs, len(caches) > 1
+        msgspec.structs.replace(group.first, files=files, parts=parts, problem=problem),
+        tuple(dict.fromkeys(pack.directory for pack, _, _ in (*caches, *binaries))),
+        len(caches) > 1,
     )
 
 

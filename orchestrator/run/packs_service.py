@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from orchestrator.children.child import Channel
 from orchestrator.devices import open_for_child
@@ -109,25 +110,47 @@ def _install(device: Device, request: Install) -> Installed:
     pack = _pack(request.pack, request.key)
     target = pack.manifest.target_of(ProfileIdentity.of(device.identity))
     path = cache_path(Path(request.directory), device.identity)
-    if target is None or target.cache is None:
-        return Installed(-1 if target is None else pack.manifest.targets.index(target), str(path))
-    data = _data(pack, target)
+    if target is None:
+        return Installed(-1, str(path))
+    done = Installed(pack.manifest.targets.index(target), str(path))
+    if target.cache is not None:
+        done = _install_cache(device, pack, target, done)
+    if target.binaries is not None:
+        done = _install_binaries(pack, target, done)
+    return done
+
+
+def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) -> Installed:
+    assert target.cache is not None  # noqa: S101 - asked before
+    path, data = Path(done.path), _data(pack, target)
     with taken(device, data, target.cache.name) as (cache, _, problem):
         if problem:
             raise PackError(pack.directory / target.cache.name, problem)
         saved = save_merged(device, path, cache)
-    notes = [saved.note] if saved.note else []
     if saved.saved_bytes:
         _note(pack, target, path)
-    return Installed(
-        target=pack.manifest.targets.index(target),
-        path=str(path),
+    return replace(
+        done,
         saved_bytes=saved.saved_bytes,
         skipped=saved.skipped or "",
         bytes_before=saved.bytes_before,
         bytes_after=saved.bytes_after,
-        notes=tuple(notes),
+        notes=(saved.note,) if saved.note else (),
     )
+
+
+def _install_binaries(pack: Pack, target: Target, done: Installed) -> Installed:
+    """Take the binaries into the store; the driver is asked about each when it is used."""
+    from orchestrator.stores.binary_pack import import_content
+    from orchestrator.stores.binary_store import BinaryStore
+
+    assert target.binaries is not None  # noqa: S101 - asked before
+    content, path = pack.read_binaries(target), Path(done.path)
+    with BinaryStore.open(path.parent) as store:
+        put = import_content(store, pack.directory / target.binaries.name, content, unsigned=True).put
+        where = str(store.path)
+    _note(pack, target, path)
+    return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
 
 
 def _note(pack: Pack, target: Target, cache_file: Path) -> None:

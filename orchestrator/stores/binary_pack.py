@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -40,9 +40,7 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
-
-PACK_SUFFIX: Final = ".binaries"
-"""How the names of packs end, by custom."""
+from orchestrator.stores.profile_file import ProfileIdentity
 
 _HEAD: Final = struct.Struct("<8sII")
 _FRAME: Final = struct.Struct("<B3xI")
@@ -114,12 +112,54 @@ def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -
         SaveError: The pack cannot be written.
     """
     count = [0, 0, 0]
-    size = write_atomically(path, _parts(store, key, count))
+    held = ((each.about, store.pipelines(each.about)) for each in store.statistics().generations)
+    size = write_atomically(path, _parts(held, key, count))
     generations, binaries, pipelines = count
     return PackReport(generations, binaries, pipelines, size, key is not None)
 
 
-def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator[bytes]:
+def device_binaries(store: BinaryStore, identity: ProfileIdentity) -> bytes:
+    """What a store holds for one device, as an unsigned pack of binaries; b"" where that is nothing. Blocking.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    there = [each.about for each in store.statistics().generations if each.about.identity == identity]
+    return b"".join(_parts(((each, store.pipelines(each)) for each in there), None)) if there else b""
+
+
+def join_binaries(packs: Sequence[tuple[Path, bytes]]) -> bytes:
+    """One unsigned pack of several, given as what messages call them and their contents.
+
+    Of a pipeline that several have the last one counts.
+
+    Raises:
+        PackError: One is no pack, or damaged.
+    """
+    joined: dict[bytes, tuple[Generation, dict[bytes, StoredPipeline]]] = {}
+    for path, content in packs:
+        for generation, batch in _read(path, content).batches():
+            _, held = joined.setdefault(generation.digest, (generation, {}))
+            held |= {each.state_key: each for each in batch}
+    return b"".join(_parts(((about, held.values()) for about, held in joined.values()), None))
+
+
+def prove_binaries(path: Path, content: bytes) -> list[Generation]:
+    """Prove a pack whole, whoever made it; the generations that it has. `path` is what messages call it.
+
+    Raises:
+        PackError: It is no pack, or damaged.
+    """
+    found = {each.digest: each for each, _ in _read(path, content).batches()}
+    return list(found.values())
+
+
+def _parts(
+    held: Iterable[tuple[Generation, Iterable[StoredPipeline]]],
+    key: MacKey | None,
+    count: list[int] | None = None,
+) -> Iterator[bytes]:
+    count = [0, 0, 0] if count is None else count
     digest = hashlib.blake2b()
 
     def told(part: bytes) -> bytes:
@@ -131,10 +171,10 @@ def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator
 
     yield told(_HEAD.pack(_MAGIC, _VERSION, 0))
     packed: set[bytes] = set()
-    for each in store.statistics().generations:
+    for about, pipelines in held:
         count[0] += 1
-        yield frame(_GENERATION, msgspec.msgpack.encode(each.about))
-        for pipeline in store.pipelines(each.about):
+        yield frame(_GENERATION, msgspec.msgpack.encode(about))
+        for pipeline in pipelines:
             listed = []
             for binary in pipeline.binaries:
                 name = content_hash128(binary.data)
@@ -142,7 +182,7 @@ def _parts(store: BinaryStore, key: MacKey | None, count: list[int]) -> Iterator
                 if name not in packed:
                     packed.add(name)
                     count[1] += 1
-                    yield frame(_OF_BINARY, _packed(name, bytes(binary.data), each.about.compressed))
+                    yield frame(_OF_BINARY, _packed(name, bytes(binary.data), about.compressed))
             count[2] += 1
             entry = _Pipeline(
                 pipeline.state_key, pipeline.driver_key, pipeline.cost_ns, listed, pipeline.identifiers
@@ -176,26 +216,38 @@ def import_binaries(
         ReadError: It cannot be read.
         StoreError: The store cannot be written; what was committed before stays.
     """
-    content = memoryview(read_capped(path, _CAP))
-    frames = list(_frames(path, content))
+    return import_content(store, path, read_capped(path, _CAP), key, unsigned=unsigned)
+
+
+def import_content(
+    store: BinaryStore, path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bool = False
+) -> PackReport:
+    """As `import_binaries`, of a pack that was read already; `path` is what messages call it."""
+    read = _read(path, content, key, unsigned=unsigned)
+    for _ in read.batches():  # once without using anything
+        pass
+    put = PutReport()
+    for generation, batch in read.batches():
+        put += store.put(generation, batch)
+    end = read.end
+    return PackReport(end.generations, end.binaries, end.pipelines, len(content), read.checked, put)
+
+
+def _read(path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bool = True) -> _Reading:
+    """A pack whose frames, and proof where there is a key, were checked."""
+    view = memoryview(content)
+    frames = list(_frames(path, view))
     kind, start, proof = frames[-1]
     if kind != _PROOF or [each for each, _, _ in frames[-2:-1]] != [_END]:
         raise PackError(path, start, "the pack does not end as a pack does: it is cut")
-    checked = _check_proof(path, content, start, proof, key, unsigned)
+    checked = _check_proof(path, view, start, proof, key, unsigned)
     end = _decode(path, frames[-2], _End)
     counted = [
         sum(each == wanted for each, _, _ in frames) for wanted in (_GENERATION, _OF_BINARY, _PIPELINE)
     ]
     if counted != [end.generations, end.binaries, end.pipelines]:
         raise PackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
-    read = _Reading(path, frames[:-2])
-    for _ in read.batches():  # once without using anything
-        pass
-    put = PutReport()
-    for generation, batch in read.batches():
-        put += store.put(generation, batch)
-    generations, binaries, pipelines = counted
-    return PackReport(generations, binaries, pipelines, len(content), checked, put)
+    return _Reading(path, frames[:-2], end, checked)
 
 
 def _check_proof(
@@ -266,6 +318,8 @@ class _Reading:
 
     path: Path
     frames: list[tuple[int, int, memoryview]]
+    end: _End
+    checked: bool
 
     def batches(self) -> Iterator[tuple[Generation, list[StoredPipeline]]]:
         """Pipelines in batches, all of it checked on the way."""

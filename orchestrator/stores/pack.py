@@ -4,6 +4,7 @@
       manifest.json      what is in it: targets, their files with size and hash, what was left out and why
       manifest.mac       its MAC, 64 hex digits, where it was signed; that of the one before while it is replaced
       NAME.pipeline-cache, NAME.durations, ...    named as in a cache directory; see `kinds`
+      NAME.binaries      pipeline binaries of the device; see `binary_pack`
 
 A target is one device identity. Its parts are the sets, or shards of sets, that were compiled for it, so that
 packs of several machines add up. Whoever has a pack may change it together with its hashes: they find
@@ -56,6 +57,9 @@ MANIFEST_MAC: Final = "manifest.mac"
 
 NOTES: Final[tuple[Kind, ...]] = (DURATIONS, FEATURE_GROUPS)
 """What goes into a pack beside the cache file: what any machine may know. A calibration is of one machine."""
+
+BINARIES_SUFFIX: Final = ".binaries"
+"""How the names of files of pipeline binaries end."""
 
 _WHAT: Final = "orchestrator pack"
 _CAP: Final = 64 << 20
@@ -163,9 +167,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         identity: Which device and driver; None where the device did not open.
         device_name: For people.
         driver: Name and version of the driver, for people.
-        files: Its cache file and what lies beside it; none where nothing was kept.
+        files: Its cache file, its pipeline binaries, and what lies beside them; none where nothing was kept.
         parts: What was compiled.
-        problem: Why there is no cache file, or "".
+        problem: Why there is nothing, or "".
     """
 
     selector: _Text
@@ -180,6 +184,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     def cache(self) -> PackedFile | None:
         """The cache file."""
         return next((each for each in self.files if each.name.endswith(CACHE_FILE_SUFFIX)), None)
+
+    @property
+    def binaries(self) -> PackedFile | None:
+        """The file of its pipeline binaries."""
+        return next((each for each in self.files if each.name.endswith(BINARIES_SUFFIX)), None)
 
     @property
     def name(self) -> str:
@@ -331,6 +340,28 @@ class Pack:
             raise PackError(path, f"it is of another device than its target {target.name}: {said}")
         return content
 
+    def read_binaries(self, target: Target) -> bytes:
+        """The pipeline binaries of a target, proven as a file and as of that device and driver.
+
+        Raises:
+            PackError: The target has none, or they are damaged, or of another device than the target.
+        """
+        from orchestrator.stores import binary_pack
+
+        file, identity = target.binaries, target.identity
+        if file is None or identity is None:
+            raise PackError(self.directory, f"no binaries for {target.name}: {target.problem}")
+        content, path = self.read(file), self.directory / file.name
+        try:
+            generations = binary_pack.prove_binaries(path, content)
+        except binary_pack.PackError as error:
+            raise PackError(path, f"at byte {error.offset}: {error.reason}") from None
+        for each in generations:
+            if differences := each.identity.differences(identity):
+                said = ", ".join(differences)
+                raise PackError(path, f"it is of another device than its target {target.name}: {said}")
+        return content
+
     def problems(self) -> Iterator[tuple[Path, str]]:
         """What is wrong with each file that the manifest names, in its order."""
         for target in self.manifest.targets:
@@ -338,6 +369,8 @@ class Pack:
                 try:
                     if file is target.cache:
                         self.read_cache(target)
+                    elif file is target.binaries:
+                        self.read_binaries(target)
                     else:
                         self.read(file)
                 except PackError as error:
@@ -381,7 +414,7 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
 
 def _refuse_name(name: str) -> str:
     """Why a pack may not have a file of this name, or ""."""
-    suffixes = (CACHE_FILE_SUFFIX, *(each.suffix for each in NOTES))
+    suffixes = (CACHE_FILE_SUFFIX, BINARIES_SUFFIX, *(each.suffix for each in NOTES))
     suffix = next((each for each in suffixes if name.endswith(each)), None)
     if suffix is not None and _NAME.fullmatch(name.removesuffix(suffix)):
         return ""
@@ -451,20 +484,25 @@ class PackWriter:
             PackError: One that is there cannot be read, or is not whole.
             SaveError: One cannot be written.
         """
-        found = []
-        for path in (cache_file, *(each.path(cache_file) for each in NOTES)):
-            try:
-                content = read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
-            except MissingFileError:
-                if path == cache_file:
-                    return ()
-                continue
-            except ReadError as error:
-                raise PackError(path, error.reason) from None
-            if path == cache_file:
-                _prove_cache(path, content)
-            found.append(self.add(path.name, content))
-        return tuple(found)
+        content = self._content(cache_file)
+        if content is None:
+            return ()
+        _prove_cache(cache_file, content)
+        return self.add(cache_file.name, content), *self.notes_at(cache_file)
+
+    def notes_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
+        """What lies beside a cache file, which need not be there itself; as `files_at`."""
+        notes = [each.path(cache_file) for each in NOTES]
+        found = [(each, content) for each in notes if (content := self._content(each)) is not None]
+        return tuple(self.add(path.name, content) for path, content in found)
+
+    def _content(self, path: Path) -> bytes | None:
+        try:
+            return read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
+        except MissingFileError:
+            return None
+        except ReadError as error:
+            raise PackError(path, error.reason) from None
 
     def add(self, name: str, content: bytes) -> PackedFile:
         """A file of the pack with this content, written where it is not there; what the manifest says of it.

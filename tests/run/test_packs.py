@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.errors import DeviceError
@@ -17,8 +20,10 @@ from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import Subset
+from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
+from orchestrator.stores.binary_pack import import_content
+from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import Pack, PackError, PackWriter
@@ -99,6 +104,85 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     assert there() == {"simulated": missing, "other": (True, "")}
     pack.finish([TargetResult("simulated", error=DeviceError("it is not here"))])
     assert there() == {"simulated": (True, ""), "other": (True, "")}
+
+
+def packed_binaries(directory: Path, keys: Collection[int] = ()) -> Pack:
+    """A pack of the sample in mode binaries, or of those keys of it, compiled in a directory of its own."""
+    subset = Subset(keys=frozenset(keys)) if keys else WHOLE
+    options = CompileOptions(selector="simulated", mode=CacheMode.BINARIES, subset=subset)
+    place = directory.with_name(f"{directory.name}-cache")
+    with PipelineSet.open(sample_path()) as opened:
+        report = trio.run(compiled, opened, options, place)
+    GrowingPack.begin(directory, KEY, ["simulated"]).finish([TargetResult("simulated", report)])
+    return Pack.open(directory, KEY)
+
+
+def binaries_in(pack: Pack, place: Path) -> set[bytes]:
+    """State keys of the pipelines that a pack has binaries of, by way of a store."""
+    (target,) = pack.manifest.targets
+    with BinaryStore.open(place) as store:
+        import_content(store, place, pack.read_binaries(target), unsigned=True)
+        (generation,) = (each.about for each in store.statistics().generations)
+        return {each.state_key for each in store.pipelines(generation)}
+
+
+def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        keys = sorted(each.key for each in opened.pipelines)
+    one = packed_binaries(tmp_path / "one", keys[: len(keys) // 2])
+    two = packed_binaries(tmp_path / "two", keys[len(keys) // 3 :])
+    (joined,) = join_packs([one, two], tmp_path / "all", key_file=key_file(tmp_path))
+    assert (joined.merged, joined.packs) == (False, (one.directory, two.directory))
+    pack = Pack.open(tmp_path / "all", KEY)
+    assert list(pack.problems()) == []
+    assert {each.name.rpartition(".")[2] for each in pack.manifest.targets[0].files} == {
+        "binaries",
+        "durations",
+    }
+    found = [binaries_in(each, tmp_path / f"store-{number}") for number, each in enumerate((one, two, pack))]
+    assert found[0] - found[1]
+    assert found[1] - found[0]
+    assert found[2] == found[0] | found[1]
+    player = tmp_path / "player"
+    done = install(pack, "simulated", player, key_file=key_file(tmp_path)).done
+    assert (done.target, done.binaries, done.saved_bytes) == (0, len(found[2]), 0)
+    assert done.binaries_new > 0
+    assert install(pack, "simulated", player, key_file=key_file(tmp_path)).done.binaries_new == 0
+    # What is compiled into a pack that has binaries already is added to them.
+    cache = GrowingPack.begin(tmp_path / "all", KEY, ["simulated"])
+    with PipelineSet.open(sample_path()) as opened:
+        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), tmp_path / "all")
+    manifest = cache.finish([TargetResult("simulated", report)])
+    assert manifest.targets[0].cache is not None
+    assert manifest.targets[0].binaries == pack.manifest.targets[0].binaries
+    assert list(Pack.open(tmp_path / "all", KEY).problems()) == []
+
+
+def test_damaged_and_foreign_binaries_are_refused(tmp_path: Path) -> None:
+    pack = packed_binaries(tmp_path / "pack")
+    (target,) = pack.manifest.targets
+    assert target.binaries is not None
+    path = pack.directory / target.binaries.name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert [each for each, _ in pack.problems()] == [path]
+    # Whole as a file, cut as a pack of binaries; whole, and of another device.
+    writer = PackWriter(tmp_path / "cut")
+    writer.prepare()
+    cut = replace(target, files=(writer.add(path.name, whole[:-40]),))
+    writer.finish(manifest_of([cut]))
+    ((_, reason),) = Pack.open(tmp_path / "cut").problems()
+    assert "at byte" in reason
+    other = PackWriter(tmp_path / "other")
+    other.prepare()
+    foreign = replace(target, identity=ProfileIdentity.of(OTHER_DRIVER), files=(other.add(path.name, whole),))
+    other.finish(manifest_of([foreign]))
+    ((_, reason),) = Pack.open(tmp_path / "other").problems()
+    assert "of another device than its target" in reason
+    with pytest.raises(PackError, match="of another device"):
+        join_packs([Pack.open(tmp_path / "other")], tmp_path / "joined")
+    with pytest.raises(PackError, match="of another device"):
+        install(Pack.open(tmp_path / "other"), "", tmp_path / "player", opener=f"{__name__}:other_driver")
 
 
 def test_two_names_of_one_device_are_one_target(tmp_path: Path) -> None:
