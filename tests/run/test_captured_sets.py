@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices import open_device
+from orchestrator.devices.binaries import HeldBinaries
+from orchestrator.devices.device import NO_SOURCE, CacheMode, Device
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
+from orchestrator.run.binaries import binary_device
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import opened_groups
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.drivers import Corpus, each_good_corpus, run_on_device
@@ -172,6 +179,44 @@ def test_another_family_is_offered_no_binaries(corpora: Path, tmp_path: Path) ->
     with BinaryStore.open(tmp_path) as store:
         keys = {each.about.global_key for each in store.statistics().generations}
         assert len(keys) == 2
+
+
+def asked_of_own_cache(path: str, fills: str) -> dict[str, int]:
+    """For a process of its own, whose driver has its own cache on: ask it by identifiers of modules alone."""
+
+    def opener(request: DeviceRequest) -> Device:
+        return open_device(NAVI21, request=request, driver_caches=True)
+
+    with PipelineSet.open(path) as source, closing(opened_groups(source, opener)) as groups:
+        group = next(each for each in groups if len(each.built.image))
+        device = binary_device(group.device)
+        indices = np.arange(len(group.built.image), dtype=np.int32)
+        with closing(device.prepare(group.built.image)) as prepared:
+            if fills:
+                assert not device.create_pipelines(prepared, indices, NO_SOURCE).results.any()
+            found = device.probe_internal_cache(prepared, indices, identifiers=True)
+            handles = [each for each in found if each is not None]
+            created = 0
+            if handles:
+                held = HeldBinaries(np.array(list(map(len, handles)), np.uint32), np.concatenate(handles))
+                created = int((device.create_from_binaries(prepared, indices, held).results == 0).sum())
+            prefers = device.binary_properties.prefers_internal_cache
+    return {"asked": len(found), "found": len(handles), "created": created, "prefers": int(prefers)}
+
+
+@pytest.mark.driver(NAVI21)
+def test_radvs_own_cache_is_asked_by_identifiers_alone(corpora: Path, tmp_path: Path) -> None:
+    path = str(corpora / "supertuxkart.foz")
+    own_cache = {"MESA_SHADER_CACHE_DISABLE": "false", "MESA_SHADER_CACHE_DIR": str(tmp_path)}
+    empty, filled, again = (
+        run_on_device(NAVI21, f"{__name__}:asked_of_own_cache", path, fills, environment=own_cache)
+        for fills in ("", "fills", "")
+    )
+    assert (empty["found"], empty["created"]) == (0, 0)  # PIPELINE_BINARY_MISSING
+    # In the process that compiled, and in one that did not.
+    assert filled == again
+    assert again["asked"] == again["found"] == again["created"] == 28
+    assert again["prefers"] == 0
 
 
 @pytest.mark.driver("lavapipe")
