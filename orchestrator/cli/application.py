@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.display import take_display
-from orchestrator.cli.errors import ExitCode, Failure, explain, report
+from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
 from orchestrator.cli.streams import OutputError, Results, discard, own_streams
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.version import VERSION
@@ -108,6 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
             return _last_words(_INTERRUPTED, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
+            if isinstance(error, OSError) and (refused := explain_system(error)) is not None:
+                return _last_words(refused, results, json=json)
             traceback.print_exc()
             message = f"a bug of this program: {type(error).__name__}: {error}"
             failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {})

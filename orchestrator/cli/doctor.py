@@ -328,6 +328,13 @@ def _directory(directory: Path) -> Iterator[_Finding]:
         yield _hint(subject, f"{name}: {byte_text(free)} free", step)
     elif unfit is None:
         yield _good(subject, f"{name}: mode {status.permissions:04o}, {byte_text(free)} free")
-    if quarantined := len(list((directory / QUARANTINE_DIRECTORY).glob("*"))):
+    try:
+        quarantined = len(list((directory / QUARANTINE_DIRECTORY).glob("*")))
+    except OSError as error:
+        if unfit is None:
+            reason = refused(directory, error, REAL_FILE_OPERATIONS)
+            yield _bad(subject, f"{name}: {reason}", "that, or name another one with --cache-dir")
+        return
+    if quarantined:
         step = "`orchestrator prune` removes them; keep one for a report to the driver's makers"
         yield _hint("quarantine", f"{plural(quarantined, 'file')} that a driver failed on", step)

@@ -3,15 +3,17 @@
 Scripts build on exit codes, so a meaning never changes.
 
 Guarantees: every OrchestratorError has a message that says what, where and what to do next, an exit code and,
-where there is one, a next step; the same facts go into the JSON. Anything else is a bug and keeps its
-traceback.
+where there is one, a next step; the same facts go into the JSON. So has what the system refuses (`explain_system`).
+Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import enum
+import errno
+import os
 import sys
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -68,7 +70,7 @@ class Failure:
 
     Attributes:
         kind: A word for programs: usage, output, archive, record, manifest, no_device, driver, device, store,
-            pack, other, interrupted, bug.
+            pack, system, other, interrupted, bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
@@ -135,6 +137,32 @@ def explain(error: OrchestratorError) -> Failure:
             return Failure("device", message, "`orchestrator devices` shows what each offers", no_device, {})
         case _:
             return _explain_other(error, message)
+
+
+_FILES = "allow more open files, such as with `ulimit -n 1024`"
+_ROOM = "make room, or name another place with --cache-dir or -o"
+_ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
+_SYSTEM_STEPS: Final = {
+    errno.EMFILE: _FILES,
+    errno.ENFILE: "the system has too many open files: end other programs",
+    errno.ENOSPC: _ROOM,
+    errno.EDQUOT: _ROOM,
+    errno.EACCES: _ACCESS,
+    errno.EPERM: _ACCESS,
+    errno.EROFS: "name a place that is not mounted read-only",
+    errno.ENOMEM: "the system has no memory left: end other programs, or use fewer workers",
+}
+
+
+def explain_system(error: OSError) -> Failure | None:
+    """What a user is told where the system refused something that no verb expected; None where that is a bug."""
+    step = _SYSTEM_STEPS.get(error.errno or 0)
+    if step is None:
+        return None
+    where = {"path": _utf8(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
+    place = f"{where['path']}: " if where else ""
+    message = f"{place}{os.strerror(error.errno or 0)}"
+    return Failure("system", message, step, ExitCode.BAD_INPUT, where)
 
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:

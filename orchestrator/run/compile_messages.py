@@ -139,18 +139,23 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
     fields: dict[str, str | int | None] = {}
 
     @classmethod
-    def of(cls, number: int, error: Exception) -> Failed:
+    def of(cls, number: int, error: BaseException) -> Failed:
         """The message of an error."""
         fields = {
             name: value if isinstance(value, int) or value is None else str(value)[:_SHOWN]
             for name, value in vars(error).items()
             if isinstance(value, int | str | Path | None)
         }
+        if isinstance(error, OSError) and error.errno is not None:
+            fields |= {"errno": error.errno, "filename": str(error.filename or "")}
         return cls(number, type(error).__name__, str(error)[:_SHOWN], fields)
 
     def error(self) -> Exception:
         """The error, as it was raised in the child."""
         kind = _kinds().get(self.kind)
+        if kind is None and isinstance(number := self.fields.get("errno"), int):
+            filename = self.fields.get("filename")
+            return OSError(number, self.message, *([filename] if filename else []))
         if kind is None:
             return RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
         error: Exception = kind.__new__(kind, self.message)

@@ -69,7 +69,6 @@ BUG: Final = 70
 """Exit code of a fork that failed by itself."""
 
 _STOP: Final = b"s"
-_SHOWN: Final = 1500
 _M_PERTURB: Final = -6  # mallopt(3)
 _JUNK: Final = 165
 
@@ -147,7 +146,7 @@ class _Server:
                 code = 0
             except BaseException as error:  # noqa: BLE001 - a fork must not return into what its parent is doing
                 traceback.print_exc()
-                self.channel.send(Failed(number, type(error).__name__, str(error)[:_SHOWN]))
+                self.channel.send(Failed.of(number, error))
             finally:
                 sys.stderr.flush()
                 os._exit(code)

@@ -115,12 +115,16 @@ def remove_culprits(
 def quarantines(
     directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> list[tuple[Path, Quarantine | None, str]]:
-    """Every quarantine in a directory, by name: where it is, what it holds, or why it cannot be used."""
+    """Every quarantine in a directory, by name: where it is, what it holds, or why it cannot be used.
+
+    Raises:
+        OSError: The directory is there and cannot be read.
+    """
     try:
         names = sorted(
             each for each in operations.list_directory(directory) if each.endswith(CULPRITS.suffix)
         )
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return [(directory / name, *CULPRITS.read(directory / name, _decode, operations)) for name in names]
 

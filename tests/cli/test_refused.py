@@ -1,0 +1,116 @@
+"""What the system refuses, tried on the real program: few file descriptors, files and directories of mode 0000.
+
+Nothing of it is a bug of the program: the exit code is 2, the last line says what is wrong, and `doctor` says the same.
+The superuser reads what no mode allows, so the program runs without capabilities here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.cache_file import cache_path
+from tests.cli.conftest import Call
+from tests.drivers import REPOSITORY, require_tool
+
+
+def refused(*arguments: str | Path, files: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program as a user whom modes concern, with so many open files at most."""
+    bare = [] if os.geteuid() else [require_tool("setpriv"), "--inh-caps=-all", "--bounding-set=-all"]
+
+    def limit() -> None:
+        if files:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    return subprocess.run(
+        [*bare, sys.executable, "-m", "orchestrator", *map(str, arguments)],
+        cwd=REPOSITORY,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """The last line of the results, or of the messages where there are none, and the one before."""
+    assert "Traceback" not in done.stderr
+    return "\n".join((done.stdout or done.stderr).splitlines()[-2:])
+
+
+@pytest.mark.parametrize("files", [12, 16, 18, 20])
+def test_few_file_descriptors_are_no_bug(files: int, small_set: Path, tmp_path: Path) -> None:
+    """12: the process that compiles cannot be started; 16: it cannot open what it needs; then what can be saved is."""
+    cache = tmp_path / "cache"
+    done = refused("compile", small_set, "-d", "simulated", "--cache-dir", cache, files=files)
+    if files > 16 and done.returncode == ExitCode.OK:
+        assert cache_path(cache, simulated_identity()).is_file()
+        return
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "oo many open files" in last_words(done)
+
+
+def test_few_file_descriptors_end_with_a_document(small_set: Path, tmp_path: Path) -> None:
+    done = refused(
+        "compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json", files=16
+    )
+    error = json.loads(done.stdout)["error"]
+    assert (error["kind"], error["exit_code"], done.returncode) == ("system", 2, 2)
+    assert "ulimit -n" in error["next_step"]
+
+
+@pytest.fixture
+def cache(call: Call, small_set: Path, tmp_path: Path) -> Iterator[Path]:
+    """A directory with a cache file."""
+    directory = tmp_path / "cache"
+    assert call("compile", small_set, "-d", "simulated", "--cache-dir", directory).code == ExitCode.OK
+    yield directory
+    directory.chmod(0o700)
+
+
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_mode_0000_is_told_by_compile_and_doctor_alike(what: str, cache: Path, small_set: Path) -> None:
+    path = cache_path(cache, simulated_identity()) if what == "file" else cache
+    content = cache_path(cache, simulated_identity()).read_bytes()
+    path.chmod(0)
+    done = refused("compile", small_set, "-d", "simulated", "--cache-dir", cache)
+    found = refused("doctor", "-d", "simulated", "--cache-dir", cache)
+    path.chmod(0o700)
+    assert (done.returncode, found.returncode) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
+    reason = "Permission denied: its mode, that of a directory above it, or an access list forbids it"
+    assert str(path) in last_words(done)
+    assert reason in last_words(done)
+    assert reason in found.stdout
+    assert "Traceback" not in found.stderr
+    assert cache_path(cache, simulated_identity()).read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("verify", "{}"), ("inspect", "{}/a.pipeline-cache"), ("prune", "--cache-dir", "{}"),
+        ("quarantine", "list", "--cache-dir", "{}"), ("binaries", "stat", "--cache-dir", "{}"),
+        ("merge", "{}/a.pipeline-cache", "-o", "{}/b", "-d", "simulated"), ("list", "{}/a.foz"),
+        ("bench", "sample", "-d", "simulated", "-o", "{}/results"), ("compare", "{}", "{}"),
+    ],
+    ids=lambda verb: verb[0],
+)  # fmt: skip
+def test_no_verb_takes_a_closed_directory_for_an_empty_one_or_a_bug(
+    verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(0)
+    done = refused(*(each.format(closed) for each in verb))
+    assert done.returncode == ExitCode.BAD_INPUT, done.stdout
+    assert "Permission denied" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
