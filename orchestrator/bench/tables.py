@@ -40,7 +40,7 @@ def csv_text(report: ContentionReport) -> str:
             cell.median(lambda each: each.merge_ns / 1e9),
             cell.median(lambda each: each.peak_memory_bytes),
         ]
-        writer.writerow([_no_formula(each) for each in row])
+        writer.writerow([spreadsheet_safe(each) if isinstance(each, str) else each for each in row])
     return target.getvalue()
 
 
@@ -122,8 +122,12 @@ def _ratio(difference: Difference | None) -> str:
     )
 
 
-def _no_formula(value: object) -> object:
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+def spreadsheet_safe(text: str) -> str:
+    """Text that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
+
+    Names come from archives and drivers; a cell `=cmd|...` would be run by whoever opens the table.
+    """
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _escaped(text: str) -> str:

@@ -30,6 +30,7 @@ from orchestrator.cli.options import (
     SetNames,
     cache_directory,
     open_set,
+    require_writable,
     set_paths,
     time_limit_seconds,
 )
@@ -163,7 +164,9 @@ def bench_verb(
     """
     from orchestrator.bench.runner import run_bench
     from orchestrator.cli.progress_bar import MeasurementBar
+    from orchestrator.stores.files.atomic_file import SaveError
 
+    require_writable(arguments.trace)
     matrix = arguments.matrix(sets)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
@@ -177,15 +180,22 @@ def bench_verb(
             on_stage=bar.stage,
         )
     report = report_of(outcome)
-    page = None if report is None else _write_extras(arguments.out, report, arguments.trace)
+    page, lost = None, None
+    if report is not None:
+        try:
+            page = _write_extras(arguments.out, report, arguments.trace)
+        except SaveError as error:  # what was measured is shown all the same
+            lost = error
     output.document(lambda: bench_document(outcome, report, page))
     show_bench(output, outcome, report)
     if page is not None:
         output.line("report: ", path_text(page))
-    elif report is not None:
+    elif report is not None and lost is None:
         output.message(
             "no report.html: plotly is not installed (pip install 'vulkan-pipeline-orchestrator[report]')"
         )
+    if lost is not None:
+        raise lost
     return _exit_code(outcome)
 
 

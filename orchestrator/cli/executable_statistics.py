@@ -36,6 +36,8 @@ def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str
         database: The archive that they came from.
         pipelines: What the driver said of each.
     """
+    from orchestrator.bench.tables import spreadsheet_safe  # loaded where a table is asked for
+
     names = list(
         dict.fromkeys(
             name
@@ -64,14 +66,6 @@ def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str
                 ]
             )
     return text.getvalue()
-
-
-def spreadsheet_safe(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
-
-    Names come from archives and drivers; a cell `=cmd|...` would be run by whoever opens the table.
-    """
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _type_text(kind: PipelineKind) -> str:

@@ -74,6 +74,14 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert "pipelines/s" in done.out
     assert "no verdict yet, 1 of the 5 pairs" in done.out
 
+    # A table that cannot be written loses neither the report nor the exit code.
+    (out / "report.csv").unlink()
+    (out / "report.csv").mkdir()
+    done = call(*arguments, "--modes", "shared,per-worker", "--json")
+    assert done.code == 2
+    assert "report.csv" in done.err
+    assert len(done.document["cells"]) == 2
+
 
 def made_up(path: Path) -> BenchOutcome:
     """What a benchmark left whose control failed, and one mode wholly and one in its third round."""
@@ -129,6 +137,8 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--samples", "0"], "for --samples. A number of 1 or more is expected"),
         (["--time-limit", "soon"], "--time-limit"),
         (["--warm-passes", "0"], "--warm-passes"),
+        (["--trace", "not-there/trace.json"], "not-there/trace.json: cannot be written"),
+        (["--trace", "/dev/full"], "/dev/full: cannot be written: it is no regular file"),
     ],
 )
 def test_usage_is_checked_before_anything_runs(

@@ -7,7 +7,8 @@ import io
 
 import pytest
 
-from orchestrator.cli.executable_statistics import spreadsheet_safe, statistics_csv
+from orchestrator.bench.tables import spreadsheet_safe
+from orchestrator.cli.executable_statistics import statistics_csv
 from orchestrator.devices.device import PipelineExecutable, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import Hash, InspectedPipeline
