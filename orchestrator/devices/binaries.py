@@ -297,10 +297,19 @@ def create_with_binaries(
     With `fail_on_compile_required` nothing is compiled.
     """
     batch = CreationBatch.of_zeros(len(indices))
-    for places in _levels(prepared, indices):
+    for places in prepared.image.levels(indices):
         missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)
         if not missing.size:
             continue
+        if prepared.identified is not None:
+            lacks = prepared.identified.lacking[indices[missing]]
+            if lacks.any():
+                # Nothing but the driver's own cache may have it, where that is on.
+                part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
+                batch.put(missing[lacks], part)
+                missing = missing[~lacks]
+                if not missing.size:
+                    continue
         chosen = indices[missing]
         if source.captures and not fail_on_compile_required:
             made, captured = device.create_captured(prepared, chosen, keep=keep)
@@ -311,21 +320,6 @@ def create_with_binaries(
             )
         batch.put(missing, made)
     return batch
-
-
-def _levels(prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> list[npt.NDArray[np.intp]]:
-    """The places of pipelines, libraries before what links them."""
-    starts = prepared.image.library_slot_start
-    if not (starts[indices + 1] > starts[indices]).any():
-        return [np.arange(len(indices))]
-    level: dict[int, int] = {}
-    for index in sorted(indices.tolist()):  # a library has a smaller number than what links it
-        # One that is not of this batch was created before.
-        level[index] = (
-            max((level.get(each, -1) for each in prepared.image.libraries_of(index)), default=-1) + 1
-        )
-    levels = np.array([level[index] for index in indices.tolist()])
-    return [np.flatnonzero(levels == each) for each in range(int(levels.max()) + 1)]
 
 
 def _create_found(

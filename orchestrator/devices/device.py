@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.sources import NO_SOURCE as NO_SOURCE
 from orchestrator.devices.sources import PipelineCache as PipelineCache
@@ -269,6 +270,10 @@ class PreparedPipelines(Protocol):
         """The image that was bound."""
 
     @property
+    def identified(self) -> IdentifiedModules | None:
+        """What is known of modules whose code is not there; None where it is."""
+
+    @property
     def unusable(self) -> dict[int, str]:
         """Pipelines that cannot be handed to the driver, by index, with the cause."""
 
@@ -301,7 +306,11 @@ class Device(PipelineCaches, Protocol):
         """Handles of Vulkan, for who draws with what was created; None where there is no Vulkan behind it."""
 
     def prepare(
-        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
     ) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
@@ -309,7 +318,8 @@ class Device(PipelineCaches, Protocol):
         that cannot be read, make the pipelines that need them `unusable`, and are not raised.
 
         Args:
-            image: The image.
+            image: The image; or what is known of its modules, which are then made on demand, and whose
+                pipelines are created from identifiers while their code is lacking.
             before: Called before each object, and each module that is made now, goes to the driver.
             modules_on_demand: Make each shader module when the first call needs it, and not now: where most
                 pipelines are created from binaries, most are never read. One that cannot be made is then
@@ -357,7 +367,7 @@ class Device(PipelineCaches, Protocol):
     ) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
-        No other thread may use one of them.
+        Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No other thread may use one of them.
 
         Raises:
             DeviceError: The device has no pipeline binaries, or `prepared` is another device's.

@@ -179,5 +179,16 @@ class CreateInfoImage:
         start, stop = self.module_slot_start[index], self.module_slot_start[index + 1]
         return tuple(self.module_slot_module[start:stop].tolist())
 
+    def levels(self, indices: Indices) -> list[npt.NDArray[np.intp]]:
+        """The places of some pipelines, libraries before what links them; what is not among them is there."""
+        starts = self.library_slot_start
+        if not (starts[indices + 1] > starts[indices]).any():
+            return [np.arange(len(indices))]
+        level: dict[int, int] = {}
+        for index in sorted(indices.tolist()):  # a library has a smaller number than what links it
+            level[index] = max((level.get(each, -1) for each in self.libraries_of(index)), default=-1) + 1
+        found = np.array([level[index] for index in indices.tolist()])
+        return [np.flatnonzero(found == each) for each in range(int(found.max()) + 1)]
+
 
 _KINDS = tuple(PipelineKind)

@@ -7,7 +7,8 @@ of a cache file) is in the table while the driver has it. Everything else is the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,8 @@ from orchestrator.devices.device import (
     PreparedPipelines,
     no_news,
 )
+from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identifiers import ModuleIdentification
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.run.accounting import driver_time_ns
@@ -99,11 +102,15 @@ class AnnouncingDevice:
         return self.device.handles
 
     def prepare(
-        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
     ) -> PreparedPipelines:
         """See `Device.prepare`."""
-        self.on_image(image)
-        self.table.prepare(len(image))
+        self.on_image(image_of(image))
+        self.table.prepare(len(image_of(image)))
         slot = self.table.begin(Doing.OPEN, _NOTHING)
 
         def announce(what: str, number: int) -> None:
@@ -265,6 +272,49 @@ class AnnouncingDevice:
             return self._binaries.probe_internal_cache(prepared, indices, identifiers=identifiers)
         finally:
             self.table.end(slot)
+
+    # Identifiers of modules; `create_pipelines` announces what the device does with them too.
+
+    @property
+    def identifier_algorithm(self) -> bytes:
+        """See `ModuleIdentification.identifier_algorithm`."""
+        return self._identification.identifier_algorithm
+
+    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
+        """See `ModuleIdentification.module_identifiers`."""
+        with self._announced(Doing.MODULE, modules):
+            return self._identification.module_identifiers(prepared, modules)
+
+    def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
+        """See `ModuleIdentification.code_identifier`."""
+        with self._announced(Doing.MODULE, [module]):
+            return self._identification.code_identifier(prepared, module)
+
+    def create_identified(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `ModuleIdentification.create_identified`."""
+        with self._announced(Doing.CREATE, indices):
+            return self._identification.create_identified(prepared, indices, source, keep=keep)
+
+    @contextmanager
+    def _announced(self, doing: Doing, numbers: Sequence[int] | npt.NDArray[np.int32]) -> Iterator[None]:
+        slot = self.table.begin(doing, np.asarray(numbers, np.int32))
+        try:
+            yield
+        finally:
+            self.table.end(slot)
+
+    @property
+    def _identification(self) -> ModuleIdentification:
+        if not isinstance(self.device, ModuleIdentification):
+            raise DeviceError(f"{self.identity.device_name} has no shader-module identifiers")
+        return self.device
 
     @property
     def _binaries(self) -> PipelineBinaries:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
@@ -34,6 +34,7 @@ from orchestrator.devices.device import (
     ERROR_UNKNOWN,
     INCOMPLETE,
     NO_SOURCE,
+    PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     BeforeObject,
     CreationBatch,
@@ -46,6 +47,8 @@ from orchestrator.devices.device import (
     check,
     no_news,
 )
+from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identifiers import create_speculatively, identified_places
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import EnabledCapabilities
 from orchestrator.devices.simulated.cache import SimulatedCache
@@ -65,18 +68,20 @@ class SimulatedPipelines:
     """Implements `PreparedPipelines`. Made by `SimulatedDevice.prepare`. Thread-safe.
 
     Attributes:
-        image: See `PreparedPipelines`; so for `unusable`.
+        image: See `PreparedPipelines`; so for `identified` and `unusable`.
         keys: Key of each pipeline in its set.
     """
 
     def __init__(
         self,
-        image: CreateInfoImage,
+        given: CreateInfoImage | IdentifiedModules,
         unusable: dict[int, str],
         forget: Callable[[SimulatedPipelines, Sequence[int]], None],
     ) -> None:
         """Bind an image; `forget` hears of its end, with the handles of the libraries to destroy."""
-        self.image: Final = image
+        self.identified: Final = given if isinstance(given, IdentifiedModules) else None
+        self.image: Final = image_of(given)
+        image = self.image
         self.unusable: Final = unusable
         # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
         self.keys: Final[list[int]] = image.keys.tolist()
@@ -162,6 +167,7 @@ _next_handle = itertools.count(0x51D0_0001)
 # A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the
 # driver.
 _NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
+_NOT_FOUND = Creation(PIPELINE_COMPILE_REQUIRED, 0, 0, 0)
 
 
 class SimulatedDevice:
@@ -279,13 +285,17 @@ class SimulatedDevice:
     # Pipelines.
 
     def prepare(
-        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
     ) -> SimulatedPipelines:
         """See `Device.prepare`; there is nothing to create."""
         del before, modules_on_demand
         with self._calls.inside("prepare"):
             causes = self._options.unusable
-            keys = enumerate(image.keys.tolist())
+            keys = enumerate(image_of(image).keys.tolist())
             unusable = {index: causes[key] for index, key in keys if key in causes}
             prepared = SimulatedPipelines(image, unusable, self._forget)
             with self._mutex:
@@ -320,7 +330,37 @@ class SimulatedDevice:
                 keep=keep,
                 fail_on_compile_required=fail_on_compile_required,
             )
-        what = "create_pipelines"
+        identified = prepared.identified
+        if identified is not None and identified.lacking[indices].any():
+            return create_speculatively(
+                self,
+                prepared,
+                indices,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
+        return self._create(
+            "create_pipelines",
+            prepared,
+            indices,
+            source,
+            keep=keep,
+            fail_on_compile_required=fail_on_compile_required,
+        )
+
+    def _create(
+        self,
+        what: str,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool,
+        fail_on_compile_required: bool,
+        misses: Collection[int] = (),
+    ) -> CreationBatch:
+        """Create pipelines; of `misses` none is found."""
         if fail_on_compile_required and not self.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
         batch = CreationBatch.of_zeros(len(indices))
@@ -335,7 +375,9 @@ class SimulatedDevice:
             for position in sorted(range(len(indices)), key=numbers.__getitem__):
                 index = numbers[position]
                 made = _NOT_HANDED_OVER
-                if ours.is_usable(index):
+                if index in misses:
+                    made = _NOT_FOUND
+                elif ours.is_usable(index):
                     made = self.driver.create_pipeline(
                         ours.keys[index], used, fail_on_compile_required=fail_on_compile_required
                     )
@@ -362,6 +404,64 @@ class SimulatedDevice:
         if made.result == SUCCESS:
             batch.handles[position] = self._settle(ours, index, keep=keep)
 
+    @property
+    def identifier_algorithm(self) -> bytes:
+        """See `ModuleIdentification.identifier_algorithm`."""
+        return self._options.identifier_algorithm if self.features.shader_module_identifiers else b""
+
+    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
+        """See `ModuleIdentification.module_identifiers`: they follow from the keys of modules."""
+        what = "module_identifiers"
+        with self._calls.inside(what):
+            self._require_identifiers(what)
+            image = self._ours(prepared, what).image
+            return [self.driver.module_identifier(image.modules[each].key) for each in modules]
+
+    def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
+        """See `ModuleIdentification.code_identifier`; the code is loaded and not looked at."""
+        (found,) = self.module_identifiers(prepared, [module])
+        prepared.image.modules[module].load()
+        return found
+
+    def create_identified(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `ModuleIdentification.create_identified`; what no module has for its identifier is not found."""
+        what = "create_identified"
+        ours = self._ours(prepared, what)
+        known = identified_places(prepared, indices)
+        given = ours.check(indices, what)
+        if known.size:
+            self._require_identifiers(what)
+        spurious = self._options.bugs.spurious_misses
+        misses = {each for each in given if ours.keys[each] in spurious or self._misidentified(ours, each)}
+        if len(misses) == len(given):
+            batch = CreationBatch.of_zeros(len(indices))
+            batch.results[:] = PIPELINE_COMPILE_REQUIRED
+            return batch
+        return self._create(
+            what, prepared, indices, source, keep=keep, fail_on_compile_required=True, misses=misses
+        )
+
+    def _misidentified(self, ours: SimulatedPipelines, index: int) -> bool:
+        """Whether a pipeline whose code is lacking has a stage without its module's identifier."""
+        identified, modules = ours.identified, ours.image.modules
+        if identified is None or not identified.lacking[index]:
+            return False
+        return any(
+            identified.identifier(each) != self.driver.module_identifier(modules[each].key)
+            for each in ours.image.modules_of(index)
+        )
+
+    def _require_identifiers(self, what: str) -> None:
+        if not self.features.shader_module_identifiers:
+            raise DeviceError(f"{what}: the device has no module identifiers")
+
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`.
 
@@ -384,7 +484,9 @@ class SimulatedDevice:
             ours = self._ours(prepared, what)
             return [
                 None
-                if index in ours.unusable or ours.image.libraries_of(index)
+                if index in ours.unusable
+                or ours.image.libraries_of(index)
+                or self._misidentified(ours, index)
                 else self.driver.pipeline_key(ours.keys[index], ours.image.kind_of(index))
                 for index in ours.check(indices, what)
             ]
@@ -498,8 +600,8 @@ class SimulatedDevice:
         self._require_binaries(what)
         if not self.binary_properties.internal_cache:
             raise DeviceError(f"{what}: the device has no internal cache")
-        if identifiers and not self.features.shader_module_identifiers:
-            raise DeviceError(f"{what}: the device has no module identifiers")
+        if identifiers:
+            self._require_identifiers(what)
         ours = self._ours(prepared, what)
         return [
             self.create_binaries(self.driver.binaries_of(ours.keys[index], _modules(ours, index)))

@@ -127,7 +127,8 @@ class SimulatedDriver:
 
     def module_identifier(self, module: int) -> bytes:
         """What vkGetShaderModuleIdentifierEXT gives of a module, by its key in the set, 32 bytes."""
-        return hashlib.blake2b(module.to_bytes(8, "little"), digest_size=32, person=b"identifier").digest()
+        told = module.to_bytes(8, "little") + self._options.identifier_algorithm
+        return hashlib.blake2b(told, digest_size=32, person=b"identifier").digest()
 
     def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:
         """The binaries of a pipeline: one a module, which pipelines share; one of its own where it has none."""

@@ -64,6 +64,8 @@ class DriverBugs:
         one_pipeline_key: vkGetPipelineKeyKHR gives all pipelines of these kinds one and the same key, as
             NVIDIA 580.159 does for ray tracing. What is found in a cache does not depend on it.
         binaries_refused: Creating these from their binaries gives VK_ERROR_OUT_OF_HOST_MEMORY.
+        spurious_misses: Creating these from identifiers of their modules gives VK_PIPELINE_COMPILE_REQUIRED,
+            whatever a cache holds, as VK_EXT_shader_module_identifier allows.
         results: VkResult of compiling the pipeline of a key.
     """
 
@@ -81,6 +83,7 @@ class DriverBugs:
     out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
     one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
     binaries_refused: frozenset[int] = field(default=frozenset(), converter=_keys)
+    spurious_misses: frozenset[int] = field(default=frozenset(), converter=_keys)
     results: Mapping[int, int] = field(factory=dict)
 
 
@@ -247,6 +250,7 @@ class SimulatedOptions:
         clock: How that is spent: `CpuClock` burns processor time, `VirtualClock` lets none pass.
         bugs: What it gets wrong.
         binary_properties: What it says of its pipeline binaries.
+        identifier_algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
         internal_cache: Keys of the pipelines that the driver's own cache holds, where it has one.
         same_binary: Pipeline keys whose binary is that of another, by key: duplicates that only the driver
             sees.
@@ -267,6 +271,7 @@ class SimulatedOptions:
     clock: Clock = field(factory=VirtualClock)
     bugs: DriverBugs = field(factory=DriverBugs)
     binary_properties: BinaryProperties = field(factory=BinaryProperties)
+    identifier_algorithm: bytes = b"simulated module"
     internal_cache: frozenset[int] = field(default=frozenset(), converter=_keys)
     same_binary: Mapping[int, int] = field(factory=dict)
     unusable: Mapping[int, str] = field(factory=dict)

@@ -78,7 +78,9 @@ COMMANDS = (
     "vkDestroyPipelineBinaryKHR",
     "vkGetPipelineBinaryDataKHR",
     "vkReleaseCapturedPipelineDataKHR",
+    # identifiers of modules
     "vkGetShaderModuleIdentifierEXT",
+    "vkGetShaderModuleCreateInfoIdentifierEXT",
     # what a driver tells about a pipeline
     "vkGetPipelineExecutablePropertiesKHR",
     "vkGetPipelineExecutableStatisticsKHR",

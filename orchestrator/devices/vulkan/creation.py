@@ -59,8 +59,12 @@ class PipelineCreation:
         indices: npt.NDArray[np.int32],
         source: PipelineSource,
         fail_on_compile_required: bool,
+        *,
+        identified: bool = False,
     ) -> CreationBatch:
         """Create a batch; the caller owns all handles but those of libraries.
+
+        `identified` says that its stages carry identifiers.
 
         A pipeline whose library does not exist, and is not created by this batch either, has the result
         VK_ERROR_UNKNOWN.
@@ -78,9 +82,21 @@ class PipelineCreation:
                 break
             chosen, waiting = waiting[there], waiting[~there]
             part = self._wave(bound, indices[chosen], source, fail_on_compile_required)
-            bound.keep_libraries(indices[chosen], part.handles)
+            bound.keep_libraries(indices[chosen], part.handles, identified=identified)
             batch.put(chosen, part)
         return batch
+
+    def remake(
+        self, bound: VulkanPreparedPipelines, libraries: npt.NDArray[np.int32], source: PipelineSource
+    ) -> None:
+        """Make libraries of code that were made of identifiers; one that fails stays as it is."""
+        for index in libraries:  # one may link another
+            chosen = np.array([index], np.int32)
+            acquired = bound.acquire_modules(chosen)
+            try:
+                bound.replace_libraries(chosen, self._wave(bound, chosen, source, False))
+            finally:
+                bound.release_modules(acquired)
 
     def call(
         self,

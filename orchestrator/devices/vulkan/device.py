@@ -26,6 +26,8 @@ from orchestrator.devices.binaries import (
 )
 from orchestrator.devices.device import (
     INCOMPLETE,
+    NO_SOURCE,
+    PIPELINE_COMPILE_REQUIRED,
     BeforeObject,
     CreationBatch,
     PipelineCache,
@@ -35,6 +37,8 @@ from orchestrator.devices.device import (
     PreparedPipelines,
     no_news,
 )
+from orchestrator.devices.identified import IdentifiedModules
+from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.binaries import Binaries
@@ -176,7 +180,11 @@ class VulkanDevice:
             self._caches.discard(cache)
 
     def prepare(
-        self, image: CreateInfoImage, before: BeforeObject = no_news, *, modules_on_demand: bool = False
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
     ) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
         self._require_open()
@@ -212,35 +220,46 @@ class VulkanDevice:
                 fail_on_compile_required=fail_on_compile_required,
             )
         bound = _own(prepared)
-        alone = (
-            not keep
-            and self.identity.driver_id in SHARES_LIVING_STAGES
-            and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
-        )
-        if alone and len(indices) > 1:
-            return self._one_by_one(bound, indices, source, fail_on_compile_required)
-        batch = self._create(bound, indices, source, fail_on_compile_required, keep=keep)
-        if alone:
-            bound.destroy_discarded()
-        return batch
+        identified = bound.identified
+        if identified is not None and identified.lacking[indices].any():
+            return create_speculatively(
+                self,
+                prepared,
+                indices,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
+        return self._create_alone(bound, indices, source, fail_on_compile_required, keep=keep)
 
-    def _one_by_one(
+    def _create_alone(
         self,
         bound: VulkanPreparedPipelines,
         indices: npt.NDArray[np.int32],
         source: PipelineSource,
         fail_on_compile_required: bool,
+        *,
+        keep: bool,
+        identified: bool = False,
     ) -> CreationBatch:
-        """Create each pipeline in a call of its own, so that none of them lives while the next is created."""
+        """Create pipelines all with code, or all without; one by one where none may live beside the next."""
+        alone = (
+            not keep
+            and self.identity.driver_id in SHARES_LIVING_STAGES
+            and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
+        )
+        if not alone:
+            return self._create(
+                bound, indices, source, fail_on_compile_required, keep=keep, identified=identified
+            )
         batch = CreationBatch.of_zeros(len(indices))
         for place in range(len(indices)):
             here = slice(place, place + 1)
-            batch.put(
-                here,
-                self.create_pipelines(
-                    bound, indices[here], source, fail_on_compile_required=fail_on_compile_required
-                ),
+            part = self._create(
+                bound, indices[here], source, fail_on_compile_required, keep=False, identified=identified
             )
+            batch.put(here, part)
+            bound.destroy_discarded()
         return batch
 
     def _create(
@@ -251,16 +270,77 @@ class VulkanDevice:
         fail_on_compile_required: bool,
         *,
         keep: bool,
+        identified: bool,
     ) -> CreationBatch:
-        acquired = bound.acquire_modules(indices)
-        try:
-            batch = self._creation.create(bound, indices, source, fail_on_compile_required)
-        finally:
-            bound.release_modules(acquired)
+        if identified:
+            bound.use_identifiers(indices)
+            batch = self._creation.create(bound, indices, source, True, identified=True)
+        else:
+            if not fail_on_compile_required:
+                self._remake_libraries(bound, indices, source)
+            acquired = bound.acquire_modules(indices)
+            try:
+                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
+            finally:
+                bound.release_modules(acquired)
         if not keep:
             bound.discard(batch.handles.copy() if batch.all_hits else batch.handles)
             batch.handles = np.zeros(len(indices), np.uint64)
         return batch
+
+    def _remake_libraries(
+        self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], source: PipelineSource
+    ) -> None:
+        """What links a library made of identifiers must forbid compiling; so make it of code, for this may not."""
+        if not bound.has_libraries or not len(bound.libraries_of_identifiers(indices)):
+            return
+        with bound.remaking:  # two workers may link one library
+            self._creation.remake(bound, bound.libraries_of_identifiers(indices), source)
+
+    # --- identifiers of modules
+
+    @property
+    def identifier_algorithm(self) -> bytes:
+        """See `ModuleIdentification.identifier_algorithm`."""
+        has = self.features.shader_module_identifiers
+        return identifier_algorithm(self.capabilities) if has else b""
+
+    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
+        """See `ModuleIdentification.module_identifiers`."""
+        self._require_identifiers()
+        found = _own(prepared).identifiers_of(modules)
+        return [found[each] for each in modules]
+
+    def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
+        """See `ModuleIdentification.code_identifier`."""
+        self._require_identifiers()
+        return _own(prepared).identifier_of_code(module)
+
+    def create_identified(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        """See `ModuleIdentification.create_identified`."""
+        bound = _own(prepared)
+        # A device without identifiers knows none, and is asked for nothing.
+        known = identified_places(bound, indices)
+        if len(known) == len(indices):
+            self._require_identifiers()
+            return self._create_alone(bound, indices, source, True, keep=keep, identified=True)
+        batch = CreationBatch.of_zeros(len(indices))
+        batch.results[:] = PIPELINE_COMPILE_REQUIRED
+        if known.size:
+            batch.put(known, self.create_identified(prepared, indices[known], source, keep=keep))
+        return batch
+
+    def _require_identifiers(self) -> None:
+        self._require_open()
+        if not self.features.shader_module_identifiers:
+            raise DeviceError(f"{self.identity.device_name} has no VK_EXT_shader_module_identifier")
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
@@ -281,9 +361,20 @@ class VulkanDevice:
             if bound.image.libraries_of(index):
                 keys.append(None)
                 continue
+            if bound.identified is not None and bound.identified.lacking[index]:
+                keys.append(self._identified_key(bound, np.array([index], np.int32)))
+                continue
             with bound.one_info(index) as infos:
                 keys.append(self._binaries.pipeline_key(infos))
         return keys
+
+    def _identified_key(self, bound: VulkanPreparedPipelines, own: npt.NDArray[np.int32]) -> bytes | None:
+        """The key of one pipeline by the identifiers of its modules; None where one is not known."""
+        if not len(identified_places(bound, own)):
+            return None
+        bound.use_identifiers(own)
+        kind = bound.image.kind_of(int(own[0]))
+        return self._binaries.pipeline_key(bound.create_infos(kind, own, fail_on_compile_required=True))
 
     @property
     def binary_properties(self) -> BinaryProperties:
@@ -346,6 +437,7 @@ class VulkanDevice:
         """See `PipelineBinaries.create_captured`."""
         self._require_binaries("no binaries")
         bound = _own(prepared)
+        self._remake_libraries(bound, indices, NO_SOURCE)
         acquired = bound.acquire_modules(indices)
         try:
             batch, captured = self._binaries.create_captured(bound, indices)
@@ -373,7 +465,8 @@ class VulkanDevice:
         found = []
         for index in indices.tolist():
             if identifiers:
-                info = bound.identified_stages(index, bound.identifiers_of(index))
+                modules = bound.image.modules_of(index)
+                info = bound.identified_stages(index, bound.identifiers_of(modules))
             else:
                 info = bound.one_info(index)
             with info as infos:
@@ -400,10 +493,6 @@ class VulkanDevice:
         if not self.features.pipeline_binaries:
             why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
             raise DeviceError(f"{lack}: {why}")
-
-    def _require_identifiers(self) -> None:
-        if not self.features.shader_module_identifiers:
-            raise DeviceError(f"{self.identity.device_name} has no VK_EXT_shader_module_identifier")
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -30,9 +30,12 @@ import numpy.typing as npt
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
+    SUCCESS,
     BeforeObject,
+    CreationBatch,
     no_news,
 )
+from orchestrator.devices.identified import IdentifiedModules, image_of
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -173,7 +176,7 @@ class VulkanPreparedPipelines:
     """Implements `PreparedPipelines`. Made by `VulkanDevice.prepare`.
 
     Attributes:
-        image: See `PreparedPipelines`; so for `unusable`.
+        image: See `PreparedPipelines`; so for `identified` and `unusable`.
         address: Where the bound buffer lies in memory.
         library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
         has_libraries: Whether any pipeline links another.
@@ -182,7 +185,7 @@ class VulkanPreparedPipelines:
     def __init__(
         self,
         context: DeviceContext,
-        image: CreateInfoImage,
+        given: CreateInfoImage | IdentifiedModules,
         module_limit: int,
         closed: Callable[[VulkanPreparedPipelines], None],
         before: BeforeObject = no_news,
@@ -191,6 +194,8 @@ class VulkanPreparedPipelines:
         """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
         self._context = context
         self._on_closed = closed
+        self.identified: Final = given if isinstance(given, IdentifiedModules) else None
+        image = image_of(given)
         self.image: Final = image
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
@@ -212,13 +217,20 @@ class VulkanPreparedPipelines:
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
         self._ramp = np.arange(len(image), dtype=np.int32).data
         self.library_handles = np.zeros(len(image), np.uint64)
+        self._replaced: list[npt.NDArray[np.uint64]] = []
         self._discarded: list[npt.NDArray[np.uint64]] = []
         self._discarded_count = 0
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
         self._closed = False
+        self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
+        #: Libraries that exist and were made of identifiers.
+        self.identified_libraries = np.zeros(len(image), np.bool_)
+        #: Held while libraries that were made of identifiers are made again of code.
+        self.remaking = threading.Lock()
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
-        self.unusable: Final = self._create_everything(before, modules_on_demand)
+        on_demand = modules_on_demand or self.identified is not None
+        self.unusable: Final = self._create_everything(before, on_demand)
 
     def close(self) -> None:
         """Destroy libraries, modules and objects. Idempotent."""
@@ -226,7 +238,8 @@ class VulkanPreparedPipelines:
             return
         self._closed = True
         self.destroy_discarded()
-        self._context.destroy_pipelines(self.library_handles)
+        for libraries in (self.library_handles, *self._replaced):
+            self._context.destroy_pipelines(libraries)
         self._modules.close()
         commands = self._context.commands
         for entry, handle in reversed(list(zip(self.image.objects, self._handles, strict=True))):
@@ -338,11 +351,34 @@ class VulkanPreparedPipelines:
         first, last = self.image.library_slot_start[index], self.image.library_slot_start[index + 1]
         return bool(self.library_handles[self.image.library_slot_pipeline[first:last]].all())
 
-    def keep_libraries(self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64]) -> None:
+    def keep_libraries(
+        self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64], *, identified: bool = False
+    ) -> None:
         """Take over the handles of libraries among what was created, and zero them in `handles`."""
         first = self.image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
+        self.identified_libraries[indices[first]] = identified
         handles[first] = 0
+
+    def libraries_of_identifiers(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The libraries below some pipelines that were made of identifiers, each before what links it."""
+        if self._stages is None or not self.identified_libraries.any():
+            return indices[:0]
+        found: set[int] = set()
+        below = {each for index in indices.tolist() for each in self.image.libraries_of(index)}
+        while below:
+            found |= below
+            below = {each for index in below for each in self.image.libraries_of(index)} - found
+        chosen = np.array(sorted(found), np.int32)
+        return chosen[self.identified_libraries[chosen]]
+
+    def replace_libraries(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> None:
+        """Link what was made of code from now on; what was made of identifiers may be in use, and lives on."""
+        made = batch.results == SUCCESS
+        old = self.library_handles[indices[made]]
+        self.library_handles[indices[made]] = batch.handles[made]
+        self.identified_libraries[indices[made]] = False
+        self._replaced.append(old)
 
     def discard(self, handles: npt.NDArray[np.uint64]) -> None:
         """Take over pipelines that nobody keeps. They are destroyed many at a time, at the latest by `close`.
@@ -373,6 +409,8 @@ class VulkanPreparedPipelines:
         if self._modules.all_made:
             return []
         image = self.image
+        if self._stages is not None:
+            self._stages.leave(indices)
         acquired: list[int] = []
         try:
             for index in indices:
@@ -398,6 +436,11 @@ class VulkanPreparedPipelines:
         for index in indices.tolist():
             first, last = image.module_slot_start[index], image.module_slot_start[index + 1]
             self._words[image.module_slots[first:last] >> 3] = 0
+
+    def use_identifiers(self, indices: npt.NDArray[np.int32]) -> None:
+        """Let the stages of pipelines carry identifiers in the place of modules, until modules are acquired."""
+        if self._stages is not None:
+            self._stages.enter(indices)
 
     @contextmanager
     def identified_stages(
@@ -434,15 +477,15 @@ class VulkanPreparedPipelines:
             for word, (module, following) in zip(words, saved, strict=True):
                 self._words[word], self._words[word - 2] = module, following
 
-    def identifiers_of(self, index: int) -> dict[int, bytes]:
-        """vkGetShaderModuleIdentifierEXT of the modules of a pipeline, by their index in the image.
+    def identifiers_of(self, modules: Iterable[int]) -> dict[int, bytes]:
+        """vkGetShaderModuleIdentifierEXT of modules, by their index in the image.
 
         Raises:
             OrchestratorError: A module could not be read or made.
         """
         found = {}
         context = self._context
-        for module in dict.fromkeys(self.image.modules_of(index)):
+        for module in dict.fromkeys(modules):
             handle = self._modules.acquire(module)
             try:
                 answer = new_struct("VkShaderModuleIdentifierEXT")
@@ -454,8 +497,9 @@ class VulkanPreparedPipelines:
 
     def stage_identifiers(self, index: int) -> tuple[bytes, ...]:
         """The identifier of the module of each stage of a pipeline, in order; see `identifiers_of`."""
-        found = self.identifiers_of(index)
-        return tuple(found[module] for module in self.image.modules_of(index))
+        modules = self.image.modules_of(index)
+        found = self.identifiers_of(modules)
+        return tuple(found[module] for module in modules)
 
     @contextmanager
     def capturing(self, infos: npt.NDArray[np.uint8], indices: npt.NDArray[np.int32]) -> Iterator[None]:
@@ -534,17 +578,74 @@ class VulkanPreparedPipelines:
         info = ffi.cast(f"Vk{name}CreateInfo{version} *", self.address + entry.offset)
         return self._context.create(f"vkCreate{name}{version}", info)
 
+    def identifier_of_code(self, module: int) -> bytes:
+        """vkGetShaderModuleCreateInfoIdentifierEXT of a module, which is not made for it.
+
+        Raises:
+            OrchestratorError: Its code could not be read.
+        """
+        context = self._context
+        answer = new_struct("VkShaderModuleIdentifierEXT")
+        info, words = _module_info(self.image.modules[module])
+        context.commands.vkGetShaderModuleCreateInfoIdentifierEXT(context.handle, info, answer)
+        del words
+        return bytes(answer.identifier[0 : answer.identifierSize])
+
     def _create_module(self, module: ImageModule) -> int:
-        code = module.load()
-        words = ffi.from_buffer("uint32_t[]", code)
-        info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
+        info, words = _module_info(module)
         try:
             return self._context.create("vkCreateShaderModule", info)
         except DriverError as error:
             raise ModuleRefusedError(module.key, error) from None
+        finally:
+            del words
 
     def _destroy_module(self, handle: int) -> None:
         self._context.commands.vkDestroyShaderModule(self._context.handle, handle, self._context.allocator)
+
+
+class _IdentifiedStages:
+    """Puts identifiers into the stages of pipelines, and takes them out again.
+
+    A stage has its VkPipelineShaderStageModuleIdentifierCreateInfoEXT for as long as the image is bound; only
+    its own two fields change. Thread-safe for different pipelines, as all patching is.
+    """
+
+    def __init__(self, words: npt.NDArray[np.uint64], identified: IdentifiedModules) -> None:
+        image = identified.image
+        self._words = words
+        self._identified = identified
+        self._start = image.module_slot_start
+        # module is the fourth 8-byte word of a stage's create info, pNext the second.
+        self._slots = image.module_slots >> 3
+        self._modules = image.module_slot_module
+        self._following = words[self._slots - 2]
+        # VkPipelineShaderStageModuleIdentifierCreateInfoEXT: sType, pNext, identifierSize, pIdentifier.
+        self._infos = np.zeros((len(self._slots), 4), np.uint64)
+        self._infos[:, 0] = new_struct("VkPipelineShaderStageModuleIdentifierCreateInfoEXT").sType
+        self._infos[:, 1] = self._following
+        at = np.uint64(identified.table.ctypes.data)
+        stride = np.uint64(identified.table.strides[0])
+        self._infos[:, 3] = at + self._modules.astype(np.uint64) * stride
+        self._address = np.uint64(self._infos.ctypes.data)
+
+    def enter(self, indices: npt.NDArray[np.int32]) -> None:
+        """Identifiers in the place of modules."""
+        chosen = self._of(indices)
+        self._infos[chosen, 2] = self._identified.sizes[self._modules[chosen]]
+        self._words[self._slots[chosen]] = 0
+        self._words[self._slots[chosen] - 2] = self._address + chosen.astype(np.uint64) * np.uint64(32)
+
+    def leave(self, indices: npt.NDArray[np.int32]) -> None:
+        """The chains as they were; whoever calls this writes the modules."""
+        chosen = self._of(indices)
+        self._words[self._slots[chosen] - 2] = self._following[chosen]
+
+    def _of(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        first = self._start[indices]
+        counts = self._start[indices + 1] - first
+        total = int(counts.sum())
+        return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(total)
 
 
 class ModuleRefusedError(OrchestratorError):
@@ -552,6 +653,14 @@ class ModuleRefusedError(OrchestratorError):
 
     def __init__(self, key: int, error: DriverError) -> None:
         super().__init__(f"shader module {key:016x}: {error}")
+
+
+def _module_info(module: ImageModule) -> tuple[Any, Any]:
+    """VkShaderModuleCreateInfo of a module, and the memory of its code, which it needs."""
+    code = module.load()
+    words = ffi.from_buffer("uint32_t[]", code)
+    info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
+    return info, words
 
 
 def clear(memory: memoryview) -> None:

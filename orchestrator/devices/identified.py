@@ -1,0 +1,151 @@
+"""What is known of shader modules whose code is not there at first, and who gives it.
+
+`SpirvProvider` is the application's side, `SuppliedCode` what it gave, `IdentifiedModules` the modules of one
+image: which identifiers are known, and which pipelines still lack code (VK_EXT_shader_module_identifier; what a
+device does with them is identifiers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve, field, frozen, validators
+
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import OrchestratorError
+
+MOST_IDENTIFIER_BYTES: Final = 32
+"""VK_MAX_SHADER_MODULE_IDENTIFIER_SIZE_EXT."""
+
+Translate = Callable[[int], bytes | Awaitable[bytes]]
+"""Gives the SPIR-V of a shader by its key; an async function, or one that may block."""
+
+
+@frozen(eq=False)
+class SpirvProvider:
+    """Gives SPIR-V that turns out to be needed, such as a translator of another shader language.
+
+    Attributes:
+        translate: Called with the key of a shader, once a shader, and never in a worker's thread. A function
+            that is not async is called in a thread of its own, several at a time. What it raises is the
+            shader's outcome.
+        revision: What the keys mean: another text where the same key may give other code, such as the
+            translator's version and settings. Identifiers are remembered for each text apart.
+        concurrency: How many shaders are asked for at a time.
+        timeout_s: How long one shader may take; after that the pipelines that need it fail.
+        trusted: The code was judged before, so it is not looked at again.
+    """
+
+    translate: Translate
+    revision: str = ""
+    concurrency: int = field(default=2, validator=validators.ge(1))
+    timeout_s: float = field(default=60.0, validator=validators.gt(0))
+    trusted: bool = False
+
+
+class NotSuppliedError(OrchestratorError):
+    """The code of a shader module was asked for before it was there: the order of a run is wrong."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__(f"shader module {key:016x}: its code was not supplied")
+
+
+class SuppliedCode:
+    """SPIR-V that a provider gave, by the key of its module; of one or of several images. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._code: dict[int, bytes] = {}
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._code
+
+    def put(self, key: int, code: bytes) -> None:
+        """Keep the code of a module."""
+        self._code[key] = code
+
+    def load(self, key: int) -> bytes:
+        """The code of a module.
+
+        Raises:
+            NotSuppliedError: It is not there.
+        """
+        code = self._code.get(key)
+        if code is None:
+            raise NotSuppliedError(key)
+        return code
+
+
+class IdentifiedModules:
+    """What is known of the modules of one image whose code is not there, or not to be read, at first.
+
+    Device threads read; one thread at a time learns, supplies and settles.
+
+    Attributes:
+        image: The image, whose modules load what was supplied. It is the one to prepare.
+        provider: Who gives code.
+        code: What was given.
+        table: Identifier of each module, zeros behind it, shape (m, 32), uint8.
+        sizes: Bytes of each, 0 where it is not known, shape (m,), uint32.
+        lacking: Pipelines that need code which is not there, shape (n,), bool.
+    """
+
+    def __init__(self, image: CreateInfoImage, provider: SpirvProvider, code: SuppliedCode) -> None:
+        """Begin with nothing known; `learn` what is."""
+        modules = tuple(
+            msgspec.structs.replace(each, load=partial(code.load, each.key)) for each in image.modules
+        )
+        self.image: Final = evolve(image, modules=modules)
+        self.provider: Final = provider
+        self.code: Final = code
+        self.table: Final = np.zeros((len(modules), MOST_IDENTIFIER_BYTES), np.uint8)
+        self.sizes: Final = np.zeros(len(modules), np.uint32)
+        self.lacking: Final = np.diff(image.module_slot_start) > 0
+        if image.library_slots.size:
+            for index in range(len(image)):  # a library has a smaller number than what links it
+                self.lacking[index] |= any(self.lacking[each] for each in image.libraries_of(index))
+
+    def learn(self, module: int, identifier: bytes) -> None:
+        """Note the identifier of a module; an empty one is none."""
+        self.sizes[module] = 0
+        self.table[module] = 0
+        self.table[module, : len(identifier)] = np.frombuffer(identifier, np.uint8)
+        self.sizes[module] = len(identifier)
+
+    def identifier(self, module: int) -> bytes:
+        """The identifier of a module; empty where it is not known."""
+        return self.table[module, : self.sizes[module]].tobytes()
+
+    def known(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+        """Pipelines of whose own stages all identifiers are known, shape (k,)."""
+        unknown = self.sizes[self.image.module_slot_module] == 0
+        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(unknown)))
+        start = self.image.module_slot_start
+        return np.asarray(before[start[indices + 1]] == before[start[indices]])
+
+    def needed(self, index: int) -> list[int]:
+        """The modules of a pipeline and of all libraries below it, each once."""
+        found = dict.fromkeys(self.image.modules_of(index))
+        for library in self.image.libraries_of(index):
+            found.update(dict.fromkeys(self.needed(library)))
+        return list(found)
+
+    def settle(self, indices: Iterable[int]) -> None:
+        """All code of some pipelines is there: they are created with it from now on."""
+        for index in indices:
+            self.lacking[index] = False
+
+
+def image_of(given: CreateInfoImage | IdentifiedModules) -> CreateInfoImage:
+    """The image to bind, of what `Device.prepare` takes."""
+    return given.image if isinstance(given, IdentifiedModules) else given
+
+
+def of_image(image: CreateInfoImage) -> SpirvProvider:
+    """The records that an image was made of, as a provider: each module is read when it is needed."""
+    load = {each.key: each.load for each in image.modules}
+    return SpirvProvider(lambda key: load[key](), trusted=True)
