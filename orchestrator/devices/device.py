@@ -209,6 +209,12 @@ class CreationBatch(msgspec.Struct, eq=False):
         flags = np.zeros(count, np.uint32)
         return cls(np.zeros(count, np.int32), flags, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
 
+    def only(self, places: npt.NDArray[np.intp]) -> CreationBatch:
+        """The results of some of its pipelines."""
+        return CreationBatch(
+            self.results[places], self.feedback_flags[places], self.durations_ns[places], self.handles[places]
+        )
+
     def put(self, places: npt.NDArray[np.intp] | slice, part: CreationBatch) -> None:
         """Write the results of some of its pipelines into it."""
         self.results[places] = part.results

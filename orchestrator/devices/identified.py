@@ -38,7 +38,8 @@ class SpirvProvider:
             translator's version and settings. Identifiers are remembered for each text apart.
         concurrency: How many shaders are asked for at a time.
         timeout_s: How long one shader may take; after that the pipelines that need it fail.
-        trusted: The code was judged before, so it is not looked at again.
+        trusted: The code is that of the records that the image was made of. It was judged then, and can be
+            read again, so that nobody has to keep it.
     """
 
     translate: Translate
@@ -92,18 +93,24 @@ class IdentifiedModules:
         table: Identifier of each module, zeros behind it, shape (m, 32), uint8.
         sizes: Bytes of each, 0 where it is not known, shape (m,), uint32.
         lacking: Pipelines that need code which is not there, shape (n,), bool.
+        known_at_start: Modules whose identifier was known before anything was created.
+        learned: Identifiers that were not known, or other ones, by the key of their module.
     """
 
     def __init__(self, image: CreateInfoImage, provider: SpirvProvider, code: SuppliedCode) -> None:
         """Begin with nothing known; `learn` what is."""
-        modules = tuple(
-            msgspec.structs.replace(each, load=partial(code.load, each.key)) for each in image.modules
-        )
+        modules = image.modules
+        if not provider.trusted:
+            modules = tuple(
+                msgspec.structs.replace(each, load=partial(code.load, each.key)) for each in modules
+            )
         self.image: Final = evolve(image, modules=modules)
         self.provider: Final = provider
         self.code: Final = code
         self.table: Final = np.zeros((len(modules), MOST_IDENTIFIER_BYTES), np.uint8)
         self.sizes: Final = np.zeros(len(modules), np.uint32)
+        self.known_at_start = 0
+        self.learned: Final[dict[int, bytes]] = {}
         self.lacking: Final = np.diff(image.module_slot_start) > 0
         if image.library_slots.size:
             for index in range(len(image)):  # a library has a smaller number than what links it

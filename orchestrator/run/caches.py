@@ -383,6 +383,10 @@ class Creator:
         """Create a batch; see `Device.create_pipelines`."""
         return self.prepared.create(self.device, indices, self.source, keep=self.keep)
 
+    def missed(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
+        """Which of a batch were not found without their code, shape (k,); None for none."""
+        return self.prepared.missed(indices, batch)
+
     def between_batches(self) -> None:
         """A batch has ended and the next has not begun: no source of the worker is in use."""
 

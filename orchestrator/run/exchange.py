@@ -26,6 +26,8 @@ import trio
 
 from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
 
+Int32s = npt.NDArray[np.int32]
+
 _NONE = np.empty(0, np.int32)
 _WAIT = Wait()
 
@@ -45,6 +47,7 @@ class Exchange:
         cancelled: Whether nothing more is handed out.
         device_lost: Why the device is gone, or "".
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
+        on_missed: Called in the trio thread with jobs that wait for their code from now on.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Exchange:
         self.cancelled = False
         self.device_lost = ""
         self.out_of_time = False
+        self.on_missed: Callable[[Int32s], None] | None = None
 
     @property
     def call_limit(self) -> int:
@@ -91,7 +95,7 @@ class Exchange:
         return self._scheduler.shares_outcomes
 
     @property
-    def shared(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    def shared(self) -> tuple[Int32s, Int32s]:
         """Pipelines that have the outcome of others now, and those others."""
         if not self.shares_outcomes:
             return _NONE, _NONE
@@ -112,6 +116,7 @@ class Exchange:
         reasons: Mapping[int, str],
         hits: int = 0,
         elapsed_ns: int = 0,
+        missed: Int32s | None = None,
     ) -> tuple[Assignment | Wait | Done, int]:
         """End an assignment, if there is one, and ask for the next.
 
@@ -121,6 +126,7 @@ class Exchange:
             reasons: The pipelines of it that were not created.
             hits: How many of the others were cache hits; the rest counts as compiled.
             elapsed_ns: What the batch took.
+            missed: Those that were not found without their code, and now wait for it.
 
         Returns:
             The answer, and the number of changes up to it, for `wait_changed`. Where the time is over but
@@ -130,7 +136,19 @@ class Exchange:
         with self._lock:
             if ended is not None:
                 compiles = len(ended.indices) - len(reasons) - hits
-                scheduler.failed(worker, ended, reasons, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns)
+                if missed is not None:
+                    compiles -= len(missed)
+                scheduler.failed(
+                    worker,
+                    ended,
+                    reasons,
+                    hits=hits,
+                    compiles=compiles,
+                    elapsed_ns=elapsed_ns,
+                    missed=missed,
+                )
+                if missed is not None and self.on_missed is not None:
+                    self._token.run_sync_soon(self.on_missed, missed)
                 # Who is idle stays so, except those that wait for the end of a batch.
                 self._changed(wake=bool(self._expectant))
                 self._idle -= self._expectant

@@ -58,6 +58,7 @@ from orchestrator.run.records import (
     status_code,
     timing_of,
 )
+from orchestrator.run.supply import SpirvSupply
 from orchestrator.run.worker import Worker
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 
@@ -99,6 +100,7 @@ async def execute(
     """
     if run.keep and exchange.shares_outcomes:
         raise ValueError("a pipeline that shares another one's outcome is not created, so it cannot be kept")
+    run.supply_through(exchange)
     run.take_unassignable(exchange.unassignable)
     run.recorder.settled_at_start = len(run.table.reasons)
     limiter = trio.CapacityLimiter(run.worker_count)
@@ -141,6 +143,8 @@ async def _work(
             async with trio.open_nursery() as nursery:
                 for worker in run.workers:
                     nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                if run.supply is not None:
+                    beside.start_soon(run.supply.serve)
                 if run.caches.rotation is not None and run.caches.policy.rolling:
                     beside.start_soon(run.caches.rotation.serve)
                 if stop is not None:
@@ -204,6 +208,7 @@ class Run:
         notes: What a reader of the report must know.
         started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns.
         barrier_ns: When all workers had ended.
+        supply: Who gives code that is lacking, where some may be.
     """
 
     device: Device
@@ -223,6 +228,7 @@ class Run:
     notes: list[str] = field(factory=list)
     started_ns: int = 0
     barrier_ns: int = 0
+    supply: SpirvSupply | None = None
     duplicate_job_keys: Duplicates = Duplicates(0, 0)  # noqa: RUF009 - frozen
     duplicate_pipeline_keys: Duplicates | None = None
 
@@ -317,6 +323,16 @@ class Run:
             self.table.settle(status, {first + index: reason for index, reason in reasons.items()})
         return range(first, first + count)
 
+    def supply_through(self, exchange: Exchange) -> None:
+        """Let code that turns out to be lacking be asked for."""
+        if self.parts.identified or self.later:
+
+            def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
+                self.table.settle(status, reasons)
+
+            self.supply = SpirvSupply(self.device, self.parts, exchange, settle)
+            exchange.on_missed = self.supply.take
+
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:
         """Give what the schedule will not assign its outcome: that of the library which is to blame."""
         failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
@@ -397,6 +413,10 @@ class Run:
             duplicate_pipeline_keys=self.duplicate_pipeline_keys,
         )
         binaries = caches.binaries()
+        identifiers = None
+        if self.supply is not None and self.parts.identified:
+            identifiers = self.supply.record(table)
+            self.notes += self.supply.notes
         if exchange.device_lost:
             self.notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if not exchange.cancelled and exchange.out_of_time:
@@ -438,6 +458,7 @@ class Run:
             notes=(*caches.notes, *self.notes),
             cache_data=caches.data,
             binaries=binaries,
+            identifiers=identifiers,
         )
 
 
@@ -485,9 +506,10 @@ async def run_pipelines(
     """
     run = Run.of(device, prepared, options, primary, on_merged)
     if scheduler is None:
+        lacking = None if prepared.identified is None else prepared.identified.lacking
         warm = isinstance(primary, bytes) and len(primary) > 0
         settings = options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s)
-        scheduler = scheduler_of(prepared.image, run.worker_count, settings, warm=warm)
+        scheduler = scheduler_of(prepared.image, run.worker_count, settings, warm=warm, speculative=lacking)
     if (scheduler.count, scheduler.workers) != (len(prepared.image), run.worker_count):
         raise ValueError(
             f"the scheduler is for {scheduler.count} pipelines and {scheduler.workers} workers; "
@@ -509,6 +531,7 @@ def scheduler_of(
     *,
     recorded_ns: npt.NDArray[np.int64] | None = None,
     warm: bool = False,
+    speculative: npt.NDArray[np.bool_] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
 ) -> Scheduler:
     """The scheduler of a run that nobody steers: what `compile_set` and benchmarks give to `run_pipelines`.
@@ -520,6 +543,8 @@ def scheduler_of(
         recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none.
         warm: Whether the run begins with a cache that holds what was recorded, or everything where nothing
             was.
+        speculative: Pipelines whose code is lacking (`IdentifiedModules.lacking`): all of them are tried
+            without it first, and what was not found goes by its cost.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
 
     Raises:
@@ -529,5 +554,7 @@ def scheduler_of(
     if warm:
         recorded = np.zeros(len(image), np.bool_) if recorded_ns is None else recorded_ns > 0
         hits = recorded if recorded.any() else np.ones(len(image), np.bool_)
-    jobs = JobGraph.of_image(image, recorded_ns=recorded_ns, hits=hits, pipeline_keys=pipeline_keys)
+    jobs = JobGraph.of_image(
+        image, recorded_ns=recorded_ns, hits=hits, speculative=speculative, pipeline_keys=pipeline_keys
+    )
     return Scheduler(jobs, workers, options)

@@ -6,10 +6,13 @@ pipeline of an image before that was added.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.device import CreationBatch, Device, PipelineSource, PreparedPipelines
+from orchestrator.devices.identifiers import missed
 
 _Int32s = npt.NDArray[np.int32]
 
@@ -38,9 +41,42 @@ class PreparedParts:
 
     def libraries_of(self, index: int) -> list[int]:
         """The libraries that a pipeline links."""
+        part, own = self.part_of(index)
+        return [index - own + each for each in part.image.libraries_of(own)]
+
+    def part_of(self, index: int) -> tuple[PreparedPipelines, int]:
+        """The image of a pipeline, and its number there."""
         place = int(np.searchsorted(self._firsts, index, "right")) - 1
-        first = int(self._firsts[place])
-        return [first + each for each in self._parts[place].image.libraries_of(index - first)]
+        return self._parts[place], index - int(self._firsts[place])
+
+    def items(self) -> Iterator[tuple[int, PreparedPipelines]]:
+        """The images, each with the number of its first pipeline."""
+        yield from zip(self._firsts.tolist(), self._parts, strict=True)
+
+    @property
+    def identified(self) -> bool:
+        """Whether the code of any image may be lacking."""
+        return any(each.identified is not None for each in self._parts)
+
+    def missed(self, indices: _Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
+        """Which of a batch were not found without their code, shape (k,); None for none."""
+        if batch.all_created or not self.identified:
+            return None
+        if len(self._parts) == 1:
+            return missed(self.first.identified, indices, batch)
+        found = np.zeros(len(indices), np.bool_)
+        for places, part, own in self._split(indices):
+            lacks = missed(part.identified, own, batch.only(places))
+            if lacks is not None:
+                found[places] = lacks
+        return found if found.any() else None
+
+    def _split(self, indices: _Int32s) -> Iterator[tuple[npt.NDArray[np.intp], PreparedPipelines, _Int32s]]:
+        """Pipelines by image: their places among those given, the image, their numbers there."""
+        places = np.searchsorted(self._firsts, indices, "right") - 1
+        for place in np.unique(places).tolist():
+            chosen = np.flatnonzero(places == place)
+            yield chosen, self._parts[place], (indices[chosen] - self._firsts[place]).astype(np.int32)
 
     def create(
         self,
@@ -56,19 +92,13 @@ class PreparedParts:
             return device.create_pipelines(
                 self.first, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
             )
-        places = np.searchsorted(self._firsts, indices, "right") - 1
         batch = CreationBatch.of_zeros(len(indices))
         try:
-            for place in np.unique(places).tolist():
-                chosen = np.flatnonzero(places == place)
-                part = device.create_pipelines(
-                    self._parts[place],
-                    (indices[chosen] - self._firsts[place]).astype(np.int32),
-                    source,
-                    keep=keep,
-                    fail_on_compile_required=fail_on_compile_required,
+            for chosen, part, own in self._split(indices):
+                made = device.create_pipelines(
+                    part, own, source, keep=keep, fail_on_compile_required=fail_on_compile_required
                 )
-                batch.put(chosen, part)
+                batch.put(chosen, made)
         except BaseException:
             # Nobody will learn of those that are there.
             device.destroy_pipelines(batch.handles)

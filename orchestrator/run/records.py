@@ -964,6 +964,53 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
     store_ns: Nanoseconds = 0
 
 
+class IdentifiersRecord(Record, frozen=True, omit_defaults=True):
+    """What was done with shader-module identifiers, where pipelines may be created without their SPIR-V.
+
+    Attributes:
+        modules: Shader modules; one that two groups of a set use counts twice.
+        known: Those whose identifier was known at the start.
+        created: Pipelines that were created without their SPIR-V.
+        missed: Pipelines that could not be, and went on to be created with it.
+        unknown: Those of them that the driver was not asked for, because an identifier was not known.
+        asked: Shaders whose SPIR-V was asked for.
+        refused: Those that were not given, or whose code cannot be used.
+        changed: Those whose code has another identifier than was known.
+        supplied_bytes: SPIR-V that was given.
+        provider_ns: Time from asking for a shader to its answer, summed up over all that were asked for.
+        slowest_ns: The longest of those.
+        code_bytes: SPIR-V of all modules, as far as its size is known.
+        store_bytes: What identifiers take on disk.
+    """
+
+    modules: int = 0
+    known: int = 0
+    created: int = 0
+    missed: int = 0
+    unknown: int = 0
+    asked: int = 0
+    refused: int = 0
+    changed: int = 0
+    supplied_bytes: int = 0
+    provider_ns: Nanoseconds = 0
+    slowest_ns: Nanoseconds = 0
+    code_bytes: int = 0
+    store_bytes: int = 0
+
+    def __add__(self, other: IdentifiersRecord) -> IdentifiersRecord:
+        """Both together; they share one store."""
+        added = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in self.__struct_fields__
+            if name not in _MOST_OF_IDENTIFIERS
+        }
+        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST_OF_IDENTIFIERS}
+        return IdentifiersRecord(**added, **most)
+
+
+_MOST_OF_IDENTIFIERS: Final = ("slowest_ns", "store_bytes")
+
+
 def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
     """Figures of workers, worker by worker; `beyond` stands for a worker of the first that is not there."""
     longest = max(len(one), len(two))
@@ -971,7 +1018,9 @@ def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0
     return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
 
 
-_Summed = TypeVar("_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord, "Supervision")
+_Summed = TypeVar(
+    "_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord, IdentifiersRecord, "Supervision"
+)
 
 
 def _of_those_there(one: _Summed | None, two: _Summed | None) -> _Summed | None:
@@ -1082,6 +1131,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
         cache_data: The primary's data where the run made the primary itself; None where it did not, or where
             the driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
         binaries: What was done with binaries; null in other modes.
+        identifiers: What was done with shader-module identifiers; null where they are not used.
     """
 
     mode: CacheMode
@@ -1095,6 +1145,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
     notes: tuple[str, ...]
     cache_data: bytes | None = None
     binaries: BinariesRecord | None = None
+    identifiers: IdentifiersRecord | None = None
 
     def __len__(self) -> int:
         """Number of pipelines."""
@@ -1153,6 +1204,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
             stopped=any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN]),
             notes=_each_once(*(each.notes for each in parts)),
             binaries=reduce(_of_those_there, [each.binaries for each in parts]),
+            identifiers=reduce(_of_those_there, [each.identifiers for each in parts]),
         )
 
 
@@ -1733,6 +1785,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
         inspected: What the driver said about each created pipeline's code, where it was asked, by group.
         supervision: What became of the processes that compiled; null where it was this one.
         binaries: What was done with binaries, over all groups; null in other modes.
+        identifiers: What was done with shader-module identifiers, over all groups; null where they are not
+            used.
         clock: Where the time of the process went.
     """
 
@@ -1759,6 +1813,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
     inspected: tuple[InspectedPipeline, ...] = ()
     supervision: Supervision | None = None
     binaries: BinariesRecord | None = None
+    identifiers: IdentifiersRecord | None = None
     clock: Clock = Clock()
 
     @classmethod
@@ -1786,6 +1841,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
             failed=pipelines.of_status(OutcomeStatus.FAILED),
             merge=MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
             binaries=reduce(_of_those_there, [each.binaries for each in runs], None),
+            identifiers=reduce(_of_those_there, [each.identifiers for each in runs], None),
             **fields,
         )
 

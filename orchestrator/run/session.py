@@ -313,7 +313,7 @@ class PipelineSession:
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         self._check_open()
-        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns)
+        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=_lacking(prepared))
         numbers = self._run.add(prepared, skipped or {})
         reasons = self._run.table.reasons
         with self._exchange.steering() as schedule:
@@ -701,6 +701,11 @@ class PipelineSession:
             raise trio.ClosedResourceError("the session is closed")
 
 
+def _lacking(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
+    """Pipelines whose code is not there, and that are tried without it first."""
+    return None if prepared.identified is None else prepared.identified.lacking
+
+
 @asynccontextmanager
 async def open_session(
     device: Device,
@@ -738,7 +743,9 @@ async def open_session(
     """
     run = Run.of(device, prepared, options, primary, on_merged, later=MOST_LATER)
     schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
-    jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, pipeline_keys=pipeline_keys)
+    jobs = JobGraph.of_image(
+        prepared.image, recorded_ns=costs_ns, speculative=_lacking(prepared), pipeline_keys=pipeline_keys
+    )
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
     scheduler.tells_hits = device.features.creation_feedback
     scheduler.exclude(run.table.reasons)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -27,7 +28,34 @@ from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import OutcomeRecorder
 from orchestrator.schedule import Assignment, Wait
 
+_Int32s = npt.NDArray[np.int32]
 _NO_REASONS: Mapping[int, str] = {}
+
+
+class _Ended(msgspec.Struct, frozen=True, eq=False):
+    """What became of a batch.
+
+    Attributes:
+        reasons: Why some were not created.
+        hits: Those that a cache had.
+        elapsed_ns: What it took.
+        missed: Those that were not found without their code; None for none.
+    """
+
+    reasons: Mapping[int, str] = _NO_REASONS
+    hits: int = 0
+    elapsed_ns: int = 0
+    missed: _Int32s | None = None
+
+    def plus(self, other: _Ended) -> _Ended:
+        """Both together."""
+        missed = [each for each in (self.missed, other.missed) if each is not None]
+        return _Ended(
+            {**self.reasons, **other.reasons},
+            self.hits + other.hits,
+            self.elapsed_ns + other.elapsed_ns,
+            np.concatenate(missed) if missed else None,
+        )
 
 
 class Worker:
@@ -82,8 +110,7 @@ class Worker:
     def _stint(self) -> int | None:
         """Work in this thread until nothing can be assigned now (a number of changes) or ever (None)."""
         ended: Assignment | None = None
-        reasons = _NO_REASONS
-        hits = elapsed_ns = 0
+        done = _Ended()
         began = Usage.now()
         with ThreadMeter() as meter:
             while True:
@@ -92,12 +119,16 @@ class Worker:
                 except trio.Cancelled:
                     self._exchange.cancel()
                     # Done: the batch ended, no other begins.
-                    self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
+                    self._exchange.swap(
+                        self.number, ended, done.reasons, done.hits, done.elapsed_ns, done.missed
+                    )
                     raise
-                answer, seen = self._exchange.swap(self.number, ended, reasons, hits, elapsed_ns)
+                answer, seen = self._exchange.swap(
+                    self.number, ended, done.reasons, done.hits, done.elapsed_ns, done.missed
+                )
                 if not isinstance(answer, Assignment):
                     break
-                reasons, hits, elapsed_ns = self._work_off(answer.indices, meter)
+                done = self._work_off(answer.indices, meter)
                 ended = answer
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
@@ -107,15 +138,12 @@ class Worker:
         self.arrived_ns = time.perf_counter_ns()
         return None
 
-    def _work_off(
-        self, indices: npt.NDArray[np.int32], meter: ThreadMeter
-    ) -> tuple[Mapping[int, str], int, int]:
+    def _work_off(self, indices: _Int32s, meter: ThreadMeter) -> _Ended:
         """Create what was assigned, as `_create`, in as many calls as it takes; none begins after a stop."""
         limit = self._exchange.call_limit
         if len(indices) <= limit:
             return self._create(indices, meter)
-        all_reasons: dict[int, str] = {}
-        hits = elapsed_ns = 0
+        done = _Ended()
         for begin in range(0, len(indices), limit):
             try:
                 trio.from_thread.check_cancelled()
@@ -123,15 +151,11 @@ class Worker:
                 self._exchange.cancel()
             if self._exchange.cancelled:
                 break
-            reasons, hit, took_ns = self._create(indices[begin : begin + limit], meter)
-            all_reasons.update(reasons)
-            hits, elapsed_ns = hits + hit, elapsed_ns + took_ns
-        return all_reasons, hits, elapsed_ns
+            done = done.plus(self._create(indices[begin : begin + limit], meter))
+        return done
 
-    def _create(
-        self, indices: npt.NDArray[np.int32], meter: ThreadMeter
-    ) -> tuple[Mapping[int, str], int, int]:
-        """Create a batch; returns why some were not created, the number of hits, and the time, ns."""
+    def _create(self, indices: _Int32s, meter: ThreadMeter) -> _Ended:
+        """Create a batch."""
         before = meter.begin()
         try:
             batch = self._creator.create(indices)
@@ -140,28 +164,29 @@ class Worker:
         except OrchestratorError as error:
             after = meter.end()
             self.log.note(before, after, None, indices)
-            reasons, hits, elapsed_ns = self._isolate(indices, error, meter)
-            return reasons, hits, elapsed_ns + after.wall_ns - before.wall_ns
+            return _Ended(elapsed_ns=after.wall_ns - before.wall_ns).plus(
+                self._isolate(indices, error, meter)
+            )
         after = meter.end()
         self.log.note(before, after, batch, indices)
-        reasons, hits = self._recorder.record(indices, batch)
-        return reasons, hits, after.wall_ns - before.wall_ns
+        elapsed_ns = after.wall_ns - before.wall_ns
+        missed = self._creator.missed(indices, batch)
+        if missed is None:
+            return _Ended(*self._recorder.record(indices, batch), elapsed_ns)
+        there = np.flatnonzero(~missed)
+        if not there.size:
+            return _Ended(elapsed_ns=elapsed_ns, missed=indices[missed])
+        return _Ended(*self._recorder.record(indices[there], batch.only(there)), elapsed_ns, indices[missed])
 
-    def _isolate(
-        self, indices: npt.NDArray[np.int32], error: OrchestratorError, meter: ThreadMeter
-    ) -> tuple[Mapping[int, str], int, int]:
+    def _isolate(self, indices: _Int32s, error: OrchestratorError, meter: ThreadMeter) -> _Ended:
         """A call failed as a whole: find out which of its pipelines is to blame, one call each."""
         if isinstance(error, DriverError) and error.result == ERROR_DEVICE_LOST:
             self._exchange.lose_device(str(error))
         elif len(indices) > 1:
-            reasons: dict[int, str] = {}
-            hits = elapsed_ns = 0
+            done = _Ended()
             for place in range(len(indices)):
                 if lost := self._exchange.device_lost:
-                    reasons |= self._recorder.record_failed_call(indices[place:], lost)
-                    break
-                bad, hit, took_ns = self._create(indices[place : place + 1], meter)
-                reasons.update(bad)
-                hits, elapsed_ns = hits + hit, elapsed_ns + took_ns
-            return reasons, hits, elapsed_ns
-        return self._recorder.record_failed_call(indices, str(error)), 0, 0
+                    return done.plus(_Ended(self._recorder.record_failed_call(indices[place:], lost)))
+                done = done.plus(self._create(indices[place : place + 1], meter))
+            return done
+        return _Ended(self._recorder.record_failed_call(indices, str(error)))

@@ -308,6 +308,7 @@ class Experiences:
         followers: Of jobs that are created after their leader, of any kind: those that joined by their state
             key, and those that joined by their second-level key.
         hits: Of jobs that a cache is expected to hold, of any kind.
+        wave: Of jobs that are tried without their code: what is not found is no compile, so nearly all hit.
     """
 
     def __init__(self, expect_hits: float) -> None:
@@ -315,6 +316,7 @@ class Experiences:
         self._by_kind: dict[int, Experience] = {}
         self.followers = Experience(1.0, 8.0), Experience(1.0, 8.0)
         self.hits = Experience(1.0, 8.0)
+        self.wave = Experience(1.0, 8.0)
 
     def of(self, kind: int) -> Experience:
         """What is known of a kind."""
@@ -326,7 +328,7 @@ class Experiences:
     @property
     def learned(self) -> bool:
         """Whether what jobs take was measured for each kind of work that was begun."""
-        begun = [*self._by_kind.values(), *([self.hits] if self.hits.tried else [])]
+        begun = [*self._by_kind.values(), *(each for each in (self.hits, self.wave) if each.tried)]
         return bool(begun) and all(each.learned for each in begun)
 
     def items(self) -> list[tuple[int, Experience]]:

@@ -7,6 +7,8 @@ One job is one pipeline, numbered as in the set. `JobTable` is the one place whe
                                                                             nothing; JOINED behind its leader
     the last of its libraries was created          WAITING                  READY; PINNED for a duplicate
     requested                                      READY, PINNED            ASSIGNED
+    not found without its code                     ASSIGNED                 WAITING, until that is supplied
+    its code is supplied                           WAITING                  READY if it waits for nothing else
     finished, failed                               ASSIGNED                 CREATED, FAILED
     its leader was created                         JOINED                   SHARED; WAITING or PINNED where it
                                                                             is created too (a duplicate)
@@ -69,6 +71,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         proven_keys: Jobs whose second-level key is proven, shape (n,), bool: only those share an outcome
             (`Followers.SHARE`). None: all are the caller's word.
         hits: Jobs that a cache is expected to hold, shape (n,), bool.
+        speculative: Jobs whose code is lacking, so that they are tried without it first, shape (n,), bool.
         module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
         module_index: The shader modules of each job, shape (m,), int32.
         priorities: `Priority` of each job, shape (n,), uint8.
@@ -83,6 +86,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
     pipeline_keys: UInt64s | None = None
     proven_keys: npt.NDArray[np.bool_] | None = None
     hits: npt.NDArray[np.bool_] | None = None
+    speculative: npt.NDArray[np.bool_] | None = None
     module_start: npt.NDArray[np.int64] | None = None
     module_index: Int32s | None = None
     priorities: npt.NDArray[np.uint8] | None = None
@@ -99,6 +103,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         *,
         recorded_ns: npt.NDArray[np.int64] | None = None,
         hits: npt.NDArray[np.bool_] | None = None,
+        speculative: npt.NDArray[np.bool_] | None = None,
         pipeline_keys: Sequence[bytes | None] | None = None,
     ) -> JobGraph:
         """The pipelines of an image.
@@ -108,6 +113,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none and it
                 is estimated.
             hits: Pipelines that a cache is expected to hold, shape (n,).
+            speculative: Pipelines whose code is lacking, shape (n,).
             pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was
                 asked. Those of a kind that do not tell code apart are not used.
 
@@ -138,6 +144,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             pipeline_keys=numbers,
             proven_keys=proven,
             hits=hits,
+            speculative=speculative,
             module_start=image.module_slot_start,
             module_index=image.module_slot_module,
         )
@@ -149,7 +156,8 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             ValueError: What is wrong.
         """
         count = len(self)
-        for name in ("costs_ns", "keys", "pipeline_keys", "proven_keys", "hits", "priorities", "groups"):
+        names = "costs_ns keys pipeline_keys proven_keys hits speculative priorities groups"
+        for name in names.split():
             column = getattr(self, name)
             if column is not None and len(column) != count:
                 raise ValueError(f"{name} has {len(column)} elements for {count} jobs")
@@ -206,6 +214,8 @@ CHAINED = 8
 """Flag: it stands in the chain of a leader, though it may have been cancelled since."""
 HIT = 16
 """Flag: a cache is expected to hold it."""
+SPECULATIVE = 32
+"""Flag: it is tried without its code first."""
 
 _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "state": (np.uint8, ABSENT),
@@ -247,11 +257,11 @@ class JobTable:
         state: `JobState`.
         kind: Kind.
         priority: `Priority`, its own or that of the most urgent job that needs it.
-        flags: DUPLICATE, UNWANTED, BY_PIPELINE_KEY, CHAINED, HIT.
+        flags: DUPLICATE, UNWANTED, BY_PIPELINE_KEY, CHAINED, HIT, SPECULATIVE.
         cost: Estimated cost, nanoseconds.
         rank: What it is ordered by: the cost of the longest chain of links that begins with it; 0 where jobs
             are taken as given.
-        waiting: Libraries that it links and that were not created yet.
+        waiting: Libraries that it links and that were not created yet; and one for code that it waits for.
         depth: Length of the longest chain of libraries below it.
         leader: The job that it joined, itself where it leads; to be followed to its end.
         next_follower: Next job that follows the same leader, or -1.

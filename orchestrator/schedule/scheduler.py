@@ -11,7 +11,8 @@ Answers to `request`:
 
     cancelled, or nothing queued and no stream open                    ──> Done
     the deadline has passed, or nothing fits into the time that is left ──> Paused
-    a duplicate for this worker, else a ready job                       ──> Assignment, most urgent first
+    a duplicate for this worker, else a job to be tried without its
+    code, else a ready job                                              ──> Assignment, most urgent first
     otherwise                                                           ──> Wait
 
 Ready jobs are not handed to workers ahead of time, so a worker that is free takes what is left, whoever it
@@ -68,6 +69,7 @@ from orchestrator.schedule.jobs import (
     PINNED,
     READY,
     SHARED,
+    SPECULATIVE,
     UNASSIGNABLE,
     UNWANTED,
     WAITING,
@@ -243,9 +245,8 @@ class Lifecycle:
     which are less deep than it, or for its leader, which is as deep (others are never united) and itself
     waits for libraries only.
 
-    Guarantees: every queued job is ready, or waits for a library or a leader that is queued or assigned; so
-        when nothing
-    is ready and nothing assigned, nothing is queued. An event costs O(jobs that it changes), except `raise_`,
+    Guarantees: every queued job is ready, or waits for code, or for a library or a leader that is queued or
+    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event costs O(jobs that it changes), except `raise_`,
     which may walk up the same libraries once for each level of urgency or length.
 
     Args:
@@ -258,6 +259,7 @@ class Lifecycle:
         links: Their links.
         queue: Ready jobs that any worker may take.
         hits: Those of them that a cache is expected to hold.
+        wave: Those of them that are tried without their code.
         duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker, or one
             for all where they are not pinned.
         settled: Jobs in the order in which they reached a state that does not change by itself any more.
@@ -275,6 +277,7 @@ class Lifecycle:
         self.links = Links(table, jobs.library_start, jobs.library_index)
         self.queue = ReadyQueue(table, READY)
         self.hits = ReadyQueue(table, READY, HIT_COST_NS)
+        self.wave = ReadyQueue(table, READY, HIT_COST_NS)
         self._pinned = options.pin_followers
         queues = workers if self._pinned else 1
         self.duplicates = tuple([ReadyQueue(table, PINNED) for _ in range(queues)] for _ in range(2))
@@ -336,6 +339,9 @@ class Lifecycle:
         if jobs.hits is not None and self._by_cost:
             table.flags[first:][jobs.hits] = HIT
             table.cost[first:][jobs.hits] = HIT_COST_NS
+        if jobs.speculative is not None:
+            table.flags[first:][jobs.speculative] = SPECULATIVE
+            table.cost[first:][jobs.speculative] = HIT_COST_NS
         if self._by_cost:
             table.rank[first:] = table.cost[first:]
 
@@ -353,7 +359,7 @@ class Lifecycle:
 
     @property
     def _queues(self) -> tuple[ReadyQueue, ...]:
-        return self.queue, self.hits, *self.duplicates[0], *self.duplicates[1]
+        return self.queue, self.hits, self.wave, *self.duplicates[0], *self.duplicates[1]
 
     # --- jobs in
 
@@ -367,9 +373,9 @@ class Lifecycle:
         again = jobs[table.state[jobs] == CANCELLED]
         new = jobs if not len(again) else jobs[table.state[jobs] == ABSENT]
         if len(again):
-            table.flags[again] &= CHAINED | HIT | UNWANTED
+            table.flags[again] &= CHAINED | HIT | SPECULATIVE | UNWANTED
             table.cost[again] = self.costs[again]
-            hits = again[table.flags[again] & HIT > 0]
+            hits = again[table.flags[again] & (HIT | SPECULATIVE) > 0]
             table.cost[hits] = HIT_COST_NS
             table.rank[again] = table.cost[again] if self._by_cost else 0
             table.move_all(again, CANCELLED, WAITING)
@@ -393,11 +399,16 @@ class Lifecycle:
                     self.reject(job, reason)
         ready = jobs[(table.state[jobs] == WAITING) & (table.waiting[jobs] == 0)]
         table.move_all(ready, WAITING, READY)
-        hit = table.flags[ready] & HIT > 0
-        if hit.any():
-            self.hits.push_all(ready[hit])
-            ready = ready[~hit]
-        self.queue.push_all(ready)
+        self._push_ready(ready)
+
+    def _push_ready(self, jobs: Int32s) -> None:
+        """Put READY jobs into their queues."""
+        flags = self.table.flags[jobs]
+        for queue, flag in ((self.hits, HIT), (self.wave, SPECULATIVE)):
+            chosen = flags & flag > 0
+            if chosen.any():
+                queue.push_all(jobs[chosen])
+        self.queue.push_all(jobs[flags & (HIT | SPECULATIVE) == 0])
 
     def _claim(self, jobs: Int32s, keys: UInt64s, known: KeyTable, *, by_pipeline_key: bool) -> None:
         """Unite jobs that were never entered with those that had their key before."""
@@ -511,14 +522,14 @@ class Lifecycle:
         if table.state_at[int(jobs[place])] == PINNED:
             self._follow_no_more(jobs[place : place + 1])
         else:
-            self.queue.repeats = self.hits.repeats = True
+            self.queue.repeats = self.hits.repeats = self.wave.repeats = True
             self._make_ready(int(jobs[place]))
         return True
 
     def _follow_no_more(self, jobs: Int32s) -> None:
         """Jobs that were to be created after their leader, which was, are like all others."""
         table = self.table
-        costs = np.where(table.flags[jobs] & HIT > 0, HIT_COST_NS, self.costs[jobs])
+        costs = np.where(table.flags[jobs] & (HIT | SPECULATIVE) > 0, HIT_COST_NS, self.costs[jobs])
         table.open_cost += int((costs - table.cost[jobs]).sum())
         table.flags[jobs] &= ~DUPLICATE & 0xFF
         table.cost[jobs] = costs
@@ -529,9 +540,7 @@ class Lifecycle:
         table.move_all(ready, PINNED, READY)
         for queue in self._queues:
             queue.repeats = True  # who was entered before it joined has its old entry
-        hit = table.flags[ready] & HIT > 0
-        self.hits.push_all(ready[hit])
-        self.queue.push_all(ready[~hit])
+        self._push_ready(ready)
         self._outlast(jobs)
         self._inherit(*self.links.edges_of(jobs))
 
@@ -726,7 +735,8 @@ class Lifecycle:
     def _queue_of(self, job: int) -> ReadyQueue:
         table = self.table
         if table.state_at[job] == READY:
-            return self.hits if table.flags_at[job] & HIT else self.queue
+            flags = table.flags_at[job]
+            return self.wave if flags & SPECULATIVE else self.hits if flags & HIT else self.queue
         by_second = bool(table.flags_at[job] & BY_PIPELINE_KEY)
         return self.duplicates[by_second][table.worker_at[job] if self._pinned else 0]
 
@@ -757,6 +767,36 @@ class Lifecycle:
                         ready.append(job)
             # In the order of the set, whichever library came last.
             for job in sorted(ready):
+                self._make_ready(job)
+
+    def missed(self, jobs: Int32s) -> None:
+        """Assigned jobs were not found without their code: from now on they are like all others, and wait for it."""
+        table = self.table
+        table.flags[jobs] &= ~(SPECULATIVE | DUPLICATE) & 0xFF
+        table.cost[jobs] = self.costs[jobs]
+        table.worker[jobs] = -1
+        table.waiting[jobs] += 1
+        if self._by_cost:
+            table.rank[jobs] = np.maximum(table.rank[jobs], table.cost[jobs])
+        table.move_all(jobs, ASSIGNED, WAITING)
+        self._outlast(jobs)
+        for leader in jobs[table.next_follower[jobs] >= 0].tolist():
+            follower = table.next_follower_at[leader] if table.leader_at[leader] == leader else -1
+            while follower >= 0:  # who joined while it was in flight may be more urgent
+                if table.state_at[follower] == JOINED:
+                    self.raise_(leader, table.priority_at[follower], table.rank_at[follower])
+                follower = table.next_follower_at[follower]
+        # It was cancelled while it was tried.
+        unwanted = (table.flags[jobs] & UNWANTED > 0) & (table.live_dependents[jobs] == 0)
+        for job in jobs[unwanted].tolist():
+            self._drop(job, CANCELLED)
+
+    def supplied(self, jobs: Iterable[int]) -> None:
+        """The code that jobs wait for is there."""
+        table = self.table
+        for job in jobs:
+            table.waiting_at[job] -= 1
+            if not table.waiting_at[job] and table.state_at[job] == WAITING:
                 self._make_ready(job)
 
     def failed(self, reasons: Mapping[int, str]) -> None:
@@ -878,7 +918,7 @@ class Lifecycle:
         table.last_follower_at[job] = last
         table.flags_at[job] &= ~(BY_PIPELINE_KEY | CHAINED) & 0xFF
         # It may have been queued before it joined: then its old entry is there still.
-        self.queue.repeats = self.hits.repeats = True
+        self.queue.repeats = self.hits.repeats = self.wave.repeats = True
         self._queue_if_ready(job)
         self.raise_(job, table.priority_at[leader], table.rank_at[leader])
 
@@ -1069,8 +1109,8 @@ class Scheduler:
         """What the remaining jobs are estimated to take, one after another, nanoseconds."""
         table, queued, cost = self._table, self._table.queued, self._table.open_cost
         total = 0.0
-        if self._life.hits.open:
-            hits = np.flatnonzero((table.state <= READY) & (table.flags & HIT > 0))
+        if self._life.hits.open or self._life.wave.open:
+            hits = np.flatnonzero((table.state <= READY) & (table.flags & (HIT | SPECULATIVE) > 0))
             base, slope = self._experiences.hits.line()
             hit_cost = int(table.cost[hits].sum())
             total = base * len(hits) + slope * hit_cost
@@ -1184,7 +1224,8 @@ class Scheduler:
         if found is not None:
             return found
         # What is ready and was not taken did not fit into the time that is left.
-        if left_ns != math.inf and (any(self._duplicates(worker)) or life.queue.open or life.hits.open):
+        ready = life.queue.open or life.hits.open or life.wave.open
+        if left_ns != math.inf and (any(self._duplicates(worker)) or ready):
             return _PAUSED
         return _WAIT
 
@@ -1197,7 +1238,8 @@ class Scheduler:
         """The most urgent batch for a worker, followers first; None where nothing is ready, or fits."""
         open_cost, duplicates = self._table.open_cost, self._duplicates(worker)
         for priority in range(priorities):
-            lines = [(queue, line) for queue in duplicates for line in queue.lines(priority)]
+            first = [*duplicates, self._life.wave] if self._life.wave.open else duplicates
+            lines = [(queue, line) for queue in first for line in queue.lines(priority)]
             for queue, line in (*lines, *self._lines(priority)):
                 experience = self._experience_of(queue, line)
                 jobs = self._take(queue, line, worker, left_ns)
@@ -1232,6 +1274,7 @@ class Scheduler:
         hits: int = 0,
         compiles: int = 0,
         elapsed_ns: int = 0,
+        missed: Int32s | None = None,
     ) -> None:
         """A worker's assignment ended and some of its jobs were not created; otherwise as `finished`.
 
@@ -1242,11 +1285,14 @@ class Scheduler:
             hits: As in `finished`.
             compiles: As in `finished`.
             elapsed_ns: As in `finished`.
+            missed: Speculative jobs of it that were not found; each waits until it is `supplied`, or excluded.
 
         Raises:
             ValueError: It is not what the worker was assigned last, or a reason is for another job.
         """
         created = assignment.indices
+        if missed is not None:
+            created = created[~np.isin(created, missed)]
         if reasons:
             bad = np.isin(created, np.fromiter(reasons, np.int32, len(reasons)))
             if np.count_nonzero(bad) != len(reasons):
@@ -1267,12 +1313,22 @@ class Scheduler:
             self._loud = [each for each in self._loud if each.pending]
         if reasons:
             self._life.failed(reasons)
+        if missed is not None:
+            self._life.missed(missed)
         self._life.created(created, compiled=compiles > 0 or not hits)
         if experience.hit_share < _TRUSTED:
             if experience is self._experiences.hits:
                 self._life.demote_hits()
             elif follows and self.tells_hits:
                 self._life.distrust(by_pipeline_key=experience is self._experiences.followers[1])
+
+    def supplied(self, jobs: Iterable[int]) -> None:
+        """The code of jobs that were `missed` is there: each is assigned once more, by its cost."""
+        self._life.supplied(jobs)
+
+    def urgency_of(self, job: int) -> tuple[int, int]:
+        """What jobs are ordered by: the smaller, the sooner."""
+        return self._table.priority_at[job], -self._table.rank_at[job]
 
     # --- steering
 
@@ -1349,6 +1405,8 @@ class Scheduler:
             return self._experiences.of(line // PRIORITIES)
         if queue is self._life.hits:
             return self._experiences.hits
+        if queue is self._life.wave:
+            return self._experiences.wave
         return self._experiences.followers[queue in self._life.duplicates[1]]
 
     def _take(self, queue: ReadyQueue, line: int, worker: int, left_ns: float) -> Int32s:
@@ -1361,7 +1419,7 @@ class Scheduler:
         time_ns: float = self.options.target_ns
         size = self.options.batch_limit
         picky = False
-        adjacent = queue is self._life.hits
+        adjacent = queue is self._life.hits or queue is self._life.wave
         share = max(1, table.queued // workers)
         if adjacent and experience.tried:
             if experience.proven:

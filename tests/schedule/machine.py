@@ -26,6 +26,7 @@ def job_graph(
     priorities: Sequence[int] | None = None,
     groups: Sequence[int] | None = None,
     hits: Sequence[bool] | None = None,
+    speculative: Sequence[bool] | None = None,
 ) -> JobGraph:
     """A graph from plain values; `libraries` and `modules` go by position, and hold numbers."""
     linked = [list((libraries or {}).get(job, ())) for job in range(count)]
@@ -35,6 +36,7 @@ def job_graph(
         np.cumsum([0, *map(len, linked)]).astype(np.int64),
         np.array([each for group in linked for each in group], np.int32),
         hits=None if hits is None else np.array(hits, np.bool_),
+        speculative=None if speculative is None else np.array(speculative, np.bool_),
         costs_ns=None if costs is None else np.array(costs, np.int64),
         keys=None if keys is None else np.array(keys, np.uint64),
         pipeline_keys=None if pipeline_keys is None else np.array(pipeline_keys, np.uint64),
@@ -68,8 +70,11 @@ def drain(scheduler: Scheduler, worker: int = 0) -> list[int]:
     return order
 
 
-def assert_consistent(scheduler: Scheduler) -> None:
-    """Everything that must hold between two events, recomputed from the columns."""
+def assert_consistent(scheduler: Scheduler, lacking: set[int] | frozenset[int] = frozenset()) -> None:
+    """Everything that must hold between two events, recomputed from the columns.
+
+    `lacking` are jobs that were not found without their code, which was not supplied.
+    """
     table, life = scheduler._table, scheduler._life
     states = [scheduler.state_of(job) for job in range(scheduler.count)]
     for state in JobState:
@@ -82,7 +87,7 @@ def assert_consistent(scheduler: Scheduler) -> None:
     for job, state in enumerate(states):
         libraries = life.links.libraries_of(job)
         missing = [each for each in libraries if states[each] is not JobState.CREATED]
-        assert table.waiting[job] == len(missing)
+        assert table.waiting[job] == len(missing) + (job in lacking)
         leader = scheduler.leader_of(job)
         if state is JobState.JOINED:
             assert states[leader] in QUEUED - {JobState.JOINED} | {JobState.ASSIGNED}
@@ -90,8 +95,9 @@ def assert_consistent(scheduler: Scheduler) -> None:
                 assert table.priority[leader] <= table.priority[job]
         if state in {JobState.READY, JobState.PINNED}:
             assert not missing
+            assert job not in lacking
         if state is JobState.WAITING:
-            assert missing
+            assert missing or job in lacking
             for library in missing:
                 assert states[library] in QUEUED | {JobState.ASSIGNED}
         if state in QUEUED:
@@ -101,7 +107,7 @@ def assert_consistent(scheduler: Scheduler) -> None:
                     if scheduler.options.order is Order.COST:
                         assert table.rank[library] >= table.cost[library] + table.cost[job]
     ready = {job for job, state in enumerate(states) if state is JobState.READY}
-    assert ready <= entries(life.queue) | entries(life.hits)
+    assert ready <= entries(life.queue) | entries(life.hits) | entries(life.wave)
     pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
     assert pinned <= set().union(*(entries(queue) for queues in life.duplicates for queue in queues))
     live = [0] * scheduler.count

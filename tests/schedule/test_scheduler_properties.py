@@ -25,7 +25,7 @@ from orchestrator.schedule import (
     Scheduler,
     Wait,
 )
-from orchestrator.schedule.jobs import HIT, UNWANTED
+from orchestrator.schedule.jobs import HIT, SPECULATIVE, UNWANTED
 from orchestrator.schedule.scheduler import _CALLS_OF_HITS
 from tests.schedule.machine import QUEUED, assert_consistent, job_graph, jobs_of
 
@@ -101,7 +101,9 @@ class Schedule(RuleBasedStateMachine):
             keys=self.keys,
             pipeline_keys=self.pipeline_keys,
             hits=any_of(st.booleans()) if data.draw(st.booleans()) else None,
+            speculative=any_of(st.booleans()) if data.draw(st.booleans()) else None,
         )
+        self.lacking: set[int] = set()
         self.scheduler = Scheduler(graph, workers, self.options)
         self.scheduler.tells_hits = tells_hits
         self.excluded = {job for job in range(count) if data.draw(st.integers(0, 9)) == 0}
@@ -144,6 +146,12 @@ class Schedule(RuleBasedStateMachine):
         urgent = [
             int(scheduler._table.priority[job]) for job, state in enumerate(before) if state is JobState.READY
         ]
+        flags = scheduler._table.flags.copy()
+        tried = {
+            int(scheduler._table.priority[job])
+            for job, state in enumerate(before)
+            if state is JobState.READY and flags[job] & SPECULATIVE
+        }
         answer = scheduler.request(worker, self.now_ns)
         if not isinstance(answer, Assignment):
             assert not urgent or self.deadline_ns is not None, "a worker idles while a job is ready"
@@ -153,7 +161,7 @@ class Schedule(RuleBasedStateMachine):
         assert self.deadline_ns is None or self.now_ns < self.deadline_ns or exempt, "after the deadline"
         self.in_flight[worker] = answer
         jobs = jobs_of(answer)
-        calls = _CALLS_OF_HITS if all(scheduler._table.flags[job] & HIT for job in jobs) else 1
+        calls = _CALLS_OF_HITS if all(flags[job] & (HIT | SPECULATIVE) for job in jobs) else 1
         assert 1 <= len(jobs) <= self.options.batch_limit * calls
         assert len(set(jobs)) == len(jobs)
         for job in jobs:
@@ -172,6 +180,7 @@ class Schedule(RuleBasedStateMachine):
                     assert self.assigned[leader] == worker, "compiled again by another worker"
             if before[job] is JobState.READY and self.deadline_ns is None:
                 assert scheduler._table.priority[job] == min(urgent), "something more urgent was ready"
+                assert flags[job] & SPECULATIVE or min(urgent) not in tried, "a compile went before a try"
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
@@ -179,16 +188,56 @@ class Schedule(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(sorted(self.in_flight)))
         assignment = self.in_flight.pop(worker)
         jobs = jobs_of(assignment)
-        failed = data.draw(st.sets(st.sampled_from(jobs), max_size=2))
-        hits = data.draw(st.integers(0, len(jobs)))
-        told = {"hits": hits, "compiles": len(jobs) - hits, "elapsed_ns": data.draw(st.integers(0, 10**9))}
-        if failed:
-            self.scheduler.failed(worker, assignment, dict.fromkeys(failed, "refused"), **told)
+        flags = self.scheduler._table.flags.copy()
+        tried = [job for job in jobs if flags[job] & SPECULATIVE]
+        missed = data.draw(st.sets(st.sampled_from(tried))) if tried else set()
+        failed = data.draw(st.sets(st.sampled_from(jobs), max_size=2)) - missed
+        hits = data.draw(st.integers(0, len(jobs) - len(missed)))
+        compiles = len(jobs) - len(missed) - hits
+        elapsed_ns = data.draw(st.integers(0, 10**9))
+        if failed or missed:
+            self.scheduler.failed(
+                worker,
+                assignment,
+                dict.fromkeys(failed, "refused"),
+                hits=hits,
+                compiles=compiles,
+                elapsed_ns=elapsed_ns,
+                missed=np.array(sorted(missed), np.int32) if missed else None,
+            )
         else:
-            self.scheduler.finished(worker, assignment, **told)
-        for job in jobs:
+            self.scheduler.finished(worker, assignment, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns)
+        for _, asked in self.cancellations:
+            asked -= missed  # should they be assigned again, it is not what was cancelled
+        for job in missed:
+            del self.assigned[job]
+            # One that was cancelled meanwhile is gone, unless another job links it; so is what links one that failed.
+            left = {JobState.WAITING, JobState.UNASSIGNABLE}
+            if flags[job] & UNWANTED:
+                left.add(JobState.CANCELLED)
+            assert self.scheduler.state_of(job) in left
+        self.lacking |= missed
+        for job in set(jobs) - missed:
             expected = JobState.FAILED if job in failed else JobState.CREATED
             assert self.scheduler.state_of(job) is expected
+
+    @precondition(lambda self: self.lacking)
+    @rule(data=st.data())
+    def supply(self, data: st.DataObject) -> None:
+        jobs = data.draw(st.sets(st.sampled_from(sorted(self.lacking)), min_size=1))
+        self.lacking -= jobs
+        self.scheduler.supplied(jobs)
+        for job in jobs:
+            assert not self.scheduler._table.flags[job] & SPECULATIVE, "what was supplied is tried again"
+
+    @precondition(lambda self: self.lacking)
+    @rule(data=st.data())
+    def lose_code(self, data: st.DataObject) -> None:
+        job = data.draw(st.sampled_from(sorted(self.lacking)))
+        queued = self.scheduler.state_of(job) in QUEUED
+        self.scheduler.exclude({job: "there is no code"})
+        self.excluded.add(job)
+        assert not queued or self.scheduler.state_of(job) is JobState.UNASSIGNABLE
 
     @rule(data=st.data(), priority=st.sampled_from(Priority))
     def promote(self, data: st.DataObject, priority: Priority) -> None:
@@ -241,7 +290,7 @@ class Schedule(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         scheduler = self.scheduler
-        assert_consistent(scheduler)
+        assert_consistent(scheduler, self.lacking)
         assert scheduler.in_flight == sum(len(each.indices) for each in self.in_flight.values())
         assert {int(job) for job in scheduler.remaining()} == {
             job for job in range(scheduler.count) if scheduler.state_of(job) in QUEUED
@@ -249,7 +298,7 @@ class Schedule(RuleBasedStateMachine):
         for cancellation, asked in self.cancellations:
             busy = {job for each in self.in_flight.values() for job in jobs_of(each)}
             assert cancellation.quiet == (not asked & busy)
-        if not self.in_flight and scheduler.queued:
+        if not self.in_flight and scheduler.queued and not self.lacking:
             states = {scheduler.state_of(job) for job in range(scheduler.count)}
             assert states & {JobState.READY, JobState.PINNED}, "jobs wait for each other"
 
@@ -259,6 +308,7 @@ class Schedule(RuleBasedStateMachine):
         scheduler = self.scheduler
         scheduler.set_deadline(None)
         scheduler.close()
+        scheduler.supplied(self.lacking)
         for worker, assignment in self.in_flight.items():
             scheduler.finished(worker, assignment)
         working = True

@@ -1,0 +1,260 @@
+"""`SpirvSupply`: asks a provider for the SPIR-V that pipelines turn out to need, and lets them go on with it.
+
+    workers ── not found without code ──> take ──> modules, those of the most urgent and longest first
+                                                      │  several at a time, never in a worker's thread
+    schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
+
+Guarantees: a shader is asked for once, however many pipelines want it, and in however many images. What the
+provider raises, gives that is no code, or does not give in time is the outcome of the pipelines that need it,
+and of nobody else. A provider that is stuck keeps its thread, and so its place among those that are asked at a
+time, until it returns; nobody waits for it.
+Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, field, frozen
+
+from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
+from orchestrator.devices.identifiers import ModuleIdentification
+from orchestrator.errors import OrchestratorError
+from orchestrator.run.exchange import Exchange
+from orchestrator.run.parts import PreparedParts
+from orchestrator.run.records import IdentifiersRecord, OutcomeStatus, OutcomeTable, status_code
+from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
+
+_SLOW_NS: Final = 1_000_000_000
+_CREATED: Final = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
+
+
+@frozen(eq=False)
+class _Module:
+    """A module that is asked for: where it is used first."""
+
+    part: PreparedPipelines
+    identified: IdentifiedModules
+    number: int
+    key: int
+
+
+@frozen
+class _Given:
+    """Code that was given: bytes of it, and whether it has another identifier than was known."""
+
+    size: int
+    changed: bool = False
+
+
+@define(eq=False)
+class SpirvSupply:
+    """Supplies the code of one run.
+
+    Attributes:
+        device: The device.
+        parts: The images.
+        exchange: The schedule.
+        settle: Gives pipelines an outcome that are not assigned.
+        notes: What a reader of the report must know.
+    """
+
+    device: Device
+    parts: PreparedParts
+    exchange: Exchange
+    settle: Callable[[OutcomeStatus, Mapping[int, str]], None]
+    notes: list[str] = field(factory=list)
+    _record: IdentifiersRecord = field(factory=IdentifiersRecord)
+    _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
+    _queue: list[tuple[tuple[int, int], int]] = field(factory=list)  # urgency, key
+    _asked: dict[int, _Module] = field(factory=dict)
+    _wanted: dict[int, list[int]] = field(factory=dict)  # of each key: the jobs that wait for it
+    _waits: dict[int, set[int]] = field(factory=dict)  # of each job: the keys that it waits for
+    _refused: dict[int, Refusal] = field(factory=dict)
+    _judges: dict[int, SuppliedJudge] = field(factory=dict)
+    _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
+    _busy: int = 0
+
+    def take(self, jobs: npt.NDArray[np.int32]) -> None:
+        """Jobs were not found without their code."""
+        ready: list[int] = []
+        unknown = 0
+        for job in jobs.tolist():
+            part, own = self.parts.part_of(job)
+            identified = part.identified
+            assert identified is not None  # noqa: S101 - only such are missed
+            unknown += not identified.known(np.array([own], np.int32))[0]
+            lacking: set[int] = set()
+            for number in identified.needed(own):
+                key = identified.image.modules[number].key
+                if key in identified.code:
+                    continue
+                lacking.add(key)
+                self._wanted.setdefault(key, []).append(job)
+                if key not in self._asked:
+                    self._asked[key] = _Module(part, identified, number, key)
+                    with self.exchange.looking() as schedule:
+                        heapq.heappush(self._queue, (schedule.urgency_of(job), key))
+            self._waits[job] = lacking
+            if not lacking:
+                ready.append(job)
+            elif refused := [self._refused[key] for key in lacking if key in self._refused]:
+                self._refuse([job], refused[0])
+        self._record = msgspec.structs.replace(
+            self._record, missed=self._record.missed + len(jobs), unknown=self._record.unknown + unknown
+        )
+        self._settle(ready)
+        self._lot.unpark_all()
+
+    async def serve(self) -> None:
+        """Ask for what is wanted, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                # From this look to the parking there is no checkpoint, and news comes in the trio thread.
+                while not self._queue or self._busy >= self._next.identified.provider.concurrency:
+                    await self._lot.park()
+                _, key = heapq.heappop(self._queue)
+                self._busy += 1
+                nursery.start_soon(self._supply, self._asked[key])
+
+    @property
+    def _next(self) -> _Module:
+        return self._asked[self._queue[0][1]]
+
+    async def _supply(self, module: _Module) -> None:
+        began = time.perf_counter_ns()
+        try:
+            found = await self._ask(module)
+        finally:
+            self._busy -= 1
+            self._lot.unpark_all()
+        took_ns = time.perf_counter_ns() - began
+        if took_ns >= _SLOW_NS:
+            self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
+        waiting = self._wanted.pop(module.key, [])
+        given = _Given(0) if isinstance(found, Refusal) else found
+        record = self._record
+        self._record = msgspec.structs.replace(
+            record,
+            asked=record.asked + 1,
+            refused=record.refused + isinstance(found, Refusal),
+            changed=record.changed + given.changed,
+            supplied_bytes=record.supplied_bytes + given.size,
+            provider_ns=record.provider_ns + took_ns,
+            slowest_ns=max(record.slowest_ns, took_ns),
+        )
+        if isinstance(found, Refusal):
+            text = f"shader module {module.key:016x}: {found.reason}"
+            self._refused[module.key] = refusal = Refusal(text, found.unsupported)
+            self._refuse(waiting, refusal)
+            return
+        ready = []
+        for job in waiting:
+            lacking = self._waits.get(job)
+            if lacking is None:
+                continue  # other code of it was refused
+            lacking.discard(module.key)
+            if not lacking:
+                ready.append(job)
+        self._settle(ready)
+
+    async def _ask(self, module: _Module) -> Refusal | _Given:
+        """Get the code of a module, keep it, and learn its identifier; or why there is none."""
+        provider = module.identified.provider
+        limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+        try:
+            with trio.fail_after(provider.timeout_s):
+                code = await _called(provider, module.key, limiter)
+        except trio.TooSlowError:
+            return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
+        except OrchestratorError as error:
+            return Refusal(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is belongs to this shader
+            return Refusal(f"the provider failed: {type(error).__name__}: {error}")
+        return await trio.to_thread.run_sync(self._judge, module, code)
+
+    def _judge(self, module: _Module, code: object) -> Refusal | _Given:
+        identified = module.identified
+        if not identified.provider.trusted:
+            judge = self._judges.get(id(identified))
+            if judge is None:
+                judge = SuppliedJudge(identified.image, self.device.capabilities)
+                self._judges[id(identified)] = judge
+            if (refusal := judge.refusal(module.number, code)) is not None:
+                return refusal
+        assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
+        identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
+        changed = False
+        if isinstance(self.device, ModuleIdentification) and self.device.features.shader_module_identifiers:
+            known = identified.identifier(module.number)
+            try:
+                found = self.device.code_identifier(module.part, module.number)
+            except OrchestratorError as error:
+                return Refusal(str(error))
+            if found != known:
+                changed = bool(known)
+                identified.learn(module.number, found)
+                identified.learned[module.key] = found
+        return _Given(len(code), changed)
+
+    def _settle(self, jobs: Iterable[int]) -> None:
+        """All code of some jobs is there."""
+        ready = list(jobs)
+        if not ready:
+            return
+        for job in ready:
+            del self._waits[job]
+            part, own = self.parts.part_of(job)
+            assert part.identified is not None  # noqa: S101
+            part.identified.settle([own])
+        with self.exchange.steering() as schedule:
+            schedule.supplied(ready)
+
+    def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
+        """Some code of some jobs will never be there."""
+        reasons = {job: refusal.reason for job in jobs if self._waits.pop(job, None) is not None}
+        if not reasons:
+            return
+        if refusal.unsupported:
+            self.settle(OutcomeStatus.SKIPPED, reasons)
+        with self.exchange.steering() as schedule:
+            schedule.exclude(reasons)
+
+    def record(self, table: OutcomeTable) -> IdentifiersRecord:
+        """What came of it, once all workers have ended."""
+        created = np.isin(table.status, _CREATED)
+        found = modules = known = size = 0
+        for first, part in self.parts.items():
+            identified = part.identified
+            if identified is None:
+                continue
+            own = created[first : first + len(part.image)] & identified.lacking
+            found += int(np.count_nonzero(own))
+            modules += len(identified.image.modules)
+            known += identified.known_at_start
+            size += sum(each.code_size for each in identified.image.modules)
+        return msgspec.structs.replace(
+            self._record, modules=modules, known=known, code_bytes=size, created=found
+        )
+
+
+async def _called(provider: SpirvProvider, key: int, limiter: trio.CapacityLimiter) -> object:
+    translate = provider.translate
+    if inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(
+        getattr(translate, "__call__", None)  # noqa: B004 - an object with an async method
+    ):
+        return await translate(key)  # type: ignore[misc]
+    # In a box, for trio takes a function that returns an awaitable for a mistake.
+    (found,) = await trio.to_thread.run_sync(
+        lambda: (translate(key),), abandon_on_cancel=True, limiter=limiter
+    )
+    return await found if inspect.isawaitable(found) else found

@@ -1,0 +1,419 @@
+"""Runs whose pipelines are created without their SPIR-V, and of the provider that gives what turns out to be needed."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pytest
+import trio
+from attrs import define, field
+
+from orchestrator.devices.device import CacheMode, PreparedPipelines
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions
+from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.session import open_session
+from orchestrator.run.session_thread import start_session
+from tests.contract.subject import empty_compute_shader
+from tests.run.support import MODES_WITH_CACHE, check_sums, without
+
+COUNT = 40
+LIMIT_S = 60.0
+SPIRV = empty_compute_shader(1)
+LIBRARIES = {30: [3], 31: [30, 4]}
+
+
+def shaders_of(pipeline: int) -> tuple[int, int]:
+    """Neighbours share a shader, and all share another one."""
+    return 1000 + pipeline // 2, 2000
+
+
+def image(pipelines: Iterable[int] = range(COUNT)) -> CreateInfoImage:
+    keys = list(pipelines)
+    return simulated_image(
+        keys,
+        modules={each: shaders_of(each) for each in keys},
+        libraries={each: linked for each, linked in LIBRARIES.items() if {each, *linked} <= set(keys)},
+    )
+
+
+@define(eq=False)
+class Translator:
+    """A provider that counts who is asked for, and how many at a time."""
+
+    give: Callable[[int], object] = lambda _: SPIRV
+    calls: list[int] = field(factory=list)
+    most: int = 0
+    _busy: int = 0
+    _lock: threading.Lock = field(factory=threading.Lock)
+
+    def __call__(self, key: int) -> bytes:
+        with self._lock:
+            self.calls.append(key)
+            self._busy += 1
+            self.most = max(self.most, self._busy)
+        try:
+            return self.give(key)  # type: ignore[return-value]
+        finally:
+            with self._lock:
+                self._busy -= 1
+
+
+def refuse(key: int) -> bytes:
+    raise AssertionError(f"the code of {key} was asked for")
+
+
+def prepared(
+    device: SimulatedDevice,
+    provider: SpirvProvider,
+    known: Sequence[int] | None = None,
+    of: CreateInfoImage | None = None,
+) -> PreparedPipelines:
+    """The image of which only identifiers are known: of all shaders, or of some."""
+    bare = of if of is not None else image()
+    identified = IdentifiedModules(bare, provider, SuppliedCode())
+    if device.features.shader_module_identifiers:
+        with_code = device.prepare(bare)
+        for number, module in enumerate(bare.modules):
+            if known is None or module.key in known:
+                identified.learn(number, device.module_identifiers(with_code, [number])[0])
+        with_code.close()
+    return device.prepare(identified)
+
+
+async def primed(mode: CacheMode = CacheMode.SHARED, pipelines: Iterable[int] = range(COUNT)) -> bytes:
+    """What a cache holds after pipelines were compiled from their SPIR-V."""
+    device = SimulatedDevice()
+    run = await run_pipelines(device, device.prepare(image(pipelines)), RunOptions(workers=1, mode=mode))
+    device.close()
+    assert run.cache_data is not None
+    return run.cache_data
+
+
+def created(report: RunReport) -> int:
+    counts = report.counts()
+    return counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+async def test_nobody_is_asked_where_the_cache_has_everything(mode: CacheMode, workers: int) -> None:
+    device = SimulatedDevice()
+    report = await run_pipelines(
+        device,
+        prepared(device, SpirvProvider(refuse)),
+        RunOptions(workers=workers, mode=mode),
+        primary=await primed(),
+    )
+    check_sums(report)
+    assert report.cache_hits == COUNT
+    assert report.identifiers is not None
+    assert (report.identifiers.created, report.identifiers.missed, report.identifiers.asked) == (COUNT, 0, 0)
+    device.close()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
+@pytest.mark.parametrize("known", [None, ()], ids=["identifiers known", "nothing known"])
+async def test_each_shader_is_asked_for_once(
+    mode: CacheMode, workers: int, known: Sequence[int] | None
+) -> None:
+    device = SimulatedDevice()
+    translator = Translator()
+    report = await run_pipelines(
+        device,
+        prepared(device, SpirvProvider(translator), known),
+        RunOptions(workers=workers, mode=mode),
+    )
+    check_sums(report)
+    assert created(report) == COUNT
+    assert set(device.compile_counts.values()) == {1}
+    assert Counter(translator.calls) == Counter({each.key: 1 for each in image().modules})
+    assert translator.most <= 2
+    record = report.identifiers
+    assert record is not None
+    assert (record.created, record.missed, record.asked) == (0, COUNT, len(image().modules))
+    if known is None:
+        assert record.unknown == 0
+    else:  # what links others is tried after those, and what was asked for them is known by then
+        assert COUNT - len(LIBRARIES) <= record.unknown <= COUNT
+    assert record.supplied_bytes == len(SPIRV) * len(image().modules)
+    assert record.provider_ns >= record.slowest_ns > 0
+    device.close()
+
+
+async def test_one_damaged_identifier_is_one_pipelines_fall_back() -> None:
+    device = SimulatedDevice()
+    translator = Translator()
+    bare = prepared(device, SpirvProvider(translator), of=image(range(0, COUNT, 2)))
+    assert bare.identified is not None
+    number = next(n for n, each in enumerate(bare.image.modules) if each.key == 1005)
+    good = bare.identified.identifier(number)
+    bare.identified.learn(number, bytes([good[0] ^ 0x40, *good[1:]]))
+    data = await primed(pipelines=range(0, COUNT, 2))
+    report = await run_pipelines(device, bare, RunOptions(workers=2), primary=data)
+    assert report.cache_hits == COUNT // 2
+    assert sorted(translator.calls) == [1005, 2000]
+    record = report.identifiers
+    assert record is not None
+    assert (record.created, record.missed, record.changed) == (COUNT // 2 - 1, 1, 1)
+    assert bare.identified.learned == {1005: good}
+    device.close()
+
+
+async def test_a_driver_may_miss_for_no_reason() -> None:
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(spurious_misses={7, 8, 31})))
+    translator = Translator()
+    report = await run_pipelines(
+        device, prepared(device, SpirvProvider(translator)), RunOptions(workers=3), primary=await primed()
+    )
+    assert report.cache_hits == COUNT  # with its code each is found
+    record = report.identifiers
+    assert record is not None
+    assert (record.created, record.missed) == (COUNT - 3, 3)
+    # 31 links 30 and 4, and 30 links 3: whoever compiles it may have to see the code of all.
+    wanted = {each for pipeline in (7, 8, 31, 30, 3, 4) for each in shaders_of(pipeline)}
+    assert sorted(translator.calls) == sorted(wanted)
+    device.close()
+
+
+async def test_hits_never_wait_behind_compiles() -> None:
+    """All tries come before the first compile, in few calls, and the longest compiles first."""
+    device = SimulatedDevice()
+    alone = [
+        each for each in range(COUNT) if each not in (3, 4)
+    ]  # and no libraries, which come before others
+    half = [each for each in alone if each % 4 < 2]
+    report = await run_pipelines(
+        device,
+        prepared(device, SpirvProvider(lambda _: SPIRV), of=image(alone)),
+        RunOptions(workers=1, mode=CacheMode.SHARED),
+        primary=await primed(pipelines=half),
+    )
+    operations = [each.operation for each in device.calls()]
+    assert "create_identified" not in operations[operations.index("create_pipelines") :]
+    assert operations.count("create_identified") <= 8
+    assert created(report) == len(alone)
+    assert report.identifiers is not None
+    assert report.identifiers.created == len(half)
+    device.close()
+
+
+async def test_the_provider_is_not_called_in_a_workers_thread() -> None:
+    """The one worker is in the driver until another shader was asked for."""
+    second = threading.Event()
+    compiles: list[int] = []
+
+    def compiling(key: int) -> None:
+        compiles.append(key)
+        assert second.wait(LIMIT_S)
+
+    def give(_: int) -> bytes:
+        if len(translator.calls) > 2:
+            second.set()
+        return SPIRV
+
+    translator = Translator(give)
+    device = SimulatedDevice(SimulatedOptions(on_compile=compiling))
+    provider = SpirvProvider(translator, concurrency=1)
+    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=1))
+    assert created(report) == COUNT
+    assert translator.most == 1
+    device.close()
+
+
+async def test_async_providers() -> None:
+    busy = most = 0
+
+    async def translate(key: int) -> bytes:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await trio.lowlevel.checkpoint()
+        busy -= 1
+        return SPIRV
+
+    class Object:
+        async def __call__(self, key: int) -> bytes:
+            return await translate(key)
+
+    for provider in (translate, Object(), lambda key: translate(key)):
+        device = SimulatedDevice()
+        report = await run_pipelines(
+            device, prepared(device, SpirvProvider(provider, concurrency=3)), RunOptions(workers=2)
+        )
+        assert created(report) == COUNT
+        assert 1 <= most <= 3
+        device.close()
+
+
+def broken(how: str) -> Callable[[int], object]:
+    def give(key: int) -> object:
+        if key != 1003:
+            return SPIRV
+        if how == "raises":
+            raise LookupError("no such shader")
+        return {
+            "gives text": "shader",
+            "gives nothing": b"",
+            "gives no words": SPIRV[:-1],
+            "gives junk": bytes(len(SPIRV)),
+            "gives half": SPIRV[: len(SPIRV) // 2 // 4 * 4 + 4],
+        }[how]
+
+    return give
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("raises", "the provider failed: LookupError: no such shader"),
+        ("gives text", "the provider gave str and not bytes"),
+        ("gives nothing", "the provider gave what is no SPIR-V: "),
+        ("gives no words", "the provider gave what is no SPIR-V: "),
+        ("gives junk", "the provider gave what is no SPIR-V: "),
+        ("gives half", "the provider gave what is no SPIR-V: "),
+    ],
+)
+async def test_what_a_provider_gets_wrong_is_the_outcome_of_its_pipelines_alone(
+    how: str, reason: str
+) -> None:
+    device = SimulatedDevice()
+    translator = Translator(broken(how))
+    report = await run_pipelines(device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2))
+    check_sums(report)
+    assert {each.key for each in report.failed} == {6, 7}
+    for each in report.failed:
+        assert f"shader module {1003:016x}: {reason}" in each.reason
+    assert created(report) == COUNT - 2
+    assert report.identifiers is not None
+    assert report.identifiers.refused == 1
+    assert translator.calls.count(1003) == 1
+    device.close()
+
+
+async def test_code_that_the_device_cannot_take_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the set has the code: what the device lacks is named."""
+    wants_more = empty_compute_shader(1)
+    words = bytearray(wants_more)
+    # OpCapability Shader -> Float64
+    words[24:28] = (10).to_bytes(4, "little")
+    from orchestrator.devices.request import DeviceRequest, OtherFeatures
+
+    device = SimulatedDevice(SimulatedOptions(request=DeviceRequest(others=OtherFeatures.NONE)))
+    translator = Translator(lambda key: bytes(words) if key == 1003 else SPIRV)
+    report = await run_pipelines(device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2))
+    assert {each.key for each in report.skipped} == {6, 7}
+    assert all("shaderFloat64" in each.reason for each in report.skipped)
+    assert created(report) == COUNT - 2
+    device.close()
+
+
+async def test_a_provider_that_is_stuck_costs_its_pipelines_alone() -> None:
+    async def translate(key: int) -> bytes:
+        if key == 1003:
+            await trio.sleep_forever()
+        return SPIRV
+
+    device = SimulatedDevice()
+    provider = SpirvProvider(translate, timeout_s=0.05, concurrency=1)
+    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
+    assert {each.key for each in report.failed} == {6, 7}
+    assert all("the provider did not give it within 0.05 s" in each.reason for each in report.failed)
+    assert created(report) == COUNT - 2
+    device.close()
+
+
+async def test_a_run_that_is_stopped_waits_for_no_provider() -> None:
+    stop = trio.Event()
+
+    async def translate(key: int) -> bytes:
+        stop.set()
+        await trio.sleep_forever()
+        raise AssertionError(key)
+
+    device = SimulatedDevice()
+    report = await run_pipelines(
+        device, prepared(device, SpirvProvider(translate)), RunOptions(workers=2), stop=stop
+    )
+    assert report.stopped
+    assert report.counts()[OutcomeStatus.NOT_RUN] == COUNT
+    device.close()
+
+
+async def test_a_device_without_identifiers_has_everything_supplied() -> None:
+    device = SimulatedDevice(without(shader_module_identifiers=False))
+    translator = Translator()
+    report = await run_pipelines(
+        device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2), primary=await primed()
+    )
+    assert report.cache_hits == COUNT
+    assert sorted(translator.calls) == sorted(each.key for each in image().modules)
+    device.close()
+
+
+async def test_a_session_asks_for_what_is_submitted() -> None:
+    device = SimulatedDevice()
+    translator = Translator()
+    first = prepared(device, SpirvProvider(translator))
+    assert first.identified is not None
+    async with open_session(
+        device, first, RunOptions(workers=2, keep=True), primary=await primed(pipelines=range(10))
+    ) as session:
+        ticket = await session.submit(range(10))
+        assert all(each.created for each in await ticket.wait())
+        assert translator.calls == []
+        outcome = await session.require(20)
+        assert outcome.status is OutcomeStatus.COMPILED
+        assert sorted(translator.calls) == [1010, 2000]
+        # Another image with shaders of the first: nobody is asked twice.
+        known = first.identified
+        later = device.prepare(IdentifiedModules(image(range(20, 24)), known.provider, known.code))
+        ticket = await session.submit(session.add(later))
+        assert all(each.created for each in await ticket.wait())
+        assert sorted(translator.calls) == [1010, 1011, 2000]
+        assert session.progress.done == session.progress.total == 15
+        session.take(ticket)
+    device.close()
+
+
+async def test_what_is_cancelled_while_it_waits_for_code_may_be_submitted_again() -> None:
+    asked, go = trio.Event(), trio.Event()
+
+    async def translate(_: int) -> bytes:
+        asked.set()
+        await go.wait()
+        return SPIRV
+
+    device = SimulatedDevice()
+    async with open_session(
+        device, prepared(device, SpirvProvider(translate)), RunOptions(workers=1)
+    ) as session:
+        ticket = await session.submit([5, 6])
+        await asked.wait()
+        await session.cancel(ticket)
+        assert session.unsettled(np.arange(COUNT, dtype=np.int32)).tolist() == []
+        again = await session.submit([5])
+        go.set()
+        (outcome,) = await again.wait()
+        assert outcome.created
+    assert device.compile_counts == {5: 1}
+    device.close()
+
+
+def test_a_session_of_a_host_without_trio() -> None:
+    device = SimulatedDevice()
+    translator = Translator()
+    with start_session(
+        (device, prepared(device, SpirvProvider(translator))), RunOptions(workers=2)
+    ) as session:
+        outcomes = session.submit(range(COUNT)).result(LIMIT_S)
+    assert all(each.created for each in outcomes)
+    assert Counter(translator.calls) == Counter({each.key: 1 for each in image().modules})
+    device.close()
