@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.drivers import (
     CORPORA_ABSENT,
@@ -31,6 +32,12 @@ from tests.isolation import pytest_runtest_protocol as pytest_runtest_protocol
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
+
+if (
+    settings.default is not None and settings.default.deadline is not None
+):  # as in CI: a busy machine is no failure
+    settings.register_profile("untimed", parent=settings.default, deadline=None)
+    settings.load_profile("untimed")
 
 OpenDriverDevice = Callable[[str], "Device"]
 

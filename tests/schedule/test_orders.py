@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from attrs import frozen
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.schedule import Assignment, Done, Order, ScheduleOptions, Scheduler, Wait
@@ -64,7 +64,6 @@ def lost(case: Case) -> set[int]:
     return never
 
 
-@settings(deadline=None)
 @given(cases(), st.data())
 def test_any_interleaving_assigns_each_job_once_after_its_libraries(case: Case, data: st.DataObject) -> None:
     scheduler = scheduler_of(case, case.workers)
@@ -108,7 +107,6 @@ def test_any_interleaving_assigns_each_job_once_after_its_libraries(case: Case, 
         assert scheduler.unassignable[job] == reason
 
 
-@settings(deadline=None)
 @given(cases(), st.integers(0, 10))
 def test_nothing_is_assigned_after_cancel(case: Case, before: int) -> None:
     scheduler = scheduler_of(case, 2)

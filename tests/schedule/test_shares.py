@@ -221,7 +221,7 @@ def test_who_has_the_state_of_a_follower_that_is_let_go_follows_that() -> None:
     assert isinstance(scheduler.request(4), Wait)
 
 
-@settings(deadline=None, max_examples=EXAMPLES)
+@settings(max_examples=EXAMPLES)
 @given(st.data())
 def test_whatever_keys_say_each_job_is_created_once(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 24))

@@ -212,7 +212,7 @@ def test_access_times_are_written_where_they_change_who_goes_first(
     assert store.touch(GENERATION, states) == 50 - gone  # for `prune --older-than`
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.one_of(

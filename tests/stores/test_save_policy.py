@@ -134,7 +134,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(events=st.lists(st.tuples(st.integers(0, 40), EVENTS), max_size=12))
 def test_any_sequence_of_events(events: list[tuple[int, list[tuple[object, ...]]]]) -> None:
     """Against a model that knows which pipelines are safe: never due without need, and none is forgotten."""

@@ -70,7 +70,6 @@ def round_of(target: Target, number: int, examples: int) -> tuple[int, set[str]]
     @seed(number)
     @settings(
         max_examples=examples,
-        deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
