@@ -60,11 +60,18 @@ class Binaries:
 
     def pipeline_key(self, infos: npt.NDArray[np.uint8]) -> bytes | None:
         """The key of one pipeline, by its create info; None where the driver has none."""
-        info = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
-        key = new_struct("VkPipelineBinaryKeyKHR")
-        context = self._context
-        result = context.commands.vkGetPipelineKeyKHR(context.handle, info, key)
-        return bytes(key.key[0 : key.keySize]) if result == SUCCESS else None
+        return self.pipeline_keys(infos)[0]
+
+    def pipeline_keys(self, infos: npt.NDArray[np.uint8]) -> list[bytes | None]:
+        """The keys of pipelines, by their contiguous create infos; None for those of which the driver has none."""
+        info, key = new_struct("VkPipelineCreateInfoKHR"), new_struct("VkPipelineBinaryKeyKHR")
+        get, device = self._context.commands.vkGetPipelineKeyKHR, self._context.handle
+        address, (count, stride) = int(infos.ctypes.data), infos.shape
+        keys: list[bytes | None] = []
+        for each in range(address, address + count * stride, stride):
+            info.pNext = ffi.cast("void *", each)
+            keys.append(bytes(key.key[0 : key.keySize]) if get(device, info, key) == SUCCESS else None)
+        return keys
 
     # --- binaries
 

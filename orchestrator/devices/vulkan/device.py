@@ -354,18 +354,25 @@ class VulkanDevice:
         self._require_open()
         self._require_binaries("no pipeline keys")
         bound = _own(prepared)
-        keys: list[bytes | None] = []
-        for index in indices.tolist():
-            # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the
-            # libraries there.
-            if bound.image.libraries_of(index):
-                keys.append(None)
+        image = bound.image
+        # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the libraries
+        # there.
+        links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
+        keys: list[bytes | None] = [None] * len(indices)
+        batched = ~links
+        if bound.identified is not None:
+            batched &= ~bound.identified.lacking[indices]
+            for place in np.flatnonzero(~batched & ~links).tolist():
+                keys[place] = self._identified_key(bound, indices[place : place + 1])
+        for number, kind in enumerate(PipelineKind):
+            places = np.flatnonzero((image.kinds[indices] == number) & batched)
+            if not len(places):
                 continue
-            if bound.identified is not None and bound.identified.lacking[index]:
-                keys.append(self._identified_key(bound, np.array([index], np.int32)))
-                continue
-            with bound.one_info(index) as infos:
-                keys.append(self._binaries.pipeline_key(infos))
+            some = indices[places]
+            with bound.modules(some):
+                infos = bound.create_infos(kind, some, fail_on_compile_required=False)
+                for place, key in zip(places.tolist(), self._binaries.pipeline_keys(infos), strict=True):
+                    keys[place] = key
         return keys
 
     def _identified_key(self, bound: VulkanPreparedPipelines, own: npt.NDArray[np.int32]) -> bytes | None:

@@ -306,14 +306,20 @@ class VulkanPreparedPipelines:
     def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
         """The create info of one pipeline, shape (1, stride), a copy, while its modules exist."""
         own = np.array([index], np.int32)
-        acquired = self.acquire_modules(own)
-        try:
+        with self.modules(own):
             yield self.create_infos(
                 self.image.kind_of(index),
                 own,
                 fail_on_compile_required=False,
                 capture_statistics=capture_statistics,
             )
+
+    @contextmanager
+    def modules(self, indices: npt.NDArray[np.int32]) -> Iterator[None]:
+        """Let the modules of pipelines exist."""
+        acquired = self.acquire_modules(indices)
+        try:
+            yield
         finally:
             self.release_modules(acquired)
 
