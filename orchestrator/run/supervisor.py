@@ -74,7 +74,9 @@ _FEW: Final = 8
 _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
 _KINDS: Final = tuple(PipelineKind)
-_DERIVED: Final = ("version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries")
+_DERIVED: Final = frozenset(
+    {"version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries", "identifiers"}
+)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 _WHERE: Final = {
     Doing.CREATE: "creating pipelines",
