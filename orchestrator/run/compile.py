@@ -86,6 +86,7 @@ from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.schedule.key_proof import distrusted_kinds
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, build_image
+from orchestrator.sets.image.decoders import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
@@ -364,6 +365,8 @@ class CompileJob:
 
     async def _read_groups(self) -> None:
         subset = self.options.subset
+        if isinstance(self.source, SharedSet):
+            self.source.decoders.expect()
         self._take_groups(await self._timed("read", lambda: subset.groups_of(self.source)))
 
     def _take_groups(self, groups: Sequence[FeatureGroup | PlannedGroup]) -> None:
@@ -429,6 +432,8 @@ class CompileJob:
             self._waiting.extend(opened.split)
             self._plan.take(opened)
             if not self._waiting:
+                if isinstance(self.source, SharedSet):
+                    await trio.to_thread.run_sync(self.source.decoders.close)
                 beside.start_soon(trio.to_thread.run_sync, self._plan.save)
             self._take_group(group, built, device)
             self._tally.leave_out(problem_outcomes(built))

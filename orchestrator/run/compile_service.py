@@ -55,12 +55,14 @@ from orchestrator.run.compile_messages import (
     Trying,
     append,
 )
+from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.decoders import Decoders, SharedSet
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
@@ -69,6 +71,8 @@ BUG: Final = 70
 """Exit code of a fork that failed by itself."""
 
 _STOP: Final = b"s"
+_DECODED_BY_ONE: Final = 1 << 17
+"""Bytes of a set for which a process more begins."""
 _M_PERTURB: Final = -6  # mallopt(3)
 _JUNK: Final = 165
 
@@ -167,7 +171,13 @@ class _Server:
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         _limit_memory(options.trial_limits.memory_bytes)
         directory = Path(request.cache_directory) if request.cache_directory else None
-        source = self.source.leaving_out(request.left_out) if request.left_out else self.source
+        source = self.source
+        decoders = min(options.workers or available_workers(), source.file_bytes // _DECODED_BY_ONE)
+        if decoders > 1:
+            # Here, where there is neither a driver nor a thread of this process's own.
+            source = SharedSet.of(source, Decoders.start(source, decoders))
+        if request.left_out:
+            source = source.leaving_out(request.left_out)
         opened_as, costs = b"", RecordedCosts(None)
 
         def opener(device_request: DeviceRequest) -> Device:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
@@ -149,6 +149,11 @@ class PipelineSet(Closing):
         """What was found damaged so far; grows as payloads are read."""
         return tuple(dict.fromkeys((*self._source.damage, *self._log.entries)))
 
+    def note_damage(self, damage: Iterable[Damage]) -> None:
+        """Write down what another process found that has the set open too."""
+        for each in damage:
+            self._log.add(each)
+
     def module(self, key: int, place: Place | None = None) -> ShaderModule:
         """Read a shader module.
 
@@ -178,6 +183,11 @@ class PipelineSet(Closing):
         """What a hash says of the bytes of all its archives; empty where the set is made of something else."""
         found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
         return hash_bytes(b"".join(found)) if found else b""
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of all its archives; 0 where it is made of something else."""
+        return sum(each.size for each in archives_of(self._source))
 
     def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> int:
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.

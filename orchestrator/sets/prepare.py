@@ -37,6 +37,7 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
+from orchestrator.sets.image.decoders import SharedSet
 from orchestrator.sets.needs.asking import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -203,7 +204,7 @@ def opened_group(
                     opened = _decode(source, evolve(group, pipelines=some), asked, asked.capabilities)
                 else:
                     fit = [job for job in some if job not in problems]
-                    built = build_image(source, fit, asked.capabilities)
+                    built = _built(source, fit, asked.capabilities)
                     unfit = tuple(problems[job] for job in some if job in problems)
                     built = evolve(built, problems=(*unfit, *built.problems))
                     opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
@@ -285,6 +286,12 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return keys ^ keys >> np.uint64(31)
 
 
+def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
+    """The image of some pipelines, by the decoders of the set where it has them."""
+    build = source.decoders.build_image if isinstance(source, SharedSet) else build_image
+    return build(source, jobs, capabilities)
+
+
 def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:
     """Decode an exact group and say what its device is opened as, for what can be compiled."""
     capabilities = _could_have(group, device)
@@ -293,7 +300,7 @@ def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> Op
     if built.problems or decoded.split:
         problems = {each.job for each in built.problems}
         fit = [job for job in decoded.group.pipelines if job not in problems]
-        again = build_image(source, fit, capabilities)
+        again = _built(source, fit, capabilities)
         built = evolve(again, problems=(*built.problems, *again.problems))
     request = group.request.plus(built.needs.features, built.needs.extensions)
     return evolve(decoded, group=evolve(decoded.group, request=request), built=built)
@@ -303,7 +310,7 @@ def _decode(
     source: PipelineSet, group: FeatureGroup, device: AskedDevice, capabilities: DeviceCapabilities
 ) -> OpenedGroup:
     """Decode the pipelines of a group; those that the device could take with more are split off."""
-    built = build_image(source, group.pipelines, capabilities)
+    built = _built(source, group.pipelines, capabilities)
     if group.added or not group.applications:
         return OpenedGroup(group, device.device, built)
     split, lacking = _split(source, group, device, built)
@@ -367,7 +374,7 @@ def _split(
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
-        tried = build_image(source, jobs, with_more(needs))
+        tried = _built(source, jobs, with_more(needs))
         unfit = {each.job for each in tried.problems}
         if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)

@@ -17,7 +17,8 @@ import struct as binary
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -30,10 +31,12 @@ from orchestrator.devices.image import (
     CreateInfoImage,
     ImageModule,
     ImageObject,
+    ModuleSource,
     ObjectKind,
     Offsets,
     PipelineKind,
 )
+from orchestrator.devices.request import Feature
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.modules import ShaderModule
@@ -50,7 +53,7 @@ from orchestrator.sets.needs.context import (
 from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
 from orchestrator.sets.needs.shaders import specialized_values, stage_entry_point
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.spirv.interface import specialization_constants
 from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
@@ -118,6 +121,88 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def take(self, more: KindColumns, base: int, renumbered: Mapping[str, npt.NDArray[np.int32]]) -> None:
+        """Add pipelines of another layout, but for those that are here: libraries that both needed.
+
+        Args:
+            more: The pipelines.
+            base: Where the heap of that layout begins in this one's.
+            renumbered: What its objects and its modules are here.
+        """
+        keys = np.frombuffer(more.keys, np.uint64)
+        count, before = len(keys), len(self)
+        if not count:
+            return
+        stride = len(more.data) // count
+        here = np.array(self.keys, np.uint64)
+        new = ~np.isin(keys, here)
+        place = np.where(new, before + np.cumsum(new) - 1, 0)
+        if not new.all():
+            order = np.argsort(here)
+            place[~new] = order[np.searchsorted(here, keys[~new], sorter=order)]
+        shift = (place - np.arange(count)) * stride
+        self.data += np.frombuffer(more.data, np.uint8).reshape(count, stride)[new].tobytes()
+        _extend(self.keys, keys[new])
+        for own, given in ((self.following, more.following), (self.flags_2, more.flags_2)):
+            offsets = _from_bytes(given)[new]
+            _extend(own, np.where(offsets < 0, -1, offsets + base))
+        slots = _from_bytes(more.pointer_slots)
+        kept = new[slots // stride]
+        _extend(self.pointer_slots, (slots + shift[slots // stride])[kept])
+        _extend(self.pointer_targets, _from_bytes(more.pointer_targets)[kept] + base)
+        renumbered = {**renumbered, "libraries": place.astype(np.int32)}
+        for what, column in self.slots.items():
+            places, numbers, ends = more.slots[what]
+            sizes = np.diff(_from_bytes(ends), prepend=0)
+            owner = np.repeat(np.arange(count), sizes)
+            at, kept = _from_bytes(places), new[owner]
+            _extend(column.places, np.where(at < 0, at - shift[owner], at + base)[kept])
+            _extend(column.numbers, renumbered[what][np.frombuffer(numbers, np.int32)][kept])
+            last = column.ends[-1] if column.ends else 0
+            _extend(column.ends, last + np.cumsum(sizes[new]))
+
+
+def _from_bytes(data: bytes) -> Offsets:
+    return np.frombuffer(data, np.int64)
+
+
+def _extend(column: array[int], values: npt.NDArray[Any]) -> None:
+    column.frombytes(values.astype(column.typecode).tobytes())
+
+
+class KindColumns(msgspec.Struct, array_like=True):
+    """`Entries` as bytes; `slots` has places, numbers and ends of each."""
+
+    data: bytes
+    keys: bytes
+    following: bytes
+    flags_2: bytes
+    pointer_slots: bytes
+    pointer_targets: bytes
+    slots: dict[str, tuple[bytes, bytes, bytes]]
+
+
+class LayoutColumns(msgspec.Struct, array_like=True):
+    """What an `ImageLayout` holds, as a value that another process may add to its own.
+
+    Attributes:
+        heap: The heap.
+        target_slots: Offsets of pointer fields in it.
+        targets: Offsets that they point to.
+        objects: Kind, hash, offset in the heap and dependencies of each object.
+        object_slots: Offsets in the heap of fields that hold an object's handle, and which object's.
+        modules: Hash, size and flags of each module.
+        kinds: The pipelines, by kind.
+    """
+
+    heap: bytes
+    target_slots: bytes
+    targets: bytes
+    objects: list[tuple[ObjectKind, int, int, tuple[int, ...]]]
+    object_slots: list[tuple[int, int]]
+    modules: list[tuple[int, int, int]]
+    kinds: list[KindColumns]
 
 
 class ImageLayout:
@@ -191,6 +276,62 @@ class ImageLayout:
         for column in entries.slots.values():
             column.ends.append(len(column.numbers))
         return len(entries) - 1
+
+    def columns(self) -> LayoutColumns:
+        """All that was collected."""
+        targets = self._heap.targets
+        return LayoutColumns(
+            bytes(self._heap.data),
+            array("q", targets).tobytes(),
+            array("q", targets.values()).tobytes(),
+            [(each.kind, int(each.key), each.offset, each.dependencies) for each in self._objects],
+            self._object_slots,
+            [(int(each.key), each.code_size, each.flags) for each in self._modules],
+            [
+                KindColumns(
+                    bytes(each.data),
+                    each.keys.tobytes(),
+                    each.following.tobytes(),
+                    each.flags_2.tobytes(),
+                    each.pointer_slots.tobytes(),
+                    each.pointer_targets.tobytes(),
+                    {
+                        what: (slots.places.tobytes(), slots.numbers.tobytes(), slots.ends.tobytes())
+                        for what, slots in each.slots.items()
+                    },
+                )
+                for each in self._entries.values()
+            ],
+        )
+
+    def take(self, more: LayoutColumns, load: Callable[[int], ModuleSource]) -> None:
+        """Add what another layout collected behind what is here. What both have is there once.
+
+        Args:
+            more: It.
+            load: Gives what loads a module, by its hash.
+        """
+        base = len(self._heap.data)
+        self._heap.data += more.heap
+        slots, targets = (_from_bytes(each) + base for each in (more.target_slots, more.targets))
+        self._heap.targets.update(zip(slots.tolist(), targets.tolist(), strict=True))
+        known = {(each.kind, each.key): number for number, each in enumerate(self._objects)}
+        objects: list[int] = []
+        for kind, key, offset, needed in more.objects:
+            if (kind, key) not in known:
+                dependencies = tuple(sorted(objects[each] for each in needed))
+                known[kind, key] = self.add_object(ImageObject(kind, key, base + offset, dependencies))
+            objects.append(known[kind, key])
+        self._object_slots += [(base + at, objects[number]) for at, number in more.object_slots]
+        known_modules = {each.key: number for number, each in enumerate(self._modules)}
+        modules: list[int] = []
+        for key, size, flags in more.modules:
+            if key not in known_modules:
+                known_modules[key] = self.add_module(ImageModule(key, size, flags, load(key)))
+            modules.append(known_modules[key])
+        numbers = {"objects": np.array(objects, np.int32), "modules": np.array(modules, np.int32)}
+        for entries, rows in zip(self._entries.values(), more.kinds, strict=True):
+            entries.take(rows, base, numbers)
 
     def finish(self) -> CreateInfoImage:
         """Lay everything out."""
@@ -470,6 +611,11 @@ class ModuleCode:
         self.keep(key, code)
         return code
 
+    def kept(self) -> dict[int, bytes]:
+        """What is kept."""
+        with self._lock:
+            return {int(key): code for key, code in self._kept.items()}
+
     def keep(self, key: int, code: bytes) -> None:
         """Keep what was decoded for something else."""
         with self._lock:
@@ -505,6 +651,64 @@ def build_image(
     for job in asked:
         builder.add(job)
     return builder.finish(asked)
+
+
+class ImagePart(msgspec.Struct, array_like=True):
+    """Part of an image, from a process that decoded some of its pipelines.
+
+    Attributes:
+        layout: What of the image it is.
+        code: SPIR-V of its modules, by hash.
+        problems: As in `BuiltImage`.
+        features: As in `Needs`.
+        extensions: As in `Needs`.
+        dependencies: As in `BuiltImage`.
+        damage: What of the set was found damaged.
+    """
+
+    layout: LayoutColumns
+    code: dict[int, bytes]
+    problems: tuple[Problem, ...]
+    features: frozenset[Feature]
+    extensions: frozenset[str]
+    dependencies: frozenset[PipelineJob]
+    damage: tuple[Damage, ...]
+
+
+def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> ImagePart:
+    """As `build_image`, for another process that joins several parts."""
+    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES)
+    asked = dict.fromkeys(jobs)
+    for job in asked:
+        builder.add(job)
+    return builder.part(asked)
+
+
+def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePart]) -> BuiltImage:
+    """What `build_image` gives, of parts that follow one another.
+
+    Args:
+        source: The set, open as for `build_image`; what the parts found damaged is noted in it.
+        jobs: Which pipelines, each once.
+        parts: The parts, which have them in this order.
+    """
+    code = ModuleCode(source, DEFAULT_MODULE_BYTES)
+    layout = ImageLayout(Heap())
+    for each in parts:
+        layout.take(each.layout, lambda key: partial(code.load, key))
+        for key, words in each.code.items():
+            code.keep(key, words)
+        source.note_damage(each.damage)
+    dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in parts))
+    return BuiltImage(
+        layout.finish(),
+        tuple(problem for each in parts for problem in each.problems),
+        Needs(
+            frozenset[Feature]().union(*(each.features for each in parts)),
+            frozenset[str]().union(*(each.extensions for each in parts)),
+        ),
+        dependencies.difference(jobs) if dependencies else dependencies,
+    )
 
 
 class _ImageBuilder:
@@ -546,12 +750,26 @@ class _ImageBuilder:
 
     def finish(self, asked: Container[PipelineJob]) -> BuiltImage:
         return BuiltImage(
-            self._layout.finish(),
-            tuple(each for each in self._problems if each.job in asked),
-            self._checker.needs,
-            frozenset(
-                job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
-            ),
+            self._layout.finish(), self._problems_of(asked), self._checker.needs, self._dependencies(asked)
+        )
+
+    def part(self, asked: Container[PipelineJob]) -> ImagePart:
+        return ImagePart(
+            self._layout.columns(),
+            self._code.kept(),
+            self._problems_of(asked),
+            self._checker.needs.features,
+            self._checker.needs.extensions,
+            self._dependencies(asked),
+            self._source.damage,
+        )
+
+    def _problems_of(self, asked: Container[PipelineJob]) -> tuple[Problem, ...]:
+        return tuple(each for each in self._problems if each.job in asked)
+
+    def _dependencies(self, asked: Container[PipelineJob]) -> frozenset[PipelineJob]:
+        return frozenset(
+            job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
         )
 
     def _decode(self, job: PipelineJob) -> int:

@@ -1,0 +1,210 @@
+"""Decoders beside a process: what they decode is what one thread decodes, and none of them is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.devices import open_device
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image import decoders as module
+from orchestrator.sets.image.builder import BuiltImage, build_image, build_part, join_parts
+from orchestrator.sets.image.decoders import Decoders
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
+
+DEVICE = AnyDevice(0x403000)
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small chunks of a small set."""
+    monkeypatch.setattr(module, "_FEWEST", 1)
+    monkeypatch.setattr(module, "_SMALLEST_CHUNK", 1)
+
+
+@pytest.fixture
+def sample() -> Iterator[PipelineSet]:
+    with PipelineSet.open(sample_path()) as opened:
+        yield opened
+
+
+def decoded(source: PipelineSet, count: int = 3) -> BuiltImage:
+    with closing(Decoders.start(source, count)) as decoders:
+        built = decoders.build_image(source, source.pipelines, DEVICE)
+        assert decoders.process_id  # none was lost, for which this process would have decoded
+    return built
+
+
+def named(image: CreateInfoImage) -> list[tuple[Any, ...]]:
+    """What each pipeline refers to, by name."""
+    objects = [(each.kind, each.key) for each in image.objects]
+    keys, start, flat = image.keys.tolist(), image.object_start.tolist(), image.object_index.tolist()
+    return [
+        (
+            image.kind_of(index),
+            key,
+            sorted(objects[each] for each in flat[start[index] : start[index + 1]]),
+            [image.modules[each].key for each in image.modules_of(index)],
+            [keys[each] for each in image.libraries_of(index)],
+            bool(image.is_library[index]),
+            bool(image.flags2_slots[index] >= 0),
+        )
+        for index, key in enumerate(keys)
+    ]
+
+
+def same(one: BuiltImage, other: BuiltImage) -> None:
+    assert named(one.image) == named(other.image)
+    assert (one.problems, one.needs, one.dependencies) == (other.problems, other.needs, other.dependencies)
+    modules = [{each.key: each.load() for each in built.image.modules} for built in (one, other)]
+    assert modules[0] == modules[1]
+
+
+def test_one_part_is_the_image_byte_for_byte(sample: PipelineSet) -> None:
+    jobs = sample.pipelines
+    joined = join_parts(sample, jobs, [build_part(sample, jobs, DEVICE)])
+    alone = build_image(sample, jobs, DEVICE)
+    same(joined, alone)
+    for name in CreateInfoImage.__annotations__:
+        one, other = getattr(joined.image, name), getattr(alone.image, name)
+        if isinstance(one, np.ndarray):
+            assert np.array_equal(one, other), name
+        elif name not in ("objects", "modules"):
+            assert one == other, name
+    assert [(each.kind, each.key, each.offset, each.dependencies) for each in joined.image.objects] == [
+        (each.kind, each.key, each.offset, each.dependencies) for each in alone.image.objects
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_decoders_make_the_image_of_one_thread(sample: PipelineSet, count: int) -> None:
+    same(decoded(sample, count), build_image(sample, sample.pipelines, DEVICE))
+
+
+@each_corpus
+def test_decoders_make_the_image_of_one_thread_of_captured_sets(corpus: Corpus) -> None:
+    with PipelineSet.open(corpus.path) as opened:
+        same(decoded(opened), build_image(opened, opened.pipelines, DEVICE))
+
+
+def keys_of_both(path: str) -> tuple[int, bool]:
+    """Of how many pipelines RADV has keys, and whether both ways get the same; for a process of its own."""
+    vars(module).update(_FEWEST=1, _SMALLEST_CHUNK=1)
+    with PipelineSet.open(path) as opened, closing(Decoders.start(opened, 3)) as decoders:
+        device = open_device("radv:navi21", request=opened.groups[0].request)
+        keys = []
+        for build in (decoders.build_image, build_image):
+            built = build(opened, opened.pipelines, device.capabilities)
+            prepared = device.prepare(built.image)
+            keys.append(device.pipeline_keys(prepared, np.arange(len(built.image), dtype=np.int32)))
+            prepared.close()
+        device.close()
+    one, other = keys
+    return sum(each is not None for each in one), one == other
+
+
+def test_a_driver_gives_both_the_same_keys() -> None:
+    known, agree = run_on_device(
+        "radv:navi21", "tests.sets.image.test_decoders:keys_of_both", str(sample_path())
+    )
+    assert known > 50
+    assert agree
+
+
+def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
+    reasons: dict[int, str] = {}
+    rest = sample.leaving_out(reasons)
+    with closing(Decoders.start(rest, 2)) as decoders:
+        reasons[int(sample.pipelines.keys[3])] = "it ended the driver"
+        built = decoders.build_image(rest, rest.pipelines, DEVICE)
+    same(built, build_image(rest, rest.pipelines, DEVICE))
+    assert "it ended the driver" in {each.reason for each in built.problems}
+
+
+def test_damage_is_told(tmp_path: Path) -> None:
+    data = bytearray(sample_path().read_bytes())
+    with PipelineSet.open(sample_path()) as opened:
+        place = opened.module_place(int(opened.records.keys(RecordTag.SHADER_MODULE)[0]))
+    assert place is not None
+    data[place[1] + 80] ^= 0xFF
+    damaged = tmp_path / "damaged.foz"
+    damaged.write_bytes(data)
+    with PipelineSet.open(damaged) as one, PipelineSet.open(damaged) as other:
+        same(decoded(one), build_image(other, other.pipelines, DEVICE))
+        assert set(one.damage) == set(other.damage) != set()
+
+
+def test_where_a_decoder_is_lost_this_process_decodes(sample: PipelineSet) -> None:
+    with closing(Decoders.start(sample, 2)) as decoders:
+        decoders._lines[1].end.shutdown(2)
+        built = decoders.build_image(sample, sample.pipelines, DEVICE)
+        assert not decoders.process_id
+        same(built, build_image(sample, sample.pipelines, DEVICE))
+
+
+def children_of(process: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+PARENT = """
+import sys
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image import decoders
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
+decoders._FEWEST = 1
+opened = PipelineSet.open(sample_path())
+several = decoders.Decoders.start(opened, 2)
+several.build_image(opened, opened.pipelines, AnyDevice(0x403000))
+print(several.process_id, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_none_is_left_when_their_parent_is_killed() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY
+    ) as process:
+        assert process.stdout is not None
+        keeper = int(process.stdout.readline())
+        forks = [keeper, *children_of(keeper)]
+        assert len(forks) == 3
+        process.send_signal(signal.SIGKILL)
+        until(lambda: not any(is_running(each) for each in forks))
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_none_is_left_when_they_are_closed(sample: PipelineSet) -> None:
+    before = set(children_of(os.getpid()))
+    decoded(sample)
+    with closing(Decoders.start(sample, 2)):
+        assert len(set(children_of(os.getpid())) - before) == 1
+    assert set(children_of(os.getpid())) <= before
