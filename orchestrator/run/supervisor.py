@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -50,9 +51,11 @@ from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, 
 from orchestrator.run.records import (
     CompileReport,
     Death,
+    Hash,
     OutcomeStatus,
     Progress,
     ProgressCallback,
+    SlowInFlight,
     Supervision,
     decode_msgpack,
     status_code,
@@ -73,6 +76,7 @@ _MOST_UNEXPLAINED: Final = 2
 _FEW: Final = 8
 _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
+_COMPILING: Final = "compiling"  # as compile_set calls that stage
 _KINDS: Final = tuple(PipelineKind)
 _DERIVED: Final = frozenset(
     {"version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries", "identifiers"}
@@ -304,7 +308,7 @@ class _Supervisor:
                         self._identities[answer.identity] = identity
                         opened = answer.process_id, identity
                         watch.identity = identity
-                    case Staged() if self._supervision.processes == 1:
+                    case Staged() if self._supervision.processes == 1 or answer.name == _COMPILING:
                         self.on_stage(answer.name)
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))
@@ -375,6 +379,26 @@ class _Supervisor:
         self._shown = progress
         self.on_progress(progress)
 
+    async def _tell_trials(self, trials: SuspectTrials) -> None:
+        """Tell what is being tried, as long as it is."""
+        began = trio.current_time()
+        while True:
+            now, oldest = trio.current_time(), min(trials.trying.values(), key=itemgetter(1), default=None)
+            slowest = None
+            if oldest is not None:
+                job, since = oldest
+                slowest = SlowInFlight(Hash(job.key), job.kind, 1, round(now - since, 1))
+            progress = msgspec.structs.replace(
+                self._shown,
+                in_flight=len(trials.trying),
+                elapsed_s=self._shown.elapsed_s + now - began,
+                rate=0.0,
+                eta_s=None,
+                slowest=slowest,
+            )
+            self.on_progress(progress)
+            await trio.sleep(_LOOK_S)
+
     # --- after a death
 
     async def _explain(self, connection: Connection, death: _Death) -> None:
@@ -387,11 +411,11 @@ class _Supervisor:
             connection, self.options, death.request, death.recorded_ns, self._blame_at_once
         )
         if death.suspects:
-            several = (
-                "one pipeline" if len(death.suspects) == 1 else f"each of {len(death.suspects)} pipelines"
-            )
-            self.on_stage(f"the driver ended its process ({death.how}): trying {several} alone")
+            several = "one pipeline" if len(death.suspects) == 1 else f"{len(death.suspects)} pipelines"
+            after = "a time-out" if death.overdue else death.how
+            self.on_stage(f"trying {several} alone, after {after}")
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
                 await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
                 if not (trials.verdicts or death.killed or death.overdue or connection.lost):
@@ -414,6 +438,9 @@ class _Supervisor:
 
     async def _blame_at_once(self, job: PipelineJob, verdict: Verdict) -> None:
         """Keep a culprit for the next run, together with those that come while others are being written."""
+        if self._shown.done < self._shown.total:
+            done, failed = self._shown.done + 1, self._shown.failed + 1
+            self._shown = msgspec.structs.replace(self._shown, done=done, failed=failed)
         self._unkept.append(_by_verdict(job, verdict))
         await self._keep_blamed()
 

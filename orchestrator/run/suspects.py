@@ -72,6 +72,7 @@ class SuspectTrials:
         took_ns: What the driver took for each of the others, by key.
         on_verdict: Called with each verdict as it is known; a run that is killed then need not find it again.
         processes: Forks that were made.
+        trying: What each of the forks has in the driver, and since when, on trio's clock.
     """
 
     connection: Connection
@@ -82,6 +83,7 @@ class SuspectTrials:
     verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
     took_ns: dict[int, int] = field(factory=dict)
     processes: int = 0
+    trying: dict[int, tuple[PipelineJob, float]] = field(factory=dict)
     _queue: deque[PipelineJob] = field(factory=deque)
     _junk: bool = False
     _others: frozenset[PipelineJob] = frozenset()
@@ -173,6 +175,18 @@ class SuspectTrials:
         """Try pipelines in one fork."""
         self.processes += 1
         number, mail = self.connection.mailbox()
+        try:
+            return await self._talk(number, mail, jobs, memory_bytes)
+        finally:
+            self.trying.pop(number, None)
+
+    async def _talk(
+        self,
+        number: int,
+        mail: trio.MemoryReceiveChannel[Answer | Ended],
+        jobs: Sequence[PipelineJob],
+        memory_bytes: int | None,
+    ) -> _Attempt:
         limits = self.options.trial_limits
         request = Try(
             number,
@@ -198,8 +212,10 @@ class SuspectTrials:
                     await self.connection.send(Kill(number))
                 case Trying():
                     began, limit_s = True, self._limit_s(jobs[survived])
+                    self.trying[number] = jobs[survived], trio.current_time()
                 case Survived():
                     survived += 1
+                    self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
                 case Failed():
                     raise answer.error()

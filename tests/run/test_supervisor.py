@@ -198,6 +198,23 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
 
 
+async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
+    stages: list[str] = []
+    told: list[Progress] = []
+    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    report = await compile_supervised(
+        [str(archive)], options, on_stage=stages.append, on_progress=told.append
+    )
+    assert report.outcomes.failed == 4
+    trials = [number for number, name in enumerate(stages) if "alone, after" in name]
+    assert trials
+    assert all(stages[number + 1] == "compiling" for number in trials)
+    assert {each.total for each in told} <= {0, len(KEYS)}
+    done = [each.done for each in told]
+    assert done == sorted(done)
+    assert told[-1].done == len(KEYS)
+
+
 async def test_a_death_after_the_call_is_blamed_on_what_had_come_back(archive: Path) -> None:
     report = await supervised(archive, "open_spoiled", subset=Subset(keys=frozenset([KEYS[5]])))
     assert {each.key: each.reason for each in report.failed} == {
@@ -350,17 +367,21 @@ async def test_stopping_ends_the_search_for_a_culprit(
     monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     stop = trio.Event()
 
-    def on_stage(name: str) -> None:
-        if "alone" in name:
+    def on_progress(progress: Progress) -> None:
+        # The first process dies of it at once, so it is long in the driver in the trial only.
+        if progress.slowest is not None and progress.slowest.age_s > 0:
+            tried.append((progress.slowest.key, progress.in_flight))
             stop.set()
 
+    tried: list[tuple[int, int]] = []
     limits = TrialLimits(opener=f"{__name__}:open_slow_to_judge", pipeline_s=3600.0)
     options = CompileOptions(workers=1, trial_limits=limits)
     before = children()
     with trio.fail_after(120):
-        report = await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
+        report = await compile_supervised([str(archive)], options, stop=stop, on_progress=on_progress)
     assert report.stopped
     assert report.failed == ()
+    assert tried[0] == (KEYS[3], 1)
     assert children() == before
 
 
