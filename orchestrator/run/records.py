@@ -1824,26 +1824,23 @@ class CompileReport(Record, frozen=True, kw_only=True):
             pipelines: What became of each pipeline.
             runs: The runs.
             stopped: Whether it was stopped.
-            fields: All other attributes.
+            fields: All other attributes; of what follows from the above, what is given here is passed over.
         """
 
         def counted(kind: PipelineKind | None) -> Counts:
             compiled, hits, skipped, failed, not_run = pipelines.counts(kind).values()
             return Counts(compiled, hits, skipped, failed, not_run if stopped else msgspec.UNSET)
 
-        return cls(
-            pipelines=pipelines,
-            runs=tuple(runs),
-            stopped=stopped,
-            outcomes=counted(None),
-            outcomes_by_kind={kind: counted(kind) for kind in PipelineKind},
-            skipped=pipelines.of_status(OutcomeStatus.SKIPPED),
-            failed=pipelines.of_status(OutcomeStatus.FAILED),
-            merge=MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
-            binaries=reduce(_of_those_there, [each.binaries for each in runs], None),
-            identifiers=reduce(_of_those_there, [each.identifiers for each in runs], None),
-            **fields,
-        )
+        follows = {
+            "outcomes": counted(None),
+            "outcomes_by_kind": {kind: counted(kind) for kind in PipelineKind},
+            "skipped": pipelines.of_status(OutcomeStatus.SKIPPED),
+            "failed": pipelines.of_status(OutcomeStatus.FAILED),
+            "merge": MergeTotals.of(tuple(each.merge for each in runs if each.merge is not None)),
+            "binaries": reduce(_of_those_there, [each.binaries for each in runs], None),
+            "identifiers": reduce(_of_those_there, [each.identifiers for each in runs], None),
+        }
+        return cls(pipelines=pipelines, runs=tuple(runs), stopped=stopped, **fields | follows)
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
         """Pipelines of each status, of one kind or of all; every status has an entry."""

@@ -78,9 +78,6 @@ _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set calls that stage
 _KINDS: Final = tuple(PipelineKind)
-_DERIVED: Final = frozenset(
-    {"version", "outcomes", "outcomes_by_kind", "skipped", "failed", "merge", "binaries", "identifiers"}
-)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 _WHERE: Final = {
     Doing.CREATE: "creating pipelines",
@@ -516,7 +513,7 @@ class _Supervisor:
                 messages=self.words.messages(),
             )
         )
-        fields = {name: getattr(report, name) for name in report.__struct_fields__ if name not in _DERIVED}
+        fields = {name: getattr(report, name) for name in report.__struct_fields__}
         return CompileReport.of(
             **fields
             | {
