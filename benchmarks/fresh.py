@@ -70,7 +70,8 @@ def answer_if_asked(options: argparse.Namespace, measure: Callable[[Job], Figure
         return False
     job: Job = json.loads(options.measure)
     if "device" in job:
-        own_process(job["device"])
+        os.environ.update(job.get("environment", {}))
+        own_process(job["device"], driver_caches=job.get("driver_caches", False))
     print(json.dumps(measure(job)))
     return True
 
