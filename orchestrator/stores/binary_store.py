@@ -78,6 +78,10 @@ _USERS_SUFFIX: Final = ".users"  # a file that everybody who has the store open 
 _FORMAT: Final = 1
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
 _OPEN_WAIT_S: Final = 30.0
+_MOST_READERS: Final = 512
+_LOCK_BYTES: Final = 64 * (
+    _MOST_READERS + 4
+)  # LMDB: a cache line for each reader, and less than four for itself
 _STAMP_CAP: Final = 4096
 _MAP_OVER: Final = 1.1
 _HIGH_WATER: Final = 0.95
@@ -759,9 +763,16 @@ class BinaryStore:
                 ) from error
             except lmdb.Error as error:
                 cause = str(error)
-                full = "No space" in cause or "quota" in cause
+                # LMDB calls a write that was cut short an error of the device.
+                full = "No space" in cause or "quota" in cause or self._disk_is_full()
+                if full and "Input/output" in cause:
+                    cause = "the disk is full"
                 kind = StoreFullError if full else StoreError
                 raise kind(self.path, f"it cannot be written: {cause}") from error
+
+    def _disk_is_full(self) -> bool:
+        system = os.statvfs(self.path.parent)
+        return system.f_bavail * system.f_frsize < self._bytes_a_commit
 
     def _number(self, transaction: Any, generation: Generation) -> int:
         """The number of a generation, which is noted as used."""
@@ -1202,12 +1213,14 @@ class _Opening:
         self.operations.sync_directory(self.path.parent)
 
     def _environment(self, bound_bytes: int, *, read_only: bool) -> Any:
+        if not read_only:
+            self._reserve_lock()
         return lmdb.open(
             str(self.path),
             subdir=False,
             map_size=_map_size(bound_bytes),
             max_dbs=len(_TABLES),
-            max_readers=512,
+            max_readers=_MOST_READERS,
             mode=0o600,
             readonly=read_only,
             lock=not read_only,
@@ -1215,6 +1228,14 @@ class _Opening:
             writemap=False,
             readahead=True,
         )
+
+    def _reserve_lock(self) -> None:
+        """Have the disk promise the pages of LMDB's lock file, which it maps and writes: SIGBUS where it has none."""
+        lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600)
+        try:
+            os.posix_fallocate(lock, 0, _LOCK_BYTES)
+        finally:
+            os.close(lock)
 
     def _open_read_only(self, why: str) -> BinaryStore:
         if not self.path.exists():

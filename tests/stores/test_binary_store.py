@@ -39,12 +39,13 @@ from orchestrator.stores.binary_store import (
     StoreError,
 )
 from orchestrator.stores.lmdb_file import LmdbFileChangedError, check_lmdb_file
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, unsupported
 
 GENERATION = Generation.of(simulated_identity(), b"global key")
 OTHER = Generation.of(simulated_identity(), b"another global key")
 
 KILLS = int(os.environ.get("ORCHESTRATOR_STORE_KILLS", "6"))
+COMPACTIONS = max(2, KILLS // 3)
 FLIPS = int(os.environ.get("ORCHESTRATOR_STORE_FLIPS", "90"))
 
 
@@ -538,6 +539,69 @@ with BinaryStore.open(Path(sys.argv[1])) as store:
     assert "cannot be written" in done.stdout
 
 
+_FULL = """
+import os, sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore, StoreError, StoreFullError
+from tests.stores.test_binary_store import GENERATION, found, pipeline
+
+disk = Path(sys.argv[1])
+folder, ballast = disk / "cache", disk / "ballast"
+
+def fill():
+    with ballast.open("ab", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+with BinaryStore.open(folder) as store:
+    store.put(GENERATION, [pipeline(state, os.urandom(5000)) for state in range(100)])
+    try:
+        for first in range(1000, 3000, 10):
+            store.put(GENERATION, [pipeline(first + each, os.urandom(50_000)) for each in range(10)])
+    except StoreFullError as error:
+        print("put:", error)
+    fill()
+    assert [found(store, state)[0] for state in range(100)] == ["found"] * 100
+    assert store.verify().problems == ()
+# LMDB maps its lock file: a page that the disk does not have would be a signal, and no error.
+(folder / "pipeline-binaries.lmdb-lock").unlink()
+fill()
+for what in (BinaryStore.open, BinaryStore.compact):
+    try:
+        what(folder)
+    except StoreError as error:
+        print("open:", error)
+ballast.unlink()
+with BinaryStore.open(folder) as store:
+    assert store.set_aside == ""
+    assert found(store, 7)[0] == "found"
+    store.put(GENERATION, [pipeline(1, b"again")])
+    assert found(store, 1)[1] == [b"again"]
+    assert store.verify().problems == ()
+"""
+
+
+def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
+    """A file system of 6 MiB, in a namespace of its own."""
+    enter = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = 'mount -t tmpfs -o size=6m tmpfs "$1" && shift'
+    if subprocess.run([*enter, mount, "sh", str(tmp_path)], capture_output=True).returncode:
+        unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
+    done = subprocess.run(
+        [*enter, f'{mount} && exec "$@"', "sh", str(tmp_path), sys.executable, "-c", _FULL, str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "cannot be written: the disk is full" in done.stdout
+    assert done.stdout.count("open:") == 2
+    assert "No space left" in done.stdout
+
+
 def test_the_same_store_once_a_process(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path) as one, BinaryStore.open(tmp_path) as two:
         assert one is two
@@ -632,6 +696,50 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path) -> N
             assert found(store, state) == (FOUND, [content(state), b"common" * 200])
     print(f"{KILLS} kills, {len(acknowledged)} acknowledged")
     assert len(acknowledged) > KILLS
+
+
+_COMPACTOR = """
+import sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore
+from tests.stores.test_binary_store import GENERATION, content, pipeline
+folder, first = Path(sys.argv[1]), int(sys.argv[2])
+for number in range(first, first + 100_000, 4):
+    with BinaryStore.open(folder) as store:
+        store.put(GENERATION, [pipeline(state, content(state)) for state in range(number, number + 4)])
+        store.remove(GENERATION, [b"state %d" % (number - 4 + each) for each in (1, 2, 3)])
+    print(number, flush=True)
+    BinaryStore.compact(folder)
+"""
+
+
+def test_killed_compactions_lose_nothing(tmp_path: Path) -> None:
+    noise = random.Random(9)
+    acknowledged: list[int] = []
+    for number in range(COMPACTIONS):
+        victim = subprocess.Popen(
+            [sys.executable, "-c", _COMPACTOR, str(tmp_path), str(number * 10**5 + 4)],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert victim.stdout is not None
+        acknowledged.append(int(victim.stdout.readline()))
+        time.sleep(noise.random() * 0.05)
+        victim.kill()
+        acknowledged += [
+            int(each) for each in victim.stdout.read().splitlines(keepends=True) if each[-1] == "\n"
+        ]
+        victim.wait()
+        victim.stdout.close()
+        with BinaryStore.open(tmp_path) as store:
+            assert store.set_aside == ""
+            assert store.verify().problems == ()
+            assert [found(store, each) for each in acknowledged] == [
+                (FOUND, [content(each)]) for each in acknowledged
+            ]
+    print(f"{COMPACTIONS} kills, {len(acknowledged)} acknowledged")
+    assert len(acknowledged) > COMPACTIONS
 
 
 def test_a_check_beside_a_writer_finds_nothing_wrong(tmp_path: Path) -> None:
