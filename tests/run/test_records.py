@@ -19,12 +19,14 @@ from hypothesis import strategies as st
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
+from orchestrator.process import StageClock
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import (
     ApiVersion,
     Barrier,
     Calls,
+    Clock,
     CompileReport,
     Counts,
     CreationCall,
@@ -44,6 +46,7 @@ from orchestrator.run.records import (
     encode_hook,
     encode_json,
     encode_msgpack,
+    encode_report,
     plain_text,
 )
 from orchestrator.sets.archive.reader import Archive
@@ -55,7 +58,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from tests.drivers import REPOSITORY
 from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
-from tests.run.small_sets import Opener, compiled, compute_keys
+from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
 
@@ -243,6 +246,18 @@ def test_another_document_is_refused_with_the_place(kind: type[Record], document
 def test_what_no_record_holds_is_not_encoded() -> None:
     with pytest.raises(NotImplementedError, match="complex"):
         encode_hook(1j)
+
+
+async def test_the_clock_of_a_report_is_read_when_the_rest_is_encoded(tmp_path: Path) -> None:
+    """A set whose name looks like the place where the clock goes changes nothing."""
+    empty = encode_json(Clock()).decode()
+    archive = tmp_path / f'"clock":{empty}'.replace("/", "")[:200]
+    write_small_set(archive, 0, 2)
+    report = await compiled(archive, None, Opener())
+    clock = StageClock("start", 0)
+    found = decode_json(encode_report(report, clock), CompileReport)
+    assert found.clock.start_ns > 0
+    assert encode_json(msgspec.structs.replace(found, clock=report.clock)) == encode_json(report)
 
 
 # --- documentation
