@@ -52,8 +52,10 @@ from orchestrator.bench.statistics import (
     ratio_by_round,
 )
 from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.errors import OrchestratorError
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import BATCH_LIMIT
+from orchestrator.stores.distrusted_keys import remember_distrusted
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
 from orchestrator.temporary import temporary_folder
 
@@ -189,6 +191,7 @@ class _Calibration:
         if not isinstance(filled, Filled):
             cannot(f"{self.device} cannot be calibrated", filled)
         self.weighs_binaries = filled.binaries
+        self._remember(filled)
         probed = self._probe(filled)
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS_MOST)
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
@@ -284,6 +287,20 @@ class _Calibration:
                 profiles=self.profiles,
             ),
         )
+
+    def _remember(self, filled: Filled) -> None:
+        """Remember for `compile` of which kinds the driver's pipeline keys are worth nothing."""
+        if not filled.distrusted:
+            return
+        kinds = " and ".join(kind.value.replace("_", "-") for kind in filled.distrusted)
+        note = f"pipeline keys of {kinds} pipelines tell nothing apart on this driver: two of different code have one"
+        if self.profiles:
+            try:
+                remember_distrusted(Path(self.profiles), filled.identity, filled.distrusted)
+                note += "; `compile` knows it from now on, and asks for none"
+            except OrchestratorError as error:
+                note += f"; that could not be remembered: {error}"
+        self.notes.append(note)
 
     def _probe(self, filled: Filled) -> ProbeResult:
         result = ProbeResult(set_pipelines=filled.pipelines, cold_hits=filled.hits)

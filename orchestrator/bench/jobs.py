@@ -15,6 +15,7 @@ from orchestrator.bench.rows import FailedSample, Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.image import PipelineKind
 from orchestrator.run.options import BATCH_LIMIT
 
 _JOB_TIMEOUT_S = 3600.0
@@ -89,6 +90,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         warm_rate: Pipelines a second that one worker takes from the cache; 0 where it keeps nothing.
         warm_rate_most: The same of all workers together.
         warnings: What the merge said.
+        distrusted: Kinds of pipelines whose keys, as the driver gives them, do not tell pipelines apart.
         not_kept: Why there is no cache file now, or "".
         binaries: Whether the device has pipeline binaries.
     """
@@ -101,6 +103,7 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     warm_rate: float = 0.0
     warm_rate_most: float = 0.0
     warnings: tuple[str, ...] = ()
+    distrusted: tuple[PipelineKind, ...] = ()
     not_kept: str = ""
     binaries: bool = False
 

@@ -126,6 +126,7 @@ def fill(job: FillJob) -> Filled:
     identity, compiles, binaries, data = None, job.compiles, True, b""
     pipelines = hits = one_ns = most_ns = 0
     warnings: dict[str, None] = {}
+    distrusted: dict[PipelineKind, None] = {}
     not_kept = ""
     with _opened(job) as (source, opener):
         for opened in opened_groups(source, opener):
@@ -139,6 +140,7 @@ def fill(job: FillJob) -> Filled:
                 done = _run(device, image, Arm(job.mode, job.workers), data)
                 cold, costs = done.report, RecordedCosts.open(Path(job.cache_directory), identity)
                 costs.learn(cold.pipelines.keys, done.schedule.compile_times(cold))
+                distrusted |= dict.fromkeys(done.schedule.distrusted)
                 data, hits = cold.cache_data or b"", hits + cold.cache_hits
                 warnings |= dict.fromkeys(cold.merge.warnings if cold.merge is not None else ())
                 if job.passes and _finds(device, image, data, cold.cache_hits):
@@ -173,6 +175,7 @@ def fill(job: FillJob) -> Filled:
             warm_rate=rate(one_ns),
             warm_rate_most=rate(most_ns),
             warnings=tuple(warnings),
+            distrusted=tuple(distrusted),
             not_kept=not_kept,
             binaries=binaries,
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from orchestrator.bench.calibration import CalibrationProgress, calibrate
@@ -19,8 +21,10 @@ from orchestrator.bench.jobs import (
     SampleJob,
 )
 from orchestrator.bench.runner import BenchError
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
+from orchestrator.stores.distrusted_keys import read_distrusted
 from tests.bench.support import ENVIRONMENT, sample
 
 
@@ -127,6 +131,30 @@ def test_contenders_take_turns_with_a_control_in_every_round() -> None:
     warm = [job for job in samples if job.start == "warm"]
     assert {job.passes for job in warm} == {1}, "a pass of two workers takes 2 s"
     assert {job.mode for job in warm} >= {"shared", "per-worker", "per-worker-internal", "two-level"}
+
+
+def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) -> None:
+    """NVIDIA 580.159 gives one key to all ray-tracing pipelines: `compile` then asks for none of that kind."""
+
+    def distrusting(job: Job) -> Answer | None:
+        answer = Machine()(job)
+        if isinstance(answer, Filled):
+            return msgspec.structs.replace(answer, distrusted=(PipelineKind.RAY_TRACING,))
+        return None
+
+    folder = tmp_path / "profiles"
+    folder.mkdir(mode=0o700)
+    machine = Machine(answer=distrusting)
+    found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
+    kinds, problem = read_distrusted(folder, found.identity)
+    assert (kinds, problem) == (frozenset({PipelineKind.RAY_TRACING}), "")
+    (note,) = (each for each in found.profile.notes if "pipeline keys" in each)
+    assert "of ray-tracing pipelines tell nothing apart" in note
+    assert "compile` knows it from now on" in note
+
+    folder.chmod(0o777)  # where others may write, nothing is kept
+    found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
+    assert any("could not be remembered" in each for each in found.profile.notes)
 
 
 def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
