@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import (
         BinariesRecord,
         CompileReport,
+        IdentifiersRecord,
         OutcomeStatus,
         PipelineOutcome,
         Savings,
@@ -127,6 +128,9 @@ class CompileArguments:
             which its key decides. For several processes or machines that share the work.
         plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes instead of
             reading the set. `off`: neither.
+        identifiers: Create pipelines from identifiers of their shader modules first, and read the SPIR-V only
+            of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
+            in the cache directory.
         only: Compile the pipeline of this key only, 16 hex digits as reports show them, also where it is in
             quarantine. May be given several times.
         retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
@@ -178,6 +182,7 @@ class CompileArguments:
     time_limit: Annotated[str, Parameter(alias="--time-budget", show_default=lambda _: "none")] = ""
     shard: Annotated[str, Parameter(show_default=lambda _: "all of it")] = ""
     plan: Literal["auto", "off"] = "auto"
+    identifiers: Flag = False
     only: Annotated[tuple[str, ...], Parameter(negative="")] = ()
     retry_quarantined: Flag = False
     timeout: str = "auto"
@@ -229,6 +234,7 @@ class CompileArguments:
             ),
             time_limit_s=time_limit_seconds(self.time_limit) if self.time_limit else None,
             plan=self.plan == "auto",
+            identifiers=self.identifiers,
         )
 
 
@@ -283,6 +289,7 @@ def compile_verb(
         orchestrator compile unknown.foz --timeout 20s --memory 4G
         orchestrator compile game.foz --only 43210c2d62f9536c
         orchestrator compile game.foz --time-limit 8h
+        orchestrator compile game.foz --identifiers
         orchestrator compile game.foz --shard 2/4 --cache-dir build/shard2
         orchestrator compile game.foz -d radv:navi21 -d radv:navi31 --out pack
         orchestrator compile game.foz --device 'radv:*' --out pack --nice 10
@@ -794,6 +801,8 @@ def _merge_rows(report: CompileReport) -> _Rows:
     before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
     if report.binaries is not None:
         yield from _binary_rows(report.binaries)
+    if report.identifiers is not None:
+        yield from _identifier_rows(report.identifiers)
         return
     if report.mode is CacheMode.SHARED:
         yield "cache", f"one for all workers: {before} before, {after} after; nothing to merge"
@@ -820,6 +829,32 @@ def _merge_rows(report: CompileReport) -> _Rows:
             f"{plural(merge.duplicate_keys, 'pipeline')} compiled by more than one worker, "
             f"{_time(merge.duplicate_driver_ns)} of driver time",
         )
+
+
+def _identifier_rows(found: IdentifiersRecord) -> _Rows:
+    yield (
+        "identifiers",
+        f"{found.known:,} of {plural(found.modules, 'module')} known at the start: "
+        f"{plural(found.created, 'pipeline')} created without SPIR-V",
+    )
+    if found.missed:
+        unknown = f", {found.unknown:,} of them of unknown modules" if found.unknown else ""
+        yield "", f"{plural(found.missed, 'pipeline')} not found by identifiers{unknown}"
+    if found.asked:
+        yield (
+            "",
+            f"{plural(found.asked, 'shader')} asked for in {_time(found.provider_ns)} all in all, "
+            f"{_time(found.slowest_ns)} the longest: {byte_text(found.supplied_bytes)} of SPIR-V",
+        )
+    for number, what in (
+        (found.refused, "not given, or of no use"),
+        (found.changed, "with another identifier than was known"),
+    ):
+        if number:
+            yield "", f"{plural(number, 'shader')} {what}"
+    if found.store_bytes:
+        instead = f", in place of {byte_text(found.code_bytes)} of SPIR-V" if found.code_bytes else ""
+        yield "", f"{byte_text(found.store_bytes)} on disk{instead}"
 
 
 def _binary_rows(binaries: BinariesRecord) -> _Rows:

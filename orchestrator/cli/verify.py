@@ -114,6 +114,7 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
     from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME
+    from orchestrator.stores.module_identifiers import IDENTIFIERS_MAGIC
     from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
@@ -145,6 +146,8 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
         yield _check_store(path)
     elif head.startswith(PLAN_MAGIC):
         yield _check_plan(path)
+    elif head.startswith(IDENTIFIERS_MAGIC):
+        yield _check_identifiers(path)
     else:
         yield _check_archive(path, output) if head == MAGIC else _check_cache_file(path)
 
@@ -160,6 +163,23 @@ def _check_plan(path: Path) -> _Checked:
         summary=f"plan, {byte_text(path.stat().st_size)}",
         problems=() if plan is not None else (state,),
         next_step="nothing: the next compile of its set makes it anew",
+    )
+
+
+def _check_identifiers(path: Path) -> _Checked:
+    from orchestrator.stores.kinds import MODULE_IDENTIFIERS
+    from orchestrator.stores.module_identifiers import decode_identifiers
+
+    size = path.stat().st_size
+    known, problem = MODULE_IDENTIFIERS.read(path, decode_identifiers)
+    number = 0 if known is None else len(known)
+    return _Checked(
+        path,
+        "identifiers",
+        facts={"bytes": size},
+        summary=f"identifiers of {plural(number, 'shader module')}, {byte_text(size)}",
+        problems=() if known is not None else (problem or "it is gone",),
+        next_step="nothing: the next `compile --identifiers` asks for them anew",
     )
 
 
@@ -192,7 +212,7 @@ def _check_store(path: Path) -> _Checked:
 def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, MODULE_IDENTIFIERS, PLAN, STORE_NAME
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -204,7 +224,11 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         and each.removesuffix(PREVIOUS_SUFFIX) not in caches
     ]
     archives = [each for each in names if each.endswith(".foz")]
-    plans = [each for each in names if each.endswith(PLAN.suffix) and not each.startswith(".")]
+    beside = [
+        each
+        for each in names
+        if each.endswith((PLAN.suffix, MODULE_IDENTIFIERS.suffix)) and not each.startswith(".")
+    ]
     stores = [each for each in names if each == STORE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
     # Archives may be anybody's; what a driver is given from here may not.
@@ -214,7 +238,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         path,
         "directory",
         facts={
-            "files": len(caches) + len(alone) + len(plans) + len(stores) + len(archives),
+            "files": len(caches) + len(alone) + len(beside) + len(stores) + len(archives),
             "quarantined": quarantined,
         },
         summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
@@ -222,7 +246,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )
-    for name in (*caches, *alone, *plans, *stores, *archives):
+    for name in (*caches, *alone, *beside, *stores, *archives):
         yield from _check(path / name, None, output)
 
 

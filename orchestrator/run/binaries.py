@@ -80,6 +80,15 @@ def identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
     return content_hash128(msgspec.msgpack.encode((named, tuple(stages)))) if stages else b""
 
 
+def _stages_of(prepared: PreparedPipelines, indices: Sequence[int]) -> dict[int, tuple[bytes, ...]]:
+    """The identifier of each stage's module, of pipelines that were prepared without their code."""
+    identified = prepared.identified
+    if identified is None:
+        return {}
+    stages = {index: tuple(map(identified.identifier, prepared.image.modules_of(index))) for index in indices}
+    return {index: each for index, each in stages.items() if each and all(each)}
+
+
 Identifiers = Callable[[PreparedPipelines], Mapping[int, Sequence[bytes]]]
 """Says, of pipelines of an image whose modules are not known, the identifier of each stage's module."""
 
@@ -314,9 +323,9 @@ class HeldPipelines(BinarySource):
 
     def _identified(self, prepared: PreparedPipelines, missing: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """Of those that their state did not find: what names their modules, and the driver's key."""
-        if self.identifiers is None or not (missing and self.device.features.shader_module_identifiers):
+        if not (missing and self.device.features.shader_module_identifiers):
             return {}
-        known = self.identifiers(prepared)
+        known = _stages_of(prepared, missing) if self.identifiers is None else self.identifiers(prepared)
         stages = {index: known[index] for index in missing if index in known}
         keys = self.device.identified_keys(prepared, stages)
         return {

@@ -38,12 +38,15 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
 )
+from orchestrator.devices.identified import IdentifiedModules
+from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
+from orchestrator.run.identification import Identification
 from orchestrator.run.keeping import CompileCache, RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
 from orchestrator.run.options import (
@@ -117,6 +120,7 @@ class CompileSchedule:
     Attributes:
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
         warm: Whether the run begins with a cache that holds something.
+        speculative: Pipelines whose code is lacking, shape (n,); None for none.
         batch: Largest batch; None for the usual.
         time_limit_s: How long work may begin; batches are then so small that a wrong estimate overruns it by
             little.
@@ -130,6 +134,7 @@ class CompileSchedule:
     workers: int
     recorded_ns: npt.NDArray[np.int64] = field(repr=False)
     warm: bool = False
+    speculative: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
     batch: int | None = None
     time_limit_s: float | None = None
     followers: Followers = Followers.CREATE
@@ -222,6 +227,7 @@ class CompileSchedule:
             evolve(options, followers=self.followers),
             recorded_ns=self.recorded_ns,
             warm=self.warm,
+            speculative=self.speculative,
             pipeline_keys=self._keys,
         )
         # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
@@ -312,6 +318,7 @@ class CompileJob:
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
     clock: StageClock
+    identification: Identification | None = None
     _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
@@ -443,8 +450,12 @@ class CompileJob:
             self.cache.wanted = built.image.keys
             on_demand = self.cache.mode_on(device) is CacheMode.BINARIES
             clock.enter("prepare")
+            image, identification = built.image, self.identification
+            identified: IdentifiedModules | None = None
+            if identification is not None:
+                identified = await self._timed("identifiers", lambda: identification.begin(device, image))
             prepared = await self._timed(
-                "prepare", lambda: device.prepare(built.image, modules_on_demand=on_demand)
+                "prepare", lambda: device.prepare(identified or image, modules_on_demand=on_demand)
             )
             clock.enter("cache_load")
             self.on_stage("loading the cache")
@@ -454,6 +465,7 @@ class CompileJob:
                 self.on_stage("compiling")
                 async with self.cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
+                report = await self._keep_identifiers(identified, report)
                 self._tally.take_run(report, self._beside)
                 self._notes += report.notes
                 compiled = report.counts()[OutcomeStatus.COMPILED]
@@ -471,6 +483,14 @@ class CompileJob:
             clock.enter("close")
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(chunks.close)
+
+    async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
+        """Keep what was learned of modules, and say what that takes."""
+        identification, record = self.identification, report.identifiers
+        if identification is None or identified is None or record is None:
+            return report
+        await self._timed("identifiers", lambda: identification.keep(identified))
+        return msgspec.structs.replace(report, identifiers=identification.told(record))
 
     async def _leave_plan(self, waiting: FeatureGroup | PlannedGroup) -> None:
         """Go on without the plan: from the start where nothing was done yet, else with the groups that it has."""
@@ -491,6 +511,7 @@ class CompileJob:
             decision.workers,
             costs.of(prepared.image),
             warm=cache.warm,
+            speculative=None if prepared.identified is None else prepared.identified.lacking,
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
             time_limit_s=self._time_left_s,
@@ -680,7 +701,15 @@ class CompileJob:
             stopped=stopped,
             # Each is told once, whichever groups it is of.
             notes=tuple(
-                dict.fromkeys([*self._notes, *self._plan.notes, *self.opener.notes, *self.cache.notes])
+                dict.fromkeys(
+                    [
+                        *self._notes,
+                        *self._plan.notes,
+                        *self.opener.notes,
+                        *self.cache.notes,
+                        *(self.identification.notes if self.identification is not None else ()),
+                    ]
+                )
             ),
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
@@ -742,11 +771,17 @@ async def compile_set(
     cache = CompileCache(options, directory, stop)
     chosen = opener or default_opener
     if options.mode is CacheMode.BINARIES:
-        chosen = with_binaries(chosen)
+        chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
+    identification = None
+    if options.identifiers or source.provider is not None:
+        chosen = with_features(chosen, SHADER_MODULE_IDENTIFIERS)
+        identification = Identification(source.provider, directory)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
     profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
     clock = clock or StageClock("read")
-    job = CompileJob(quarantined.source, options, cache, profiled, on_stage, on_progress, clock)
+    job = CompileJob(
+        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, identification
+    )
     try:
         await job.run()
     finally:
@@ -754,9 +789,9 @@ async def compile_set(
     return job.report()
 
 
-def with_binaries(opener: DeviceOpener) -> DeviceOpener:
-    """An opener whose devices have pipeline binaries, where they can.
+def with_features(opener: DeviceOpener, features: frozenset[Feature]) -> DeviceOpener:
+    """An opener whose devices have some features of the orchestrator's own, where they can.
 
-    Other modes leave the feature to what is known of the driver's keys.
+    Otherwise they are left to what is known of the driver's keys.
     """
-    return lambda request: opener(request.plus(frozenset({PIPELINE_BINARIES})))
+    return lambda request: opener(request.plus(features))

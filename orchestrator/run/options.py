@@ -247,6 +247,10 @@ class CompileOptions:
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
             all groups.
         plan: Whether the decoded set is kept beside the cache file, as a plan, and taken from there.
+        identifiers: Create pipelines from identifiers of their shader modules first, and read the code only
+            of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
+            in the cache directory. A set with a provider (`PipelineSet.supplied_by`) is compiled so in any
+            case.
     """
 
     selector: str = ""
@@ -269,6 +273,7 @@ class CompileOptions:
     retry_quarantined: bool = False
     time_limit_s: float | None = _time_limit()
     plan: bool = True
+    identifiers: bool = False
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)

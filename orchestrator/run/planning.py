@@ -49,7 +49,8 @@ class CompilePlan:
 
     def find(self) -> SetPlan | None:
         """The plan of the set that an earlier run kept."""
-        if self.directory is None or not self.options.plan:
+        # Of a module that comes from somewhere else there is no place to note.
+        if self.directory is None or not self.options.plan or self.source.provider is not None:
             return None
         # A set that leaves pipelines out is decoded for one run alone.
         files = b"" if self.source.left_out else self.source.hash_files(content_hash128)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Self
 
+from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import hash_u64, hash_values
@@ -51,6 +52,7 @@ class PipelineSet(Closing):
         self._owned = owned
         self._log = DamageLog()
         self._left_out: Mapping[int, str] = {}
+        self._provider: SpirvProvider | None = None
 
     @classmethod
     def open(
@@ -101,6 +103,25 @@ class PipelineSet(Closing):
         """
         same = copy.copy(self)
         same._left_out = reasons
+        same._owned = None
+        return same
+
+    @property
+    def provider(self) -> SpirvProvider | None:
+        """Who gives the code of shader modules that the records lack; see `supplied_by`."""
+        return self._provider
+
+    def supplied_by(self, provider: SpirvProvider) -> PipelineSet:
+        """The same set, whose records may lack shader modules: their code is asked for when it is needed.
+
+        A stage then names a module by a key of the application's. What a device lacks for such a shader, and
+        whether its code is valid, is found out when the provider gives it.
+
+        Args:
+            provider: Gives the SPIR-V of a module by its key.
+        """
+        same = copy.copy(self)
+        same._provider = provider
         same._owned = None
         return same
 

@@ -41,11 +41,13 @@ from orchestrator.stores.kinds import (
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
+    MODULE_IDENTIFIERS,
     PLAN,
     Kind,
     cache_file_of,
     kind_of,
 )
+from orchestrator.stores.module_identifiers import decode_identifiers
 from orchestrator.stores.plan_file import read_plan
 from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Profile
 from orchestrator.stores.run_notes import read_durations, read_feature_groups
@@ -207,6 +209,11 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
         "quarantine",
         "which pipelines ended the driver's process, and are left out",
         _profile_problem(CULPRITS, Quarantine),
+    ),
+    MODULE_IDENTIFIERS: (
+        "shader-module identifiers",
+        "by which pipelines are created without their SPIR-V, for one algorithm of identifiers",
+        lambda path: MODULE_IDENTIFIERS.read(path, decode_identifiers)[1],
     ),
     PLAN: ("plan", "a set as it was decoded for the device", lambda path: read_plan(path)[1]),
 }

@@ -145,8 +145,19 @@ PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
 CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True)
 
 DISTRUSTED_KEYS: Final = Kind(".distrusted-keys.json", cap=64 << 10, names_driver=True)
+# 45 bytes a shader: 1,000,000 of them.
+MODULE_IDENTIFIERS: Final = Kind(".identifiers", cap=48 + 45 * 1_000_000, lock_wait_s=5.0, labelled=True)
 
-BESIDE: Final = (CALIBRATION, KEY_PROFILE, DURATIONS, FEATURE_GROUPS, PLAN, CULPRITS, DISTRUSTED_KEYS)
+BESIDE: Final = (
+    CALIBRATION,
+    KEY_PROFILE,
+    DURATIONS,
+    FEATURE_GROUPS,
+    PLAN,
+    CULPRITS,
+    DISTRUSTED_KEYS,
+    MODULE_IDENTIFIERS,
+)
 """Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
 
 

@@ -33,11 +33,13 @@ from orchestrator.stores.kinds import (
     DURATIONS,
     FEATURE_GROUPS,
     KEY_PROFILE,
+    MODULE_IDENTIFIERS,
     PLAN,
     Kind,
     cache_file_of,
     kind_of,
 )
+from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
 from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
 from orchestrator.stores.profile_file import (
     ProfileIdentity,
@@ -121,6 +123,17 @@ def _write_distrusted(cache_file: Path, value: int, operations: FileOperations) 
     remember_distrusted(cache_file.parent, IDENTITY, tuple(PipelineKind)[:value], operations)
 
 
+def identifiers_at(
+    cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> ShaderModuleIdentifierStore:
+    return ShaderModuleIdentifierStore(cache_file, bytes(range(16)), operations=operations)
+
+
+def _read_identifiers(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
+    known = identifiers_at(cache_file, operations).read()
+    return len(known.of(np.array([7], np.uint64))[0]), known.problem
+
+
 REQUEST = DeviceRequest(ApplicationInfo("game"))
 SUBJECTS = {
     CALIBRATION: Subject(
@@ -157,6 +170,10 @@ SUBJECTS = {
         ),
         _read_groups,
     ),
+    MODULE_IDENTIFIERS: Subject(
+        lambda cache_file, value, operations: identifiers_at(cache_file, operations).add({7: bytes(value)}),
+        _read_identifiers,
+    ),
     PLAN: Subject(
         lambda cache_file, value, operations: save_plan(cache_file, PLANNED, [bytes([value])], operations),
         _read_plan,
@@ -172,6 +189,8 @@ def cache_file(tmp_path: Path) -> Path:
 
 
 def path_of(kind: Kind, cache_file: Path) -> Path:
+    if kind is MODULE_IDENTIFIERS:
+        return identifiers_at(cache_file).path
     return kind.path(cache_file, PLANNED.label if kind.labelled else "")
 
 

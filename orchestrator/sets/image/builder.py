@@ -27,6 +27,7 @@ import numpy.typing as npt
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.identified import NotSuppliedError
 from orchestrator.devices.image import (
     CreateInfoImage,
     ImageModule,
@@ -720,7 +721,7 @@ class _ImageBuilder:
         self._states = SharedStates()
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
-        self._modules: dict[int, tuple[int, SpirvModule] | _UnusableError] = {}
+        self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
@@ -776,8 +777,10 @@ class _ImageBuilder:
         value = self._document(job.tag, job.key)
         flags_2 = _normalize(value)
         stages = [value.stage] if job.kind is PipelineKind.COMPUTE else value.pStages or []
+        # What other code needs is looked at when it comes: needs/supplied.py.
+        stages = [each for each in stages if self._module(each.module)[1] is not None]
         for stage in stages:
-            self._require(self._checker.stage(stage, self._module(stage.module)[1]))
+            self._require(self._checker.stage(stage, self._spirv(stage.module)))
         self._require(self._checker.structure(value), value)
         for stage in stages:
             if stage.pSpecializationInfo is not None:
@@ -856,7 +859,7 @@ class _ImageBuilder:
             raise _UnusableError(f"links {key:016x}, which was not created as a library")
         return known
 
-    def _module(self, key: int) -> tuple[int, SpirvModule]:
+    def _module(self, key: int) -> tuple[int, SpirvModule | None]:
         known = self._modules.get(key)
         if known is None:
             try:
@@ -868,7 +871,13 @@ class _ImageBuilder:
             raise known
         return known
 
-    def _load_module(self, key: int) -> tuple[int, SpirvModule]:
+    def _spirv(self, key: int) -> SpirvModule:
+        """What the code of a module says, whose code is there."""
+        found = self._module(key)[1]
+        assert found is not None  # noqa: S101 - the caller has asked
+        return found
+
+    def _load_module(self, key: int) -> tuple[int, SpirvModule | None]:
         if not key:
             raise _UnusableError("a stage has no shader module: only its identifier was recorded")
         try:
@@ -879,7 +888,9 @@ class _ImageBuilder:
         except SpirvError as error:
             raise _UnusableError(f"module {key:016x}: {error}") from None
         except KeyError:
-            raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
+            if self._source.provider is None:
+                raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
+            return self._layout.add_module(ImageModule(key, 0, 0, partial(_not_there, key))), None
         self._require(self._checker.module(spirv))
         self._code.keep(key, module.code)
         code = self._code
@@ -899,7 +910,7 @@ class _ImageBuilder:
             return
         where = (stage.module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
-            _, spirv = self._module(stage.module)
+            spirv = self._spirv(stage.module)
             there = self._bindings[layout]
             if there.issuperset(spirv.descriptors().values()):
                 self._served.add((stage.module, layout))
@@ -926,7 +937,7 @@ class _ImageBuilder:
 
     def _wrong_specialization(self, stage: Any) -> str | None:
         """A value that is not as long as its constant: VUID-VkSpecializationMapEntry-constantID-00776."""
-        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._module(stage.module)[1]
+        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._spirv(stage.module)
         if all(each.size == 4 for each in entries) and _OTHER_SIZES.isdisjoint(spirv.capabilities):
             return None
         if stage.module not in self._constant_sizes:
@@ -954,7 +965,7 @@ class _ImageBuilder:
 
     def _excess_memory(self, stage: Any) -> str | None:
         """The limit that a stage's shared memory exceeds; of several entry points' variables only its own count."""
-        memory, spirv = self._memory_of(stage.module), self._module(stage.module)[1]
+        memory, spirv = self._memory_of(stage.module), self._spirv(stage.module)
         entry = stage_entry_point(stage, spirv)
         if memory is None or entry is None:
             return None
@@ -1030,6 +1041,10 @@ class _ImageBuilder:
         return self._layout.add_object(
             ImageObject(kind=kind, key=key, offset=offset, dependencies=tuple(sorted(dependencies)))
         )
+
+
+def _not_there(key: int) -> bytes:
+    raise NotSuppliedError(key)
 
 
 def _pointer_at(piece: Piece, offset: int) -> int | None:

@@ -1,0 +1,239 @@
+"""`ShaderModuleIdentifierStore`: identifiers of shader modules by the keys that an application has for its shaders.
+
+One file for each algorithm (VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT::shaderModuleIdentifierAlgorithmUUID)
+in a directory of cache files: identifiers are good for every device, and every version of a driver, that has
+it. Another algorithm is another file, and what names another one is not used. Little-endian:
+
+| offset | size | field                                                    |
+|--------|------|----------------------------------------------------------|
+|      0 |    8 | magic "ORCHSMI" and format version 1                     |
+|      8 |    8 | number of entries, n                                     |
+|     16 |   16 | shaderModuleIdentifierAlgorithmUUID                      |
+|     32 |   16 | xxh3_128 of the algorithm and of all behind the header   |
+|     48 |  8 n | keys of shaders, ascending                               |
+|        |  4 n | hours since 1970 in which each was used last             |
+|        |    n | size of each identifier, 1 to 32 bytes                   |
+|        | 32 n | the identifiers, zeros behind each                       |
+
+It is a file and not a database: 45 bytes a shader are 4.5 MB for 100,000, which are read in milliseconds,
+once a run, and written whole. A killed writer leaves the old file or the new one; what it had learned is asked
+for again. Beyond the bound those go that were not used for longest.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from attrs import evolve, field, frozen, validators
+
+from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, content_hash128
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, MODULE_IDENTIFIERS
+
+_HEADER: Final = struct.Struct("<7sBQ16s16s")
+IDENTIFIERS_MAGIC: Final = b"ORCHSMI"
+"""What a file begins with."""
+
+_VERSION: Final = 1
+_ENTRY_BYTES: Final = 8 + 4 + 1 + MOST_IDENTIFIER_BYTES
+_HOUR_S: Final = 3600
+
+MOST_ENTRIES: Final = (MODULE_IDENTIFIERS.cap - _HEADER.size) // _ENTRY_BYTES
+"""Ten times what the largest known games have; those that were used last are kept."""
+
+Keys = npt.NDArray[np.uint64]
+
+
+@frozen(eq=False)
+class KnownIdentifiers:
+    """Identifiers of modules, all of one algorithm.
+
+    Attributes:
+        algorithm: shaderModuleIdentifierAlgorithmUUID; empty where there is no file.
+        keys: Keys of shaders, ascending, shape (n,).
+        used: Hours since 1970 in which each was used last, shape (n,).
+        sizes: Bytes of each identifier, shape (n,).
+        identifiers: Zeros behind each, shape (n, 32).
+        problem: Why a file that is there was not used, or "".
+    """
+
+    algorithm: bytes = b""
+    keys: Keys = field(factory=lambda: np.zeros(0, np.uint64), repr=False)
+    used: npt.NDArray[np.uint32] = field(factory=lambda: np.zeros(0, np.uint32), repr=False)
+    sizes: npt.NDArray[np.uint8] = field(factory=lambda: np.zeros(0, np.uint8), repr=False)
+    identifiers: npt.NDArray[np.uint8] = field(
+        factory=lambda: np.zeros((0, MOST_IDENTIFIER_BYTES), np.uint8), repr=False
+    )
+    problem: str = ""
+
+    def __len__(self) -> int:
+        """Number of shaders."""
+        return len(self.keys)
+
+    def of(self, keys: Keys) -> list[bytes]:
+        """The identifier of each of some shaders; empty where it is not known."""
+        found = self._places(keys)
+        return [
+            b"" if place < 0 else self.identifiers[place, : self.sizes[place]].tobytes()
+            for place in found.tolist()
+        ]
+
+    def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
+        """With newer identifiers, which win; `used` are the shaders that were asked for now."""
+        stamps = self.used.copy()
+        places = self._places(used)
+        stamps[places[places >= 0]] = hour
+        table = np.zeros((len(learned), MOST_IDENTIFIER_BYTES), np.uint8)
+        for row, each in zip(table, learned.values(), strict=True):
+            row[: len(each)] = np.frombuffer(each, np.uint8)
+        # The newest first: the first of equal keys is the one that unique keeps.
+        keys = np.concatenate([np.array(list(learned), np.uint64), self.keys])
+        columns = (
+            np.concatenate([np.full(len(learned), hour, np.uint32), stamps]),
+            np.concatenate([np.array([len(each) for each in learned.values()], np.uint8), self.sizes]),
+            np.concatenate([table, self.identifiers]),
+        )
+        unique, first = np.unique(keys, return_index=True)
+        if len(unique) > most:
+            kept = np.sort(np.argsort(columns[0][first], kind="stable")[len(unique) - most :])
+            unique, first = unique[kept], first[kept]
+        return evolve(
+            self,
+            keys=unique,
+            used=columns[0][first],
+            sizes=columns[1][first],
+            identifiers=columns[2][first],
+            problem="",
+        )
+
+    def _places(self, keys: Keys) -> npt.NDArray[np.intp]:
+        """Where each of some keys stands, -1 for nowhere."""
+        if not len(self.keys) or not len(keys):
+            return np.full(len(keys), -1, np.intp)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[places] == keys, places, -1)
+
+
+@frozen
+class ShaderModuleIdentifierStore:
+    """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe.
+
+    Attributes:
+        cache_file: What its name is made of; nothing need be there.
+        algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
+        revision: What the keys mean (`SpirvProvider.revision`): each has a file of its own.
+        most: Shaders that it holds, at most.
+        operations: The calls to use.
+    """
+
+    cache_file: Path
+    algorithm: bytes = field(validator=[validators.min_len(16), validators.max_len(16)])
+    revision: str = ""
+    most: int = field(default=MOST_ENTRIES, validator=[validators.ge(1), validators.le(MOST_ENTRIES)])
+    operations: FileOperations = field(default=REAL_FILE_OPERATIONS, repr=False)
+
+    @classmethod
+    def of(cls, directory: Path, algorithm: bytes, revision: str = "") -> ShaderModuleIdentifierStore:
+        """The store of an algorithm in a directory of cache files."""
+        name = f"shader-modules-{algorithm.hex()}{CACHE_FILE_SUFFIX}"
+        return cls(directory / name, algorithm, revision)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return MODULE_IDENTIFIERS.path(self.cache_file, self._label)
+
+    @property
+    def _label(self) -> str:
+        return content_hash128(self.revision.encode())[:8].hex()
+
+    def read(self) -> KnownIdentifiers:
+        """What is known. Never raises: what cannot be used is empty and says why."""
+
+        def decode(data: bytes) -> KnownIdentifiers:
+            known = decode_identifiers(data)
+            if known.algorithm != self.algorithm:
+                raise ValueError(
+                    f"it is of another algorithm: {known.algorithm.hex()}, and the device has "
+                    f"{self.algorithm.hex()}"
+                )
+            return known
+
+        known, problem = MODULE_IDENTIFIERS.read(self.path, decode, self.operations)
+        if known is None:
+            return KnownIdentifiers(self.algorithm, problem=f"{self.path}: {problem}" if problem else "")
+        return known
+
+    def add(self, learned: Mapping[int, bytes], used: Keys | None = None) -> KnownIdentifiers:
+        """Keep identifiers, by the keys of their shaders, beside those that are kept already.
+
+        Args:
+            learned: The identifiers, 1 to 32 bytes each.
+            used: Shaders that were asked for now, shape (k,); they are kept longest.
+
+        Returns:
+            What is known now.
+
+        Raises:
+            ValueError: An identifier is too long, or empty.
+            SaveError: As `Kind.write`.
+        """
+        if not all(1 <= len(each) <= MOST_IDENTIFIER_BYTES for each in learned.values()):
+            raise ValueError(f"an identifier has 1 to {MOST_IDENTIFIER_BYTES} bytes")
+        asked = np.zeros(0, np.uint64) if used is None else used
+        known = KnownIdentifiers(self.algorithm)
+
+        def make() -> tuple[bytes, ...]:
+            nonlocal known
+            known = self.read().updated(learned, asked, int(time.time()) // _HOUR_S, self.most)
+            return encode_identifiers(known)
+
+        MODULE_IDENTIFIERS.write(self.cache_file, make, self.operations, label=self._label)
+        return known
+
+
+def encode_identifiers(known: KnownIdentifiers) -> tuple[bytes, ...]:
+    """The content of a file."""
+    body = b"".join(
+        [
+            known.keys.astype("<u8").tobytes(),
+            known.used.astype("<u4").tobytes(),
+            known.sizes.tobytes(),
+            known.identifiers.tobytes(),
+        ]
+    )
+    proof = content_hash128(known.algorithm + body)
+    return _HEADER.pack(IDENTIFIERS_MAGIC, _VERSION, len(known), known.algorithm, proof), body
+
+
+def decode_identifiers(data: bytes) -> KnownIdentifiers:
+    """What a file's content says, whatever the algorithm.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
+    magic, version, count, algorithm, expected = _HEADER.unpack_from(data)
+    if magic != IDENTIFIERS_MAGIC or version != _VERSION:
+        raise ValueError(f"at byte 0: not a file of module identifiers of version {_VERSION}")
+    body = memoryview(data)[_HEADER.size :]
+    if len(body) != _ENTRY_BYTES * count:
+        raise ValueError(
+            f"at byte 8: {count} entries need {_ENTRY_BYTES * count} bytes, {len(body)} are there"
+        )
+    if content_hash128(algorithm + bytes(body)) != expected:
+        raise ValueError("at byte 32: the content does not have the hash that was saved with it")
+    keys = np.frombuffer(body, "<u8", count).astype(np.uint64)
+    used = np.frombuffer(body, "<u4", count, 8 * count).astype(np.uint32)
+    sizes = np.frombuffer(body, np.uint8, count, 12 * count).copy()
+    table = np.frombuffer(body, np.uint8, MOST_IDENTIFIER_BYTES * count, 13 * count)
+    if (sizes > MOST_IDENTIFIER_BYTES).any() or (sizes == 0).any() or (np.diff(keys) == 0).any():
+        raise ValueError(f"at byte {_HEADER.size}: sizes or keys are not as they are written")
+    return KnownIdentifiers(algorithm, keys, used, sizes, table.reshape(count, MOST_IDENTIFIER_BYTES).copy())
