@@ -1,0 +1,272 @@
+"""Real sets without their SPIR-V, on real drivers: what is created of them, what falls back, and what it takes on disk.
+
+RADV's creation feedback says what it found in the cache; that no SPIR-V was there is sure, because the archive
+has none and the provider fails the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import trio
+from attrs import evolve
+
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.identified import SpirvProvider
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, IdentifiersRecord, OutcomeStatus, encode_json
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+from orchestrator.stores.kinds import MODULE_IDENTIFIERS
+from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
+from tests.drivers import run_on_device
+
+NAVI21 = "radv:navi21"
+MESA = b"MESA-BLAKE3".ljust(16, b"\0")
+OPTIONS = CompileOptions(selector=NAVI21, workers=2, identifiers=True)
+SETS = ("sample", "supertuxkart", "sascha_rt")
+
+
+def set_path(name: str, request: pytest.FixtureRequest) -> Path:
+    """The sample, or a captured set; the test is skipped where it is absent."""
+    if name == "sample":
+        return sample_path()
+    folder: Path = request.getfixturevalue("corpora")
+    return folder / f"{name}.foz"
+
+
+def compiled(source: PipelineSet, folder: Path, options: CompileOptions = OPTIONS) -> CompileReport:
+    async def main() -> CompileReport:
+        return await compile_set(source, options, cache_directory=folder)
+
+    return trio.run(main)
+
+
+def without_code(path: Path, folder: Path) -> Path:
+    """An archive of the same records, without shader modules."""
+    target = folder / "without-code.foz"
+    with PipelineSet.open(path) as source, ArchiveWriter(target) as writer:
+        for tag in RecordTag:
+            if tag is not RecordTag.SHADER_MODULE:
+                for key in source.records.keys(tag):
+                    writer.add(tag, key, source.records.payload(tag, key))
+    return target
+
+
+def refuse(key: int) -> bytes:
+    raise AssertionError(f"the code of {key:016x} was asked for")
+
+
+def identifiers(report: CompileReport) -> IdentifiersRecord:
+    assert report.identifiers is not None
+    return report.identifiers
+
+
+def created(report: CompileReport) -> int:
+    counts = report.counts()
+    return counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("name", SETS)
+def test_a_primed_set_needs_no_spirv(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    path = set_path(name, request)
+    with PipelineSet.open(path) as source:
+        first = compiled(source, tmp_path)
+        sizes = [len(source.module(key).code) for key in source.records.keys(RecordTag.SHADER_MODULE)]
+    assert identifiers(first).known == 0
+    (store,) = tmp_path.glob(f"*{MODULE_IDENTIFIERS.suffix}")
+    # Of all that the set has in SPIR-V, at least 95 % less, with nothing deflated on either side.
+    assert store.stat().st_size < 0.05 * sum(sizes)
+    assert identifiers(first).store_bytes == store.stat().st_size
+
+    # What the device can take: what it cannot, only the code says.
+    can = Subset(keys=frozenset(int(each.key) for each in first.pipelines if each.created))
+    with PipelineSet.open(without_code(path, tmp_path)) as bare:
+        assert bare.tag_counts[RecordTag.SHADER_MODULE] == 0
+        report = compiled(bare.supplied_by(SpirvProvider(refuse)), tmp_path, evolve(OPTIONS, subset=can))
+    assert report.failed == report.skipped == ()
+    # What links libraries has no feedback of its own and counts as its libraries do; those that only say how
+    # vertices are read, or how colours are written, hold no code, and are never in a cache.
+    codeless = 4 if name == "sample" else 0
+    assert created(report) == created(first) == len(report.pipelines)
+    assert report.counts()[OutcomeStatus.COMPILED] <= codeless + 28 * (name == "sample")
+    record = identifiers(report)
+    assert (record.missed, record.asked) == (0, 0)
+    assert record.created >= created(first) - codeless
+
+
+@pytest.mark.driver(NAVI21)
+@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
+def test_one_damaged_identifier_is_one_fall_back(mode: CacheMode, tmp_path: Path, corpora: Path) -> None:
+    path = corpora / "supertuxkart.foz"
+    options = evolve(OPTIONS, mode=mode)
+    with PipelineSet.open(path) as source:
+        total = created(compiled(source, tmp_path, options))
+        store = ShaderModuleIdentifierStore.of(tmp_path, MESA)
+        known = store.read()
+        assert len(known) == len(source.records.keys(RecordTag.SHADER_MODULE))
+        # By the records of the set, and not by what the run says of itself.
+        users = {int(key): users_of(source, int(key)) for key in known.keys}
+        damaged = min(users, key=lambda key: len(users[key]))
+        (user,) = users[damaged]
+        (good,) = known.of(np.array([damaged], np.uint64))
+        store.add({damaged: bytes([good[0] ^ 1, *good[1:]])})
+        asked: list[int] = []
+
+        def translate(key: int) -> bytes:
+            asked.append(key)
+            return source.module(key).code
+
+        with PipelineSet.open(without_code(path, tmp_path)) as bare:
+            report = compiled(bare.supplied_by(SpirvProvider(translate)), tmp_path, options)
+    assert created(report) == report.counts()[OutcomeStatus.CACHE_HIT] == total
+    record = identifiers(report)
+    assert (record.missed, record.created) == (1, total - 1)
+    # It alone: of its two shaders each was asked for once.
+    assert sorted(asked) == sorted(key for key, each in users.items() if user in each)
+    assert len(asked) == record.asked == 2
+    # It is mended: the next run asks for nothing.
+    assert record.changed == 1
+    assert store.read().of(np.array([damaged], np.uint64)) == [good]
+
+
+def users_of(source: PipelineSet, module: int) -> list[int]:
+    """Pipelines that have a stage of a module, by the text of their records."""
+    tags = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE)
+    name = f"{module:016x}".encode()
+    return [
+        key
+        for tag in tags
+        for key in source.records.keys(tag)
+        if name in bytes(source.records.payload(tag, key))
+    ]
+
+
+@pytest.mark.driver(NAVI21)
+def test_the_next_run_of_an_archive_reads_no_module(tmp_path: Path, corpora: Path) -> None:
+    """With its plan a set is not decoded, and with identifiers its code is not read either."""
+    path = corpora / "supertuxkart.foz"
+    with PipelineSet.open(path) as source:
+        first = compiled(source, tmp_path)
+    with PipelineSet.open(path) as source:
+
+        def module(key: int, place: object = None) -> bytes:
+            raise AssertionError(f"module {key:016x} was read")
+
+        source.module = module  # type: ignore[method-assign, assignment]
+        second = compiled(source, tmp_path)
+    assert second.counts()[OutcomeStatus.CACHE_HIT] == created(first)
+    assert identifiers(second).created == created(first)
+
+
+@pytest.mark.driver(NAVI21)
+def test_binaries_need_neither_spirv_nor_a_state_of_ours(tmp_path: Path, corpora: Path) -> None:
+    options = evolve(OPTIONS, mode=CacheMode.BINARIES)
+    path = corpora / "supertuxkart.foz"
+    with PipelineSet.open(path) as source:
+        total = created(compiled(source, tmp_path, options))
+    with PipelineSet.open(without_code(path, tmp_path)) as bare:
+        report = compiled(bare.supplied_by(SpirvProvider(refuse)), tmp_path, options)
+    assert report.counts()[OutcomeStatus.CACHE_HIT] == total
+    assert report.binaries is not None
+    assert report.binaries.created == total
+
+
+@pytest.mark.driver("lavapipe")
+def test_lavapipe_says_that_it_has_none_and_compiles_as_always(tmp_path: Path, corpora: Path) -> None:
+    path = corpora / "supertuxkart.foz"
+    options = evolve(OPTIONS, selector="lavapipe")
+    with PipelineSet.open(path) as source:
+        report = compiled(source, tmp_path, options)
+        assert created(report) == 28
+        assert report.identifiers is None
+        assert any(
+            "has no VK_EXT_shader_module_identifier: pipelines are created with their SPIR-V" in note
+            for note in report.notes
+        )
+        assert not list(tmp_path.glob(f"*{MODULE_IDENTIFIERS.suffix}"))
+        # And where the code is not in the set, all of it is asked for.
+        asked: list[int] = []
+
+        def translate(key: int) -> bytes:
+            asked.append(key)
+            return source.module(key).code
+
+        with PipelineSet.open(without_code(path, tmp_path)) as bare:
+            report = compiled(bare.supplied_by(SpirvProvider(translate)), tmp_path, options)
+    assert created(report) == 28
+    assert len(asked) == len(set(asked)) == identifiers(report).asked == 12
+    assert any("the code of every shader is asked for" in note for note in report.notes)
+
+
+def wrong_code(how: str, path: str, folder: str) -> dict[str, object]:
+    """For a process of its own: compile a set whose provider gives wrong code for one shader."""
+    with PipelineSet.open(path) as source:
+        shaders = sorted(source.records.keys(RecordTag.SHADER_MODULE))
+        victim = shaders[0]
+        others: dict[str, Callable[[], bytes]] = {
+            "another stage's": lambda: next(
+                code
+                for each in shaders
+                if (code := source.module(each).code)
+                and entry_of(code) != entry_of(source.module(victim).code)
+            ),
+            "cut short": lambda: source.module(victim).code[:400],
+        }
+
+        def translate(key: int) -> bytes:
+            return others[how]() if key == victim else source.module(key).code
+
+        with PipelineSet.open(without_code(Path(path), Path(folder))) as bare:
+            report = compiled(bare.supplied_by(SpirvProvider(translate)), Path(folder))
+        users = users_of(source, victim)
+    return {
+        "created": created(report),
+        "failed": sorted(int(each.key) for each in report.failed),
+        "reasons": sorted({each.reason for each in report.failed}),
+        "users": sorted(users),
+    }
+
+
+def entry_of(code: bytes) -> int:
+    """The execution model of the first entry point."""
+    words = np.frombuffer(code, "<u4")
+    at = 5
+    while words[at] & 0xFFFF != 15:
+        at += int(words[at] >> 16)
+    return int(words[at + 1])
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("another stage's", "without the entry point 'main'"), ("cut short", "what is no SPIR-V")],
+)
+def test_wrong_code_never_reaches_the_driver(how: str, reason: str, tmp_path: Path, corpora: Path) -> None:
+    found = run_on_device(
+        NAVI21,
+        f"{__name__}:wrong_code",
+        how,
+        str(corpora / "supertuxkart.foz"),
+        str(tmp_path),
+    )
+    assert found["failed"] == found["users"]
+    assert found["created"] == 28 - len(found["users"])
+    assert all(reason in each for each in found["reasons"]), found["reasons"]
+
+
+def test_the_record_adds_up() -> None:
+    one = IdentifiersRecord(modules=1, known=1, slowest_ns=5, store_bytes=10, provider_ns=7)
+    two = IdentifiersRecord(modules=2, missed=3, slowest_ns=4, store_bytes=20, provider_ns=1)
+    assert one + two == IdentifiersRecord(
+        modules=3, known=1, missed=3, slowest_ns=5, store_bytes=20, provider_ns=8
+    )
+    assert msgspec.json.decode(encode_json(one))["slowest_s"] == 5e-9
