@@ -61,9 +61,10 @@ from orchestrator.cli.signals import ending_signals
 if TYPE_CHECKING:
     import trio
 
+    from orchestrator.cli.control_lines import ControlLines
     from orchestrator.cli.documents import TargetsDocument
     from orchestrator.cli.progress import ProgressView
-    from orchestrator.cli.progress_lines import ProgressLines
+    from orchestrator.cli.progress_lines import LinesBeside, ProgressLines
     from orchestrator.devices.image import PipelineKind
     from orchestrator.process import StageClock
     from orchestrator.run.compile_server import CompileServer
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         PipelineOutcome,
         Savings,
     )
+    from orchestrator.run.steering import Steering
     from orchestrator.run.targets import TargetResult
     from orchestrator.sets.prepare import Subset
 
@@ -152,6 +154,8 @@ class CompileArguments:
             there while they are made, unless --cache-dir says otherwise, so the same command goes on.
         progress: `jsonl`: write how far it is, one JSON object a line, to descriptor 3; `jsonl:FD`: to
             another one. For programs.
+        control: Take commands from this descriptor, one JSON object a line: what comes first, what is left
+            out, how long work may begin, and to stop. Needs `--progress`, for the answers.
         quiet: Show no progress and no report; errors are shown.
         nice: Let other programs of this machine go first: 0 to 19, as nice(1).
     """
@@ -195,6 +199,7 @@ class CompileArguments:
     out: Annotated[Path | None, Parameter(alias="-o", show_default=lambda _: "none")] = None
     key: KeyFile = None
     progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
+    control: Annotated[int | None, Parameter(show_default=lambda _: "none", validator=in_range(0))] = None
     quiet: Annotated[Flag, Parameter(alias="-q")] = False
     nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0
 
@@ -294,20 +299,22 @@ def compile_verb(
         orchestrator compile game.foz -d radv:navi21 -d radv:navi31 --out pack
         orchestrator compile game.foz --device 'radv:*' --out pack --nice 10
     """
+    from orchestrator.cli.control_lines import ControlLines
     from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.process import process_clock
 
     # Before anything else opens a descriptor that the caller forgot to.
     clock = process_clock()
     lines = ProgressLines.of_option(arguments.progress)
+    control = ControlLines.of_option(arguments.control, lines)
     if arguments.nice:
         os.nice(arguments.nice)
     given = arguments.device or [""]
     output = Output(json=json)
     if len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given):
-        code = _compile_targets(sets, arguments, lines, output)
+        code = _compile_targets(sets, arguments, control, lines, output)
     else:
-        code = _compile_one(sets, arguments, given[0], lines, output, clock)
+        code = _compile_one(sets, arguments, given[0], control, lines, output, clock)
     lines.end(code)
     return code
 
@@ -316,6 +323,7 @@ def _compile_one(
     sets: list[str],
     arguments: CompileArguments,
     selector: str,
+    control: ControlLines,
     lines: ProgressLines,
     output: Output,
     clock: StageClock,
@@ -334,16 +342,16 @@ def _compile_one(
         from orchestrator.run.records import encode_report
 
         if lines.wanted:
-            lines.start((selector,), _planned(paths, options.subset))
+            lines.start((selector,), _planned(paths, options.subset, control))
         with progress_view(output, quiet=arguments.quiet) as shown:
             view = LinesBeside(shown, lines, selector)
             if server is None:
-                report = _compile_here(paths, options, directory, view, clock)
+                report = _compile_here(paths, options, directory, view, control, clock)
             else:
                 log = arguments.driver_log
                 file = None if log is None else held.enter_context(log.open("wb"))
                 clock.enter("supervise")
-                report = _compile_supervised(server, paths, options, directory, view, file)
+                report = _compile_supervised(server, paths, options, directory, view, control, file)
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
@@ -379,33 +387,35 @@ def _compile_supervised(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    view: ProgressView,
+    view: LinesBeside,
+    control: ControlLines,
     log: BinaryIO | None,
 ) -> CompileReport:
     import trio
 
     from orchestrator.run.supervisor import compile_supervised
 
-    async def job(stop: trio.Event) -> CompileReport:
+    async def job(steering: Steering) -> CompileReport:
         return await compile_supervised(
             paths,
             options,
             cache_directory=directory,
-            stop=stop,
+            stop=steering.beside(view.settled, view.saved),
             on_stage=view.stage,
             on_progress=view.progress,
             server=server,
             log=log,
         )
 
-    return trio.run(_until_signal, job, view)
+    return trio.run(_until_signal, job, view, control)
 
 
 def _compile_here(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    view: ProgressView,
+    view: LinesBeside,
+    control: ControlLines,
     clock: StageClock,
 ) -> CompileReport:
     import trio
@@ -416,31 +426,38 @@ def _compile_here(
     clock.enter("read")
     with open_paths(paths, indexed=False) as opened:
 
-        async def job(stop: trio.Event) -> CompileReport:
+        async def job(steering: Steering) -> CompileReport:
             return await compile_set(
                 opened,
                 options,
                 cache_directory=directory,
-                stop=stop,
+                stop=steering.beside(view.settled, view.saved),
                 on_stage=view.stage,
                 on_progress=view.progress,
                 clock=clock,
             )
 
         own_target(options.selector, driver_caches=options.driver_caches)
-        return trio.run(_until_signal, job, view)
+        return trio.run(_until_signal, job, view, control)
 
 
-def _planned(paths: Sequence[str], subset: Subset) -> int:
-    """How many pipelines are to be created on a device, those of each group counted."""
+def _planned(paths: Sequence[str], subset: Subset, control: ControlLines) -> int:
+    """How many pipelines are to be created on a device, those of each group counted; commands may name them."""
     from orchestrator.sets.opening import open_paths
 
     with open_paths(paths) as opened:
-        return sum(len(subset.of(each.pipelines)) for each in subset.groups_of(opened))
+        jobs = [subset.of(each.pipelines) for each in subset.groups_of(opened)]
+    if control.wanted:
+        control.known = {job.key for each in jobs for job in each}
+    return sum(map(len, jobs))
 
 
 def _compile_targets(
-    sets: list[str], arguments: CompileArguments, lines: ProgressLines, output: Output
+    sets: list[str],
+    arguments: CompileArguments,
+    control: ControlLines,
+    lines: ProgressLines,
+    output: Output,
 ) -> ExitCode:
     """Compile for several targets, each in a child process, and make a pack where one is asked for."""
     import trio
@@ -470,22 +487,22 @@ def _compile_targets(
     pack = None if arguments.out is None else GrowingPack.begin(arguments.out, key, targets)
     place = arguments.cache_dir or arguments.out
     directory = None if arguments.mode == "none" else usable_directory(place).absolute()
-    pipelines = _planned(paths, options[0].subset)
+    pipelines = _planned(paths, options[0].subset, control)
     lines.start(targets, pipelines)
     with progress_view(output, quiet=arguments.quiet) as view:
 
-        async def job(stop: trio.Event) -> list[TargetResult]:
+        async def job(steering: Steering) -> list[TargetResult]:
             return await compile_targets(
                 paths,
                 options,
                 pipelines=pipelines,
                 cache_directory=directory,
                 listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
-                stop=stop,
+                stop=steering,
                 keep=None if pack is None else pack.take,
             )
 
-        results = trio.run(_until_signal, job, view)
+        results = trio.run(_until_signal, job, view, control)
     manifest = None if pack is None else pack.finish(results)
     output.document(lambda: _targets_document(results, arguments.out))
     if not arguments.quiet:
@@ -556,15 +573,20 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
         write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
 
 
-async def _until_signal(job: Callable[[trio.Event], Awaitable[_T]], view: ProgressView) -> _T:
-    """Run a job that the first ending signal asks to stop; the report of what was done by then."""
+async def _until_signal(
+    job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines
+) -> _T:
+    """Run a job that the first ending signal asks to stop, and commands steer; the report of what was done."""
     import trio
 
-    stop = trio.Event()
+    from orchestrator.run.steering import Steering
+
+    steering = Steering(steered=control.wanted)
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(_watch_signals, stop, view)
-            report = await job(stop)
+            await nursery.start(_watch_signals, steering.stop, view)
+            await nursery.start(control.serve, steering)
+            report = await job(steering)
             nursery.cancel_scope.cancel()
     except ExceptionGroup as group:
         # The nursery wraps what the job raises; a caller wants the error itself.
@@ -684,7 +706,7 @@ def _show_counts(output: Output, report: CompileReport) -> None:
         (OutcomeStatus.SKIPPED, "skipped", "warn"),
         (OutcomeStatus.FAILED, "failed", "bad"),
     ]
-    if report.stopped:
+    if report.stopped or report.outcomes.not_run:
         columns.append((OutcomeStatus.NOT_RUN, "not run", "warn"))
     made = table("pipelines", "all", *(name for _, name, _ in columns), numbers=range(1, len(columns) + 2))
     for kind in PipelineKind:

@@ -1,7 +1,6 @@
 """`--progress jsonl`: how far a compile is, one JSON object a line on a descriptor, for a parent program.
 
-docs/cli.md describes the events. Version 1: `start` says it; fields and events may be added, and a reader
-passes over what it does not know.
+The events are the types of events.py, and docs/control.md describes them.
 
 Guarantees: a reader that is slow loses events of progress and no others, and one that is gone loses all: the
 compile never fails for it. A line is written whole. What a reader does not take in five seconds is dropped.
@@ -18,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from orchestrator.cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from orchestrator.cli.events import AnyCommand
     from orchestrator.cli.progress import ProgressView
     from orchestrator.run import records
+    from orchestrator.run.steering import Settlement
 
-VERSION: Final = 1
 DESCRIPTOR: Final = 3
 """Where lines go unless `jsonl:FD` says otherwise."""
 
@@ -66,8 +68,7 @@ class ProgressLines:
     def start(self, targets: tuple[str, ...], pipelines: int) -> None:
         """The work begins."""
         self._event(
-            "start",
-            version=VERSION,
+            "Start",
             process_id=os.getpid(),
             targets=targets,
             pipelines=pipelines,
@@ -76,11 +77,11 @@ class ProgressLines:
 
     def begins(self, target: str, workers: int) -> None:
         """A target begins."""
-        self._event("target", target=target, workers=workers)
+        self._event("Target", target=target, workers=workers)
 
     def stage(self, target: str, name: str) -> None:
         """A stage of a target begins."""
-        self._event("stage", target=target, name=name)
+        self._event("Stage", target=target, name=name)
 
     def progress(
         self, target: str, progress: records.Progress, overall: records.Progress | None = None
@@ -88,13 +89,43 @@ class ProgressLines:
         """How far a target is, and all of them."""
         if self._descriptor is None:
             return
-        self._event("progress", droppable=True, target=target, **_fields(progress))
-        if overall is not None:
-            self._event("progress", droppable=True, target=None, **_fields(overall))
+        for whose, each in ((target, progress), (None, overall)):
+            if each is not None:
+                self._event("Progress", droppable=True, target=whose, **_fields(each))
+
+    def settled(self, target: str, settlement: Settlement) -> None:
+        """Pipelines of a target came to their end."""
+        if self._descriptor is None:
+            return
+        from orchestrator.run.records import Hash, OutcomeStatus
+
+        lists: dict[str, Any] = {
+            name: tuple(map(Hash, getattr(settlement, name))) for name in ("compiled", "hits", "cancelled")
+        }
+        if any(lists.values()):
+            self._event("Settled", target=target, **lists)
+        for status, reasons in (
+            (OutcomeStatus.SKIPPED, settlement.skipped),
+            (OutcomeStatus.FAILED, settlement.failed),
+        ):
+            for key, reason in reasons.items():
+                self._event("Failed", target=target, key=Hash(key), status=status, reason=reason[:_TEXT])
+
+    def saved(self, target: str, path: Path, size: int) -> None:
+        """A target's cache file was saved."""
+        self._event("Saved", target=target, path=str(path), size=size)
+
+    def answer(self, command: AnyCommand, unknown: tuple[str, ...]) -> None:
+        """A command has taken effect."""
+        self._event("Answer", id=command.id, command=type(command).__name__.lower(), unknown=unknown)
+
+    def error(self, line: int, problem: str) -> None:
+        """A line is no command."""
+        self._event("Error", line=line, problem=problem[:_TEXT])
 
     def message(self, text: str) -> None:
         """Words for a person."""
-        self._event("message", text=text[:_TEXT])
+        self._event("Message", text=text[:_TEXT])
 
     def ends(self, target: str, report: records.CompileReport | None, problem: str) -> None:
         """A target is over."""
@@ -104,7 +135,7 @@ class ProgressLines:
 
         counts = None if report is None else report.counts()
         self._event(
-            "done",
+            "Done",
             target=target,
             outcomes=None if counts is None else {each.value: counts[each] for each in OutcomeStatus},
             stopped=report is not None and report.stopped,
@@ -113,17 +144,16 @@ class ProgressLines:
 
     def end(self, exit_code: int) -> None:
         """All is over; the last event."""
-        self._event("end", exit_code=exit_code)
+        self._event("End", exit_code=exit_code)
 
-    def _event(self, event: str, *, droppable: bool = False, **fields: Any) -> None:
+    def _event(self, kind: str, *, droppable: bool = False, **fields: Any) -> None:
         if self._descriptor is None:
             return
-        import msgspec
+        from orchestrator.cli import events
+        from orchestrator.run.records import encode_json
 
-        from orchestrator.run.records import encode_hook
-
-        at = round(time.monotonic() - self._began, 3)
-        line = msgspec.json.encode({"event": event, "at_s": at, **fields}, enc_hook=encode_hook) + b"\n"
+        at_s = round(time.monotonic() - self._began, 3)
+        line = encode_json(getattr(events, kind)(at_s=at_s, **fields)) + b"\n"
         try:
             self._write(line, 0.0 if droppable else _PATIENCE_S)
         except OSError:
@@ -147,11 +177,9 @@ def _writable(descriptor: int, timeout_s: float) -> bool:
 
 
 def _fields(progress: records.Progress) -> dict[str, Any]:
-    import msgspec
+    from orchestrator.cli.events import Progress
 
-    fields = msgspec.structs.asdict(progress)
-    del fields["started_ns"]
-    return fields
+    return {name: getattr(progress, name) for name in Progress.__struct_fields__ if hasattr(progress, name)}
 
 
 class LinesBeside:
@@ -174,3 +202,11 @@ class LinesBeside:
         """Say it, and write it."""
         self._view.say(text)
         self._lines.message(text)
+
+    def settled(self, settlement: Settlement) -> None:
+        """Write it: a person is told how many, by progress."""
+        self._lines.settled(self._target, settlement)
+
+    def saved(self, path: Path, size: int) -> None:
+        """Write it: the report says it to a person."""
+        self._lines.saved(self._target, path, size)

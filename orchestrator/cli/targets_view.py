@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.output import seconds_text
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from orchestrator.cli.progress import ProgressView
     from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.run import records
+    from orchestrator.run.steering import Settlement
     from orchestrator.run.targets import TargetResult
 
 
@@ -37,6 +40,14 @@ class TargetsView:
         """Show how far all are."""
         self._lines.progress(selector, progress, overall)
         self._view.progress(overall)
+
+    def settled(self, selector: str, settlement: Settlement) -> None:
+        """Write it."""
+        self._lines.settled(selector, settlement)
+
+    def saved(self, selector: str, path: Path, size: int) -> None:
+        """Write it."""
+        self._lines.saved(selector, path, size)
 
     def ends(self, result: TargetResult) -> None:
         """Say what became of a target."""

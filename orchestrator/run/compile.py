@@ -69,6 +69,7 @@ from orchestrator.run.records import (
     Hash,
     InspectedPipeline,
     OutcomeStatus,
+    OutcomeTable,
     Progress,
     ProgressCallback,
     RunReport,
@@ -84,7 +85,8 @@ from orchestrator.run.records import (
     problem_outcomes,
     status_code,
 )
-from orchestrator.schedule import Followers, Scheduler
+from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
+from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.schedule.key_proof import distrusted_kinds
 from orchestrator.sets.groups import FeatureGroup
@@ -124,6 +126,7 @@ class CompileSchedule:
         batch: Largest batch; None for the usual.
         time_limit_s: How long work may begin; batches are then so small that a wrong estimate overruns it by
             little.
+        steered: Whether somebody says what is urgent while it runs: batches are short then too.
         followers: What becomes of pipelines that are the same as another.
         notes: What a reader of the report must know.
         distrusted: Kinds whose keys turned out to tell nothing apart.
@@ -137,6 +140,7 @@ class CompileSchedule:
     speculative: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
     batch: int | None = None
     time_limit_s: float | None = None
+    steered: bool = False
     followers: Followers = Followers.CREATE
     notes: list[str] = field(factory=list)
     distrusted: tuple[PipelineKind, ...] = ()
@@ -220,7 +224,14 @@ class CompileSchedule:
 
     def scheduler(self) -> Scheduler:
         """Makes the scheduler of the run, once."""
-        options = unsteered_schedule(self.mode, batch_limit=self.batch, time_limit_s=self.time_limit_s)
+        limits = [
+            each
+            for each in (self.time_limit_s, STEERED_BATCHES_S if self.steered else None)
+            if each is not None
+        ]
+        options = unsteered_schedule(
+            self.mode, batch_limit=self.batch, time_limit_s=min(limits, default=None)
+        )
         made = self._scheduler = scheduler_of(
             self.image,
             self.workers,
@@ -229,6 +240,7 @@ class CompileSchedule:
             warm=self.warm,
             speculative=self.speculative,
             pipeline_keys=self._keys,
+            priority=Priority.BACKGROUND if self.steered else Priority.SOON,
         )
         # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
         recorded_ns = self._estimated_ns[self.recorded_ns > 0].sum()
@@ -318,6 +330,7 @@ class CompileJob:
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
     clock: StageClock
+    steering: Steering
     identification: Identification | None = None
     _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
@@ -326,6 +339,8 @@ class CompileJob:
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
+    _cancelled: int = field(default=0, init=False)
+    _cancelled_before: int = field(default=0, init=False)
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
@@ -443,7 +458,7 @@ class CompileJob:
                     await trio.to_thread.run_sync(self.source.decoders.close)
                 beside.start_soon(trio.to_thread.run_sync, self._plan.save)
             self._take_group(group, built, device)
-            self._tally.leave_out(problem_outcomes(built))
+            self._leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
             self._beside = built.dependencies
@@ -475,6 +490,7 @@ class CompileJob:
                 with trio.CancelScope(shield=True):
                     if primary is not None:
                         await self._timed("cache_save", lambda: self.cache.close(primary, compiled))
+                        self._tell_saved()
             if options.inspect_executables and not self._stopped:
                 clock.enter("inspect")
                 self.on_stage("inspecting the code of the pipelines")
@@ -515,6 +531,7 @@ class CompileJob:
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
             time_limit_s=self._time_left_s,
+            steered=self.steering.steered,
         )
         await self._timed(
             "pipeline_keys",
@@ -534,10 +551,11 @@ class CompileJob:
             ),
             primary=primary,
             scheduler=schedule.scheduler(),
-            stop=self.cache.stop,
+            stop=self.steering,
             on_merged=cache.on_merged,
             on_progress=self._progress,
         )
+        self._cancelled_before += self._cancelled
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
         clock.enter("save")
@@ -569,13 +587,28 @@ class CompileJob:
             except SaveError as error:
                 self._notes.append(f"what the driver's pipeline keys are worth was not remembered: {error}")
 
+    def _leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
+        """Count pipelines that are not handed to the driver, and tell of them."""
+        self._tally.leave_out(table, beside)
+        if self.steering.on_settled is not None and len(table):
+            self.steering.on_settled(Settlement.of(table, np.arange(len(table))))
+
+    def _tell_saved(self) -> None:
+        for path, size in self.cache.saved():
+            if self.steering.on_saved is not None:
+                self.steering.on_saved(path, size)
+
     def _progress(self, progress: Progress) -> None:
         self.cache.progress(progress.compiled)
+        self._tell_saved()
+        if self._schedule is not None:
+            self._cancelled = len(self._schedule.image) - progress.total
         if self._schedule is not None and progress.done < progress.total:
             now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
             eta_s = self._schedule.eta_s(now_ns)
             progress = msgspec.structs.replace(progress, eta_s=eta_s, slowest=self._schedule.slowest(now_ns))
-        self.on_progress(self._tally.during(progress, len(self._beside)))
+        cancelled = self._cancelled_before + self._cancelled
+        self.on_progress(self._tally.during(progress, len(self._beside), cancelled))
 
     async def _timed(self, stage: str, work: Callable[[], _T]) -> _T:
         """Do blocking work in a thread."""
@@ -657,7 +690,7 @@ class CompileJob:
         with self._clocked("vet"):
             await vetter.vet()
         self._notes += vetter.notes
-        self._tally.leave_out(vetter.left_out, built.dependencies)
+        self._leave_out(vetter.left_out, built.dependencies)
         self._untried += len(vetter.untried)
         if not (len(vetter.left_out) or vetter.untried):
             return built
@@ -673,6 +706,11 @@ class CompileJob:
         facts, chosen = self._plan.facts, self._plan.pipelines
         if facts is None or chosen is None:
             facts, chosen = SetFacts.of(source), subset.of(source.pipelines)
+        if cancelled := self._cancelled_before:
+            which = "pipeline was" if cancelled == 1 else "pipelines were"
+            self._notes.append(
+                f"{cancelled} {which} cancelled, as was said while this went on: the next run compiles them"
+            )
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
@@ -736,7 +774,7 @@ async def compile_set(
     *,
     cache_directory: Path | None = None,
     opener: DeviceOpener | None = None,
-    stop: trio.Event | None = None,
+    stop: trio.Event | Steering | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
     clock: StageClock | None = None,
@@ -749,7 +787,7 @@ async def compile_set(
         cache_directory: Where the cache file is kept; None keeps none.
         opener: Opens the device instead of `options.selector`, as each group of the set asks for it.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved,
-            and the report says NOT_RUN for the rest.
+            and the report says NOT_RUN for the rest. A `Steering` may say more, and hears what comes to its end.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
         clock: Counts the time of the stages, beside what it has counted before; None for one that begins now.
@@ -768,7 +806,8 @@ async def compile_set(
         return open_device(options.selector, request=request, driver_caches=options.driver_caches)
 
     directory = None if options.mode is CacheMode.NONE else cache_directory
-    cache = CompileCache(options, directory, stop)
+    steering = Steering.of(stop)
+    cache = CompileCache(options, directory, steering.stop)
     chosen = opener or default_opener
     if options.mode is CacheMode.BINARIES:
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
@@ -780,7 +819,7 @@ async def compile_set(
     profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
     clock = clock or StageClock("read")
     job = CompileJob(
-        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, identification
+        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, steering, identification
     )
     try:
         await job.run()

@@ -1,6 +1,6 @@
 """What a process that supervises a compile and its child say to each other.
 
-    supervisor ── Open, Compile, Try, Stop, Kill ──> server ── forks ──> a worker process, or trial processes
+    supervisor ── Open, Compile, Try, Stop, Steer, Kill ──> server ── forks ──> a worker process, or trial processes
                <── answers of all of them, one pipe ──────────────────┘
 
 Every frame is short enough to be whole in the pipe, whoever writes beside it or is killed. What may be longer
@@ -39,6 +39,29 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
     selector: str
 
 
+class Promote(msgspec.Struct, tag="promote", frozen=True, forbid_unknown_fields=True):
+    """Make pipelines at least so urgent, by key; a `Priority`."""
+
+    keys: tuple[int, ...]
+    priority: int
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True, forbid_unknown_fields=True):
+    """Leave pipelines out that have not begun, by key."""
+
+    keys: tuple[int, ...]
+
+
+class Budget(msgspec.Struct, tag="budget", frozen=True, forbid_unknown_fields=True):
+    """Let batches begin for so long from when a run hears it, at least one, if it is not 0; None: for ever."""
+
+    limit_ns: int | None
+
+
+Said = Promote | Cancel | Budget
+"""What a compile is told while it goes on; see steering.py."""
+
+
 class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     """A request: compile in a fork.
 
@@ -48,6 +71,8 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         cache_directory: As `compile_set`; "" for none.
         left_out: Pipelines that the driver is not to be given, by key, with the reason.
         measured_ns: What trying pipelines took, by key: better than an estimate.
+        steered: Whether more may be said while it goes on.
+        said: What was said before.
     """
 
     number: int
@@ -55,6 +80,8 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     cache_directory: str = ""
     left_out: dict[int, str] = {}
     measured_ns: dict[int, int] = {}
+    steered: bool = False
+    said: tuple[Said, ...] = ()
 
 
 class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
@@ -83,13 +110,21 @@ class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
     number: int
 
 
+class Steer(msgspec.Struct, tag="steer", forbid_unknown_fields=True):
+    """A request: tell the fork of this number something; it answers `Obeyed` when that has taken effect."""
+
+    number: int
+    count: int
+    said: tuple[Said, ...]
+
+
 class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
     """A request: end the fork of this number at once."""
 
     number: int
 
 
-Request = Open | Compile | Try | Stop | Kill
+Request = Open | Compile | Try | Stop | Steer | Kill
 
 
 class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):
@@ -112,6 +147,29 @@ class Progressed(msgspec.Struct, tag="progress", forbid_unknown_fields=True):
 
     number: int
     progress: bytes
+
+
+class Settled(msgspec.Struct, tag="settled", forbid_unknown_fields=True):
+    """Pipelines came to their end; the `Settlement` is in the memory, from `offset` on."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Saved(msgspec.Struct, tag="saved", forbid_unknown_fields=True):
+    """A cache file was saved."""
+
+    number: int
+    path: str
+    size: int
+
+
+class Obeyed(msgspec.Struct, tag="obeyed", forbid_unknown_fields=True):
+    """What this `Steer` said has taken effect."""
+
+    number: int
+    count: int
 
 
 class Prepared(msgspec.Struct, tag="prepared", forbid_unknown_fields=True):
@@ -188,7 +246,20 @@ class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
     peak_bytes: int = 0
 
 
-Answer = Opened | Staged | Progressed | Prepared | Done | Failed | Trying | Survived | Exited
+Answer = (
+    Opened
+    | Staged
+    | Progressed
+    | Settled
+    | Saved
+    | Obeyed
+    | Prepared
+    | Done
+    | Failed
+    | Trying
+    | Survived
+    | Exited
+)
 
 
 class ImageTables(msgspec.Struct, forbid_unknown_fields=True):

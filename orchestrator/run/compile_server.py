@@ -20,7 +20,7 @@ from orchestrator.run.options import CompileOptions
 
 SERVICE: Final = "compile"
 
-_LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
+LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 
 
 @define(eq=False)
@@ -55,7 +55,7 @@ class CompileServer:
             child: Child[Answer] = Child(
                 SERVICE,
                 Answer,
-                limits=_LIMITS,
+                limits=LIMITS,
                 program=None if fork else sys.executable,
                 descriptors=(table, papers),
             )

@@ -26,6 +26,7 @@ import trio
 from attrs import define, field
 
 from orchestrator.children.child import Channel
+from orchestrator.children.protocol import FrameReader, pack_frame
 from orchestrator.devices.device import NO_SOURCE, Device
 from orchestrator.devices.families import require_family
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
@@ -43,24 +44,31 @@ from orchestrator.run.compile_messages import (
     Failed,
     ImageTables,
     Kill,
+    Obeyed,
     Open,
     Opened,
     Prepared,
     Progressed,
     Request,
+    Saved,
+    Settled,
     Staged,
+    Steer,
     Stop,
     Survived,
     Try,
     Trying,
     append,
 )
+from orchestrator.run.compile_server import LIMITS
 from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
+from orchestrator.run.steering import Settlement, Steering, Told
+from orchestrator.run.trial import first_error
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.decoders import Decoders, SharedSet
 from orchestrator.sets.opening import open_paths
@@ -70,9 +78,9 @@ from orchestrator.sets.records import PipelineJob
 BUG: Final = 70
 """Exit code of a fork that failed by itself."""
 
-_STOP: Final = b"s"
 _DECODED_BY_ONE: Final = 1 << 17
 """Bytes of a set for which a process more begins."""
+_READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)
 _JUNK: Final = 165
 
@@ -122,9 +130,11 @@ class _Server:
                 self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
                 self._fork(request.number, lambda control: self._try(request, control))
-            case Stop() if request.number in self._forks:
+            case Stop() | Steer() if request.number in self._forks:
+                left = memoryview(pack_frame(request, bound=LIMITS.frame_bytes))
                 with suppress(OSError):  # it has ended
-                    os.write(self._forks[request.number].control, _STOP)
+                    while left:
+                        left = left[os.write(self._forks[request.number].control, left) :]
             case Kill() if request.number in self._forks:
                 fork = self._forks[request.number]
                 with fork.lock:
@@ -208,18 +218,48 @@ class _Server:
         def on_progress(progress: Progress) -> None:
             self.channel.send(Progressed(request.number, encode_msgpack(progress)))
 
-        async def main() -> CompileReport:
-            stop, token = trio.Event(), trio.lowlevel.current_trio_token()
-            _obey(control, lambda: token.run_sync_soon(stop.set))
-            return await compile_set(
-                source,
-                options,
-                cache_directory=directory,
-                opener=opener,
-                stop=stop,
-                on_stage=lambda name: self.channel.send(Staged(request.number, name)),
-                on_progress=on_progress,
+        def on_settled(settlement: Settlement) -> None:
+            self.channel.send(
+                Settled(request.number, *append(self.papers, msgspec.msgpack.encode(settlement)))
             )
+
+        def on_saved(path: Path, size: int) -> None:
+            self.channel.send(Saved(request.number, str(path), size))
+
+        async def main() -> CompileReport:
+            hears = on_settled if request.steered else None
+            steering = Steering(on_settled=hears, on_saved=on_saved, steered=request.steered)
+            steering.say(*request.said)
+            token = trio.lowlevel.current_trio_token()
+            with first_error():
+                async with trio.open_nursery() as nursery:
+
+                    async def answer(count: int, told: Told) -> None:
+                        await told.wait()
+                        self.channel.send(Obeyed(request.number, count))
+
+                    def hear(order: Stop | Steer) -> None:
+                        if isinstance(order, Stop):
+                            steering.stop.set()
+                        else:
+                            nursery.start_soon(answer, order.count, steering.say(*order.said))
+
+                    def pass_on(order: Stop | Steer) -> None:
+                        with suppress(trio.RunFinishedError):  # the compile is over
+                            token.run_sync_soon(hear, order)
+
+                    _obey(control, pass_on)
+                    report = await compile_set(
+                        source,
+                        options,
+                        cache_directory=directory,
+                        opener=opener,
+                        stop=steering,
+                        on_stage=lambda name: self.channel.send(Staged(request.number, name)),
+                        on_progress=on_progress,
+                    )
+                    nursery.cancel_scope.cancel()
+            return report
 
         gate = MemoryGate()
         gate.watch()
@@ -233,7 +273,7 @@ class _Server:
             self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
 
     def _try(self, request: Try, control: int) -> None:
-        _obey(control, lambda: os._exit(0))
+        _obey(control, lambda _: os._exit(0))
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         if request.junk:
             with suppress(AttributeError):  # another C library
@@ -266,12 +306,15 @@ def _limit_memory(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
-def _obey(control: int, stop: Callable[[], object]) -> None:
-    """Stop when the server says so, and end with it, also amid a driver call."""
+def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:
+    """Hear what the server says, and end with it, also amid a driver call."""
 
     def listen() -> None:
-        while os.read(control, 1) == _STOP:
-            stop()
+        reader: FrameReader[Stop | Steer] = FrameReader(Stop | Steer, bound=LIMITS.frame_bytes)
+        while data := os.read(control, _READ_SIZE):
+            reader.feed(data)
+            while (order := reader.take()) is not None:
+                obey(order)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=listen, daemon=True).start()

@@ -30,6 +30,7 @@ class Connection:
     ended: Ended | None = None
     _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
     _numbers: int = 0
+    _sending: trio.Lock = field(factory=trio.Lock)
 
     @classmethod
     def to(cls, server: CompileServer) -> Connection:
@@ -54,8 +55,9 @@ class Connection:
         """Send a request; to a server that has ended this does nothing."""
         child = self.server.child
         left = child.packed(request)
-        while not self.lost and (left := left[child.write_some(left) :]):
-            await trio.lowlevel.wait_writable(child.request_descriptor)
+        async with self._sending:  # the pipe may take a request in parts
+            while not self.lost and (left := left[child.write_some(left) :]):
+                await trio.lowlevel.wait_writable(child.request_descriptor)
 
     async def listen(self) -> None:
         """Sort answers until the server ends."""

@@ -48,6 +48,7 @@ class Exchange:
         device_lost: Why the device is gone, or "".
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
         on_missed: Called in the trio thread with jobs that wait for their code from now on.
+        held: Whether workers wait for more time when it is over.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Exchange:
         self.device_lost = ""
         self.out_of_time = False
         self.on_missed: Callable[[Int32s], None] | None = None
+        self.held = False
 
     @property
     def call_limit(self) -> int:
@@ -160,9 +162,9 @@ class Exchange:
                 return answer, self._changes
             self._idle.add(worker)
             if isinstance(answer, Paused):
-                if scheduler.exempts:
+                if scheduler.exempts or self.held:
                     self._expectant.add(worker)
-                if scheduler.open:
+                if scheduler.open or self.held:
                     answer = _WAIT
                 else:
                     self.out_of_time = True
@@ -221,11 +223,16 @@ class Exchange:
         finally:
             self._listeners -= 1
 
-    def limit_time(self, limit_ns: int | None) -> None:
-        """Let batches begin for so long from now, in the place of what was said before; None: for ever."""
+    def limit_time(self, limit_ns: int | None, *, held: bool = False) -> None:
+        """Let batches begin for so long from now, in the place of what was said before; None: for ever.
+
+        With `held` a worker waits for more time then, and a limit that is not 0 lets at least one batch begin;
+        without, it is sent away, unless jobs may still be entered.
+        """
         with self.steering() as scheduler:
-            self._timed = limit_ns is not None
-            scheduler.set_deadline(None if limit_ns is None else self._clock_ns() + limit_ns)
+            self._timed, self.held = limit_ns is not None, held
+            deadline_ns = None if limit_ns is None else self._clock_ns() + limit_ns
+            scheduler.set_deadline(deadline_ns, at_least_one=held and bool(limit_ns))
 
     # --- inside
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -58,9 +58,10 @@ from orchestrator.run.records import (
     status_code,
     timing_of,
 )
+from orchestrator.run.steering import SteeredRun, Steering
 from orchestrator.run.supply import SpirvSupply
 from orchestrator.run.worker import Worker
-from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
+from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 
 
 def available_workers() -> int:
@@ -74,7 +75,7 @@ async def execute(
     run: Run,
     exchange: Exchange,
     *,
-    stop: trio.Event | None = None,
+    watch: Callable[[], Awaitable[None]] | None = None,
     on_progress: ProgressCallback | None = None,
     on_started: Callable[[], None] | None = None,
     on_barrier: Callable[[], None] | None = None,
@@ -84,7 +85,7 @@ async def execute(
     Args:
         run: The run.
         exchange: Its schedule.
-        stop: Ends it early when set.
+        watch: Runs beside the workers, up to the barrier.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
         on_started: Called in the trio thread when the caches are open, before the first batch.
         on_barrier: Called in the trio thread when all workers have ended well, before the merge.
@@ -109,7 +110,7 @@ async def execute(
         await trio.to_thread.run_sync(run.caches.open, run.primary_data, run.prepared, limiter=limiter)
         if on_started is not None:
             on_started()
-        await _work(run, exchange, limiter, stop, on_progress)
+        await _work(run, exchange, limiter, watch, on_progress)
         run.take_unassignable(exchange.unassignable)
         run.take_shared(*exchange.shared)
         if on_barrier is not None:
@@ -128,7 +129,7 @@ async def _work(
     run: Run,
     exchange: Exchange,
     limiter: trio.CapacityLimiter,
-    stop: trio.Event | None,
+    watch: Callable[[], Awaitable[None]] | None,
     on_progress: ProgressCallback | None,
 ) -> None:
     """Run the workers up to the barrier."""
@@ -147,8 +148,8 @@ async def _work(
                     beside.start_soon(run.supply.serve)
                 if run.caches.rotation is not None and run.caches.policy.rolling:
                     beside.start_soon(run.caches.rotation.serve)
-                if stop is not None:
-                    beside.start_soon(_watch, stop, exchange)
+                if watch is not None:
+                    beside.start_soon(watch)
                 if on_progress is not None:
                     beside.start_soon(_tell, run, exchange, on_progress)
             run.barrier_ns = time.perf_counter_ns()
@@ -169,11 +170,6 @@ def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
         for each in group.exceptions
         for leaf in (_leaves(each) if isinstance(each, ExceptionGroup) else [each])
     ]
-
-
-async def _watch(stop: trio.Event, exchange: Exchange) -> None:
-    await stop.wait()
-    exchange.cancel()
 
 
 async def _tell(run: Run, exchange: Exchange, on_progress: ProgressCallback) -> None:
@@ -469,7 +465,7 @@ async def run_pipelines(
     *,
     primary: PipelineSource | bytes | None = None,
     scheduler: Scheduler | None = None,
-    stop: trio.Event | None = None,
+    stop: trio.Event | Steering | None = None,
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> RunReport:
@@ -487,7 +483,8 @@ async def run_pipelines(
             one with estimated costs. Where pipelines share the outcome of others that are the same work
             (`Followers.SHARE`), they get that status, no driver time and no worker, for nobody tried.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
-            report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
+            report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.) A `Steering` may
+            say more.
         on_merged: Called in a thread after each merge on the way, with the primary, which it may read and
             save; what it raises ends the run. The merge at the barrier does not call it: the primary is the
             caller's then.
@@ -517,11 +514,17 @@ async def run_pipelines(
         )
     scheduler.exclude(run.table.reasons)
     scheduler.tells_hits = device.features.creation_feedback
-    exchange = Exchange(scheduler)
-    begin = None
-    if options.time_limit_s is not None:
-        begin = partial(exchange.limit_time, round(options.time_limit_s * 1e9))
-    return await execute(run, exchange, stop=stop, on_progress=on_progress, on_started=begin)
+    steered = SteeredRun(Steering.of(stop), scheduler, run.table, options.time_limit_s)
+    with steered.steered():
+        return await execute(
+            run,
+            steered.exchange,
+            watch=steered.watch,
+            on_progress=None
+            if on_progress is None
+            else lambda progress: on_progress(steered.counted(progress)),
+            on_started=steered.begin,
+        )
 
 
 def scheduler_of(
@@ -533,6 +536,7 @@ def scheduler_of(
     warm: bool = False,
     speculative: npt.NDArray[np.bool_] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
+    priority: Priority = Priority.SOON,
 ) -> Scheduler:
     """The scheduler of a run that nobody steers: what `compile_set` and benchmarks give to `run_pipelines`.
 
@@ -546,6 +550,7 @@ def scheduler_of(
         speculative: Pipelines whose code is lacking (`IdentifiedModules.lacking`): all of them are tried
             without it first, and what was not found goes by its cost.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
+        priority: How urgent all of them are at first.
 
     Raises:
         ValueError: There are not as many costs or keys as pipelines.
@@ -557,4 +562,6 @@ def scheduler_of(
     jobs = JobGraph.of_image(
         image, recorded_ns=recorded_ns, hits=hits, speculative=speculative, pipeline_keys=pipeline_keys
     )
+    if priority is not Priority.SOON:
+        jobs = msgspec.structs.replace(jobs, priorities=np.full(len(image), priority, np.uint8))
     return Scheduler(jobs, workers, options)

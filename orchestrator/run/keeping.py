@@ -451,6 +451,7 @@ class CompileCache:
     wanted: npt.NDArray[np.uint64] | None = field(default=None, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _keeper: CacheKeeper | None = field(default=None, init=False)
+    _saves_told: int = field(default=0, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
     _notes: list[str] = field(factory=list, init=False)
@@ -483,7 +484,7 @@ class CompileCache:
         Returns:
             The primary; None in mode NONE, and where the driver creates no cache at all.
         """
-        self._keeper, self.warm, self.was_there = None, False, False
+        self._keeper, self._saves_told, self.warm, self.was_there = None, 0, False, False
         try:
             return self._load(device)
         except DriverError as error:
@@ -505,6 +506,14 @@ class CompileCache:
         """So many pipelines were compiled in the current run. Never blocks."""
         if self._keeper is not None and self.decision.mode is CacheMode.SHARED:
             self._keeper.progress(compiled)
+
+    def saved(self) -> list[tuple[Path, int]]:
+        """Path and size of each cache file that was saved since the last call."""
+        if self._keeper is None:
+            return []
+        new = self._keeper.saves[self._saves_told :]
+        self._saves_told += len(new)
+        return [(self._keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
 
     def close(self, primary: PipelineSource, compiled: int | None) -> None:
         """Save what is new and destroy the primary, now that nothing uses it.

@@ -300,7 +300,7 @@ class Counts(Record, frozen=True):
         cache_hits: Created from the cache, by creation feedback.
         skipped: Not handed to the driver, because the device lacks something.
         failed: Not created.
-        not_run: Not come to; there only where the job was stopped.
+        not_run: Not come to; there only where the job was stopped, or pipelines were cancelled.
     """
 
     compiled: int
@@ -1830,7 +1830,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
 
         def counted(kind: PipelineKind | None) -> Counts:
             compiled, hits, skipped, failed, not_run = pipelines.counts(kind).values()
-            return Counts(compiled, hits, skipped, failed, not_run if stopped else msgspec.UNSET)
+            return Counts(compiled, hits, skipped, failed, not_run if stopped or not_run else msgspec.UNSET)
 
         follows = {
             "outcomes": counted(None),
@@ -2046,18 +2046,21 @@ class Tally:
         table, (_, places) = OutcomeTable.joined([table, wanted])
         return table if len(table) == len(wanted) else table.rows(np.sort(places))
 
-    def during(self, progress: Progress, beside: int = 0) -> Progress:
-        """Progress over all groups while one of them runs, of whose pipelines so many were not asked for."""
-        before = self._before
+    def during(self, progress: Progress, beside: int = 0, cancelled: int = 0) -> Progress:
+        """Progress over all groups while one of them runs, of whose pipelines so many were not asked for.
+
+        The total is without those that were cancelled by now, in all groups.
+        """
+        before, total = self._before, self.total - cancelled
         done = sum(before.values()) - before[OutcomeStatus.NOT_RUN]
         progress = _without(progress, beside)
-        rest = self.total - done - progress.total
+        rest = total - done - progress.total
         eta = progress.eta_s
         if eta is not None and rest > 0:  # groups to come: at the rate of this one
             eta = eta + rest / progress.rate if progress.rate else None
         return msgspec.structs.replace(
             progress,
-            total=self.total,
+            total=total,
             done=done + progress.done,
             compiled=before[OutcomeStatus.COMPILED] + progress.compiled,
             hits=before[OutcomeStatus.CACHE_HIT] + progress.hits,

@@ -15,6 +15,7 @@ Assumptions: the set lies in files, which the child opens by their paths.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -37,10 +38,15 @@ from orchestrator.run.compile_messages import (
     Failed,
     ImageTables,
     Kill,
+    Obeyed,
     Opened,
     Prepared,
     Progressed,
+    Said,
+    Saved,
+    Settled,
     Staged,
+    Steer,
     Stop,
 )
 from orchestrator.run.compile_server import CompileServer
@@ -60,6 +66,7 @@ from orchestrator.run.records import (
     decode_msgpack,
     status_code,
 )
+from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.run.suspects import SuspectTrials, Verdict
 from orchestrator.run.trial import end_when, first_error, is_from_outside
 from orchestrator.sets.records import PipelineJob
@@ -97,7 +104,7 @@ async def compile_supervised(
     options: CompileOptions,
     *,
     cache_directory: Path | None = None,
-    stop: trio.Event | None = None,
+    stop: trio.Event | Steering | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
     server: CompileServer | None = None,
@@ -110,7 +117,7 @@ async def compile_supervised(
         options: How. Without a merge policy worker caches are merged on the way, so that there are
             checkpoints. A device of one's own is opened by `TrialLimits.opener`.
         cache_directory: Where the cache file is kept; None keeps none, and a crash then costs all.
-        stop: Ends the job early when set; see `compile_set`.
+        stop: Ends the job early when set, or says more; see `compile_set`.
         on_stage: Called in the trio thread with what begins.
         on_progress: Called in the trio thread as pipelines get done; must not block. What is done never gets
             less, whatever dies.
@@ -127,7 +134,10 @@ async def compile_supervised(
             flight are back; what was compiled has been saved, and the child is gone.
     """
     words = DriverWords(log)
-    supervisor = _Supervisor(tuple(archives), options, cache_directory, stop, on_stage, on_progress, words)
+    steering = Steering.of(stop)
+    supervisor = _Supervisor(
+        tuple(archives), options, cache_directory, steering, on_stage, on_progress, words
+    )
     return await supervisor.run(CompileServer.start(archives, options) if server is None else server)
 
 
@@ -178,7 +188,7 @@ class _Supervisor:
     archives: tuple[str, ...]
     options: CompileOptions
     directory: Path | None
-    stop: trio.Event | None
+    steering: Steering
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
     words: DriverWords
@@ -199,6 +209,8 @@ class _Supervisor:
     _compiled_before: int = 0
     _pending: _Death | None = None
     _shown: Progress = field(factory=Progress)
+    _settled: set[int] = field(factory=set)
+    _settled_before: frozenset[int] = frozenset()
 
     async def run(self, server: CompileServer) -> CompileReport:
         """Compile, with this server and, should it die, others; see `compile_supervised`.
@@ -217,7 +229,7 @@ class _Supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(work)
                 try:
-                    await (trio.sleep_forever() if self.stop is None else self.stop.wait())
+                    await self.steering.stop.wait()
                 except trio.Cancelled:
                     self._cancelled = not nursery.cancel_scope.cancel_called
                     raise
@@ -286,7 +298,11 @@ class _Supervisor:
             "" if self.directory is None else str(self.directory),
             {key: each.reason for key, each in self._culprits.items()},
             self._measured_ns,
+            self.steering.steered,
+            self.steering.said(),
         )
+        self._settled_before = frozenset(self._settled)
+        orders = _Orders(connection, number)
         await connection.send(request)
         self._count(Supervision(processes=1))
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
@@ -297,6 +313,7 @@ class _Supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             nursery.start_soon(self._record_times, watch)
+            nursery.start_soon(orders.send_all, self.steering)
             nursery.start_soon(self._forward, connection, number)
             async for answer in mail:
                 match answer:
@@ -309,6 +326,13 @@ class _Supervisor:
                         self.on_stage(answer.name)
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))
+                    case Settled():
+                        paper = connection.paper(answer.offset, answer.size)
+                        self._tell_settled(msgspec.msgpack.decode(paper, type=Settlement))
+                    case Saved() if self.steering.on_saved is not None:
+                        self.steering.on_saved(Path(answer.path), answer.size)
+                    case Obeyed():
+                        orders.obeyed(answer.count)
                     case Prepared():
                         self._since_ns = self._since_ns or time.perf_counter_ns()
                         watch.prepare(answer)
@@ -395,6 +419,13 @@ class _Supervisor:
             )
             self.on_progress(progress)
             await trio.sleep(_LOOK_S)
+
+    def _tell_settled(self, settlement: Settlement) -> None:
+        """Tell what came to its end; what another worker process told of is a hit now, and old news."""
+        news = settlement.without(self._settled_before)
+        self._settled |= news.keys
+        if self.steering.on_settled is not None and news.keys:
+            self.steering.on_settled(news)
 
     # --- after a death
 
@@ -561,6 +592,47 @@ def _culprit(
         seen_at=time.time(),
         confirmed=confirmed,
     )
+
+
+@define(eq=False)
+class _Orders:
+    """What a worker process is told while it works, in order; what it had not done when it died is done."""
+
+    connection: Connection
+    number: int
+    _count: int = 0
+    _pending: dict[int, trio.Event] = field(factory=dict)
+    _queue: deque[Steer] = field(factory=deque)
+    _came: trio.Event = field(factory=trio.Event)
+
+    def hear(self, said: tuple[Said, ...]) -> Wait:
+        """As a `Hearer`."""
+        self._count += 1
+        count = self._count
+        self._pending[count] = trio.Event()
+        self._queue.append(Steer(self.number, count, said))
+        self._came.set()
+        return lambda: self._pending.get(count)
+
+    async def send_all(self, steering: Steering) -> None:
+        """Send what is heard, as it comes, and first what was said since the process was asked to compile."""
+        if not steering.steered:
+            return
+        try:
+            with steering.heard_by(self.hear):
+                self.hear(steering.said())
+                while True:
+                    await self._came.wait()
+                    self._came = trio.Event()
+                    while self._queue:
+                        await self.connection.send(self._queue.popleft())
+        finally:
+            for count in list(self._pending):
+                self.obeyed(count)
+
+    def obeyed(self, count: int) -> None:
+        """It has done this one."""
+        self._pending.pop(count).set()
 
 
 @define(eq=False)

@@ -24,6 +24,7 @@ from orchestrator.run.execution import available_workers
 from orchestrator.run.memory import memory_sizes
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress
+from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.run.trial import first_error
 
@@ -54,6 +55,12 @@ class TargetListener(Protocol):
 
     def progress(self, selector: str, progress: Progress, overall: Progress) -> None:
         """Pipelines of a target got done; how far it is, and how far all are."""
+
+    def settled(self, selector: str, settlement: Settlement) -> None:
+        """Pipelines of a target came to their end; where it is steered."""
+
+    def saved(self, selector: str, path: Path, size: int) -> None:
+        """A target's cache file was saved."""
 
     def ends(self, result: TargetResult) -> None:
         """A target has ended."""
@@ -98,8 +105,9 @@ class Overall:
             key=lambda each: each.age_s,
             default=None,
         )
+        cancelled = sum(self.pipelines - each.total for each in latest)
         return Progress(
-            total=self.pipelines * self.targets,
+            total=self.pipelines * self.targets - cancelled,
             elapsed_s=elapsed_s,
             rate=sum(each.rate for each in running),
             eta_s=self._eta_s(running),
@@ -137,7 +145,7 @@ async def compile_targets(
     pipelines: int,
     cache_directory: Path | None,
     listener: TargetListener,
-    stop: trio.Event | None = None,
+    stop: trio.Event | Steering | None = None,
     keep: Callable[[TargetResult], None] | None = None,
     compiler: Compiler = compile_supervised,
 ) -> list[TargetResult]:
@@ -150,7 +158,8 @@ async def compile_targets(
         pipelines: How many pipelines of the set are to be compiled for each, for the progress.
         cache_directory: Where cache files are kept; None keeps none.
         listener: Hears how they fare.
-        stop: Ends all early when set; targets that have not begun do not begin, as after the time limit.
+        stop: Ends all early when set; targets that have not begun do not begin, as after the time limit. A
+            `Steering` may say more, to all.
         keep: Called in a thread with what became of each target that began, one at a time; may block.
         compiler: Compiles for one target, as `compile_supervised` does.
 
@@ -164,7 +173,7 @@ async def compile_targets(
         tuple(archives),
         cache_directory,
         listener,
-        stop,
+        Steering.of(stop),
         keep,
         compiler,
         Overall(pipelines, len(options), together),
@@ -182,7 +191,7 @@ async def compile_targets(
                     if left_s <= 0:
                         break
                     each = evolve(each, time_limit_s=left_s)
-                if stop is not None and stop.is_set():
+                if job.steering.stop.is_set():
                     break
                 job.running += 1
                 nursery.start_soon(job.run, each, limiter)
@@ -194,7 +203,7 @@ class _Targets:
     archives: tuple[str, ...]
     directory: Path | None
     listener: TargetListener
-    stop: trio.Event | None
+    steering: Steering
     keep: Callable[[TargetResult], None] | None
     compiler: Compiler
     overall: Overall
@@ -207,7 +216,7 @@ class _Targets:
 
     async def wait_for_memory(self) -> None:
         """Wait until there is memory for one more, or none runs."""
-        while self.running and not memory_for_another() and not (self.stop and self.stop.is_set()):
+        while self.running and not memory_for_another() and not self.steering.stop.is_set():
             await trio.sleep(_MEMORY_LOOK_S)
 
     async def run(self, options: CompileOptions, limiter: trio.Semaphore) -> None:
@@ -223,7 +232,10 @@ class _Targets:
                 self.archives,
                 evolve(options, workers=workers),
                 cache_directory=self.directory,
-                stop=self.stop,
+                stop=self.steering.beside(
+                    on_settled=lambda settlement: self.listener.settled(selector, settlement),
+                    on_saved=lambda path, size: self.listener.saved(selector, path, size),
+                ),
                 on_stage=lambda name: self.listener.stage(selector, name),
                 on_progress=lambda progress: self._tell(selector, progress),
             )

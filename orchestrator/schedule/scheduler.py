@@ -965,6 +965,7 @@ class Scheduler:
         self._experiences = Experiences(self.options.expect_hits)
         self._deadline_ns = math.inf
         self._fresh_deadline = False
+        self._owes = False
         self._exempt = 0
         self._loud: list[Cancellation] = []
         self._assigned: list[Assignment | None] = [None] * workers
@@ -1213,7 +1214,8 @@ class Scheduler:
         if not self._table.queued:
             return _WAIT if self._open else _DONE
         left_ns = self._deadline_ns - now_ns
-        priorities = PRIORITIES if left_ns > 0 else self._exempt
+        owes = self._owes and not self.in_flight
+        priorities = PRIORITIES if left_ns > 0 or owes else self._exempt
         if not priorities:
             return _PAUSED
         life, experience = self._life, self._experiences.followers[1]
@@ -1342,7 +1344,7 @@ class Scheduler:
         """
         return sum(self._life.raise_(self._checked(int(job)), priority) for job in jobs)
 
-    def set_deadline(self, deadline_ns: float | None) -> None:
+    def set_deadline(self, deadline_ns: float | None, *, at_least_one: bool = False) -> None:
         """Let work begin until then, in the place of what was said before.
 
         A worker is handed what is estimated to end in time, and `Paused` where nothing is. The first batch
@@ -1351,9 +1353,11 @@ class Scheduler:
 
         Args:
             deadline_ns: On the clock that `request` is told; None: for ever.
+            at_least_one: Whether a batch begins also where nobody asks before it: who said it may be far away.
         """
         self._deadline_ns = math.inf if deadline_ns is None else deadline_ns
         self._fresh_deadline = deadline_ns is not None
+        self._owes = at_least_one
 
     def exempt(self, priority: Priority | None) -> None:
         """Assign jobs that are at least so urgent whatever the deadline says; None: no job."""
@@ -1458,7 +1462,7 @@ class Scheduler:
             else:
                 self._affinity.assigned_all(jobs, worker)
         self._learning[worker] = (experience, cost)
-        self._fresh_deadline = False
+        self._fresh_deadline = self._owes = False
         jobs.flags.writeable = False
         self._assigned[worker] = assignment = Assignment(jobs, table.kind_at[first])
         return assignment

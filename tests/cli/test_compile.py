@@ -13,10 +13,13 @@ from attrs import evolve
 
 from orchestrator.cli import compile as module
 from orchestrator.cli import progress as progress_module
+from orchestrator.cli.control_lines import ControlLines
 from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.progress_lines import ProgressLines
 from orchestrator.cli.signals import ending_signals, interrupted_by_signals
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run import keeping
+from orchestrator.run.steering import Steering
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
@@ -386,28 +389,31 @@ class Messages:
             self.heard.set()
 
 
+NOTHING_SAID = ControlLines(None, ProgressLines(None))
+
+
 async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() -> None:
     view = Messages()
 
-    async def job(stop: trio.Event) -> Any:
+    async def job(steering: Steering) -> Any:
         signal.raise_signal(signal.SIGINT)
-        await stop.wait()
+        await steering.stop.wait()
         signal.raise_signal(signal.SIGINT)
         await view.heard.wait()
         return "report"
 
-    report: object = await module._until_signal(job, view)
+    report: object = await module._until_signal(job, view, NOTHING_SAID)
     assert report == "report"
     assert view.said[0].startswith("stopping")
     assert "cannot be interrupted" in view.said[1]
 
 
 async def test_what_a_job_raises_comes_out_as_itself() -> None:
-    async def job(stop: trio.Event) -> Any:
+    async def job(steering: Steering) -> Any:
         raise KeyError("itself")
 
     with pytest.raises(KeyError, match="itself"):
-        await module._until_signal(job, Messages())
+        await module._until_signal(job, Messages(), NOTHING_SAID)
 
 
 def test_a_set_whose_documents_lie_is_reported_whole(call: Call, tmp_path: Path) -> None:

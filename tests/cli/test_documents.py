@@ -6,8 +6,9 @@ import pytest
 
 from orchestrator.cli.application import VERBS
 from orchestrator.cli.documents import DOCUMENTS, Document
+from orchestrator.cli.events import COMMANDS, EVENTS
 from tests.drivers import REPOSITORY
-from tests.run.report_page import documents_page, fields_of, parts_of, reachable
+from tests.run.report_page import control_page, documents_page, fields_of, parts_of, reachable
 
 
 def test_every_verb_has_a_document() -> None:
@@ -17,7 +18,11 @@ def test_every_verb_has_a_document() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [each for kind in DOCUMENTS.values() if issubclass(kind, Document) for each in reachable(kind)],
+    [
+        *(each for kind in DOCUMENTS.values() if issubclass(kind, Document) for each in reachable(kind)),
+        *EVENTS,
+        *COMMANDS,
+    ],
     ids=lambda kind: kind.__name__,
 )
 def test_every_field_is_documented_and_every_documented_one_exists(kind: type) -> None:
@@ -29,3 +34,4 @@ def test_every_field_is_documented_and_every_documented_one_exists(kind: type) -
 
 def test_the_page_says_what_the_types_say() -> None:
     assert (REPOSITORY / "docs" / "documents.md").read_text("utf-8") == documents_page()
+    assert (REPOSITORY / "docs" / "control.md").read_text("utf-8") == control_page()

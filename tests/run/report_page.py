@@ -1,7 +1,8 @@
-"""Writes docs/report.md and docs/documents.md, the pages of what --json gives, from the types that are encoded.
+"""Writes the pages of what --json, --progress and --control give and take, from the types that are encoded.
 
 python -m tests.run.report_page > docs/report.md
 python -m tests.run.report_page documents > docs/documents.md
+python -m tests.run.report_page control > docs/control.md
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import msgspec
 import numpy as np
 
 from orchestrator.cli.documents import DOCUMENTS
+from orchestrator.cli.events import COMMANDS, EVENTS
+from orchestrator.cli.events import VERSION as EVENTS_VERSION
 from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Nanoseconds
 
 HEAD = f"""# The report of `compile`
@@ -53,6 +56,38 @@ What `compile` writes is [the report](report.md).
 Hashes are 16 hex digits, versions of Vulkan are text such as `1.4.335`, times are seconds, sizes bytes.
 
 This page is made from the docstrings of the types: `python -m tests.run.report_page documents > docs/documents.md`.
+"""
+
+CONTROL_HEAD = f"""# Steering a compile from another program
+
+A launcher, an editor or a game may let `orchestrator compile` fill the cache beside it. It hears how far that is, and says what
+comes first, what is left out, and how much time work may take. Both are JSON objects, one a line, version {EVENTS_VERSION}:
+
+    orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 3>progress.jsonl
+
+writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes commands from descriptor 4, whose answers are events:
+
+    echo '{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}' |
+        orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:1 --control 0
+
+[steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of one level
+come first, and then lets the rest go on.
+
+**Events.** Fields and events may be added within a version, and a reader passes over what it does not know. A reader that is slow
+loses `progress` and nothing else; what it does not take in five seconds is dropped. One that goes away ends nothing.
+
+**Commands.** They take effect in their order. What was there when the program began holds from the first pipeline on, and what was
+said holds for the rest of the compile: for all targets, for the groups of the set that come later, and after a driver
+ended its process. Each is answered once, when it has taken effect. A line that is no command is an `error` event,
+and nothing else comes of it. When the descriptor is closed a budget is lifted, since nobody would give another one, and the compile goes on to
+its end. The same may be said in Python: `compile_set(..., stop=Steering(steered=True))` and `compile_supervised`.
+
+All pipelines begin with one urgency, the longest first; `promote` lifts some above the others. Batches are of about 20 ms where
+there is a `--control`: that, or one pipeline, is what an urgent one waits for a worker. A budget counts from when pipelines can
+begin: opening the device is not of it. It lets at least one pipeline begin where nothing else is in the driver, so that one that takes
+longer than a frame gets its turn. What was cancelled is not run, and the exit code is 0 if all else is well; the next run compiles it.
+
+This page is made from the docstrings of the types: `python -m tests.run.report_page control > docs/control.md`.
 """
 
 _ATTRIBUTE = re.compile(r"^(\w+): ((?:.|\n(?!\w+: ))*)", re.MULTILINE)
@@ -114,6 +149,10 @@ def type_text(hint: Any) -> str:
         absent = any(each is msgspec.UnsetType for each in arguments)
         kinds = [type_text(each) for each in arguments if each is not msgspec.UnsetType]
         return " or ".join(kinds) + (", or not there" if absent else "")
+    if origin is typing.Literal:
+        return " or ".join(f"`{getattr(each, 'value', each)}`" for each in arguments)
+    if origin is typing.Annotated:
+        return type_text(arguments[0])
     if origin is tuple:
         several = [each for each in arguments if each is not Ellipsis]
         return "list of " + ", ".join(map(type_text, several))
@@ -165,5 +204,21 @@ def documents_page() -> str:
     return "\n".join(lines)
 
 
+def control_page() -> str:
+    """The page of what a compile and a program beside it say to each other."""
+    lines = [CONTROL_HEAD]
+    for command in COMMANDS:
+        lines += section(command, f"Command `{command.__struct_config__.tag}`")
+    told: dict[type, None] = {}
+    for event in EVENTS:
+        lines += section(event, f"Event `{event.__struct_config__.tag}`")
+        reachable(event, told)
+    for kind in [each for each in told if each not in EVENTS]:
+        lines += section(kind, kind.__name__)
+    return "\n".join(lines)
+
+
+PAGES = {"documents": documents_page, "control": control_page, "report": page}
+
 if __name__ == "__main__":
-    print(documents_page() if sys.argv[1:] == ["documents"] else page(), end="")
+    print(PAGES[sys.argv[1] if sys.argv[1:] else "report"](), end="")

@@ -14,6 +14,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import DeviceError, ExternalSynchronizationError, NoDeviceError
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Hash, Progress, SlowInFlight
+from orchestrator.run.steering import Settlement
 from orchestrator.run.targets import (
     Overall,
     TargetResult,
@@ -44,6 +45,12 @@ class Listener:
     def progress(self, selector: str, progress: Progress, overall: Progress) -> None:
         self.overall.append(overall)
 
+    def settled(self, selector: str, settlement: Settlement) -> None:
+        self.events.append(("settled", selector))
+
+    def saved(self, selector: str, path: Path, size: int) -> None:
+        self.events.append(("saved", selector))
+
     def ends(self, result: TargetResult) -> None:
         self.events.append(("ends", result.selector))
 
@@ -72,7 +79,7 @@ class Compiler:
                 given["on_progress"](progress)
                 if options.selector in self.errors:
                     raise self.errors[options.selector]
-                if given["stop"] is not None and given["stop"].is_set():
+                if given["stop"].stop.is_set():
                     break
             return REPORT  # type: ignore[no-any-return]
         finally:

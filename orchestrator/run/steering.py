@@ -1,0 +1,348 @@
+"""What a compile is told while it goes on: what comes first, what is dropped, how long work may begin, and to stop.
+
+    who steers ──> Steering ──> each run that goes on (SteeredRun, in this process)
+                     │      └─> each supervised process, which has a Steering of its own
+                     └── what was said, for runs that begin later
+
+Guarantees: what was said holds for the rest of the compile. A run that begins later is told all of it before its
+first batch: that of another group of the set, or of a process that comes in the place of one that died. Commands
+take effect in their order. A run that waits for time to be given ends with what stops it, and with its time limit.
+Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it when nothing more will be said.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import trio
+from attrs import define, evolve, field, frozen
+
+from orchestrator.run.compile_messages import Budget, Cancel, Promote, Said
+from orchestrator.run.exchange import Exchange
+from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
+from orchestrator.schedule import Cancellation, Priority, Scheduler
+
+STEERED_BATCHES_S: Final = 0.4
+"""Batches of a compile that is steered are as short as under this time limit: what is urgent waits for them."""
+
+
+Wait = Callable[[], "trio.Event | None"]
+"""An event to wait for before asking again, or None: what was said has taken effect."""
+
+
+URGENCIES: Final = {"now": Priority.NOW, "soon": Priority.SOON}
+"""What pipelines may be promoted to, as commands say it; they begin below both."""
+
+
+class Hearer(Protocol):
+    """What is told what is said, at once and in order."""
+
+    def __call__(self, said: tuple[Said, ...]) -> Wait:
+        """Hear it; when it has taken effect is what the answer tells."""
+
+
+class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Pipelines that came to their end, by key.
+
+    Attributes:
+        compiled: Created by compiling.
+        hits: Found in the cache.
+        cancelled: Left out, as was said.
+        skipped: Not given to the driver, with the reason.
+        failed: Not created, with the reason.
+    """
+
+    compiled: tuple[int, ...] = ()
+    hits: tuple[int, ...] = ()
+    cancelled: tuple[int, ...] = ()
+    skipped: dict[int, str] = {}
+    failed: dict[int, str] = {}
+
+    @classmethod
+    def of(cls, table: OutcomeTable, rows: npt.NDArray[np.intp]) -> Settlement:
+        """What some rows of a table say; of those that were not run, that they were cancelled."""
+
+        def keys(status: OutcomeStatus) -> list[int]:
+            chosen = rows[table.status[rows] == status_code(status)]
+            found: list[int] = table.keys[chosen].tolist()
+            return found
+
+        def reasons(status: OutcomeStatus) -> dict[int, str]:
+            chosen = rows[table.status[rows] == status_code(status)].tolist()
+            return {int(table.keys[row]): table.reasons.get(row, "") for row in chosen}
+
+        return cls(
+            tuple(keys(OutcomeStatus.COMPILED)),
+            tuple(keys(OutcomeStatus.CACHE_HIT)),
+            tuple(keys(OutcomeStatus.NOT_RUN)),
+            reasons(OutcomeStatus.SKIPPED),
+            reasons(OutcomeStatus.FAILED),
+        )
+
+    def without(self, keys: Collection[int]) -> Settlement:
+        """It without some pipelines."""
+        compiled, hits, cancelled = (tuple(each for each in some if each not in keys) for some in self._lists)
+        skipped, failed = (
+            {key: why for key, why in some.items() if key not in keys} for some in self._reasons
+        )
+        return Settlement(compiled, hits, cancelled, skipped, failed)
+
+    @property
+    def keys(self) -> set[int]:
+        """All of them."""
+        return set().union(*self._lists, *self._reasons)
+
+    @property
+    def _lists(self) -> tuple[tuple[int, ...], ...]:
+        return self.compiled, self.hits, self.cancelled
+
+    @property
+    def _reasons(self) -> tuple[dict[int, str], ...]:
+        return self.skipped, self.failed
+
+
+@define(eq=False)
+class _Memory:
+    """What was said, and who hears it."""
+
+    priorities: dict[int, int] = field(factory=dict)
+    cancelled: dict[int, None] = field(factory=dict)
+    limit_ns: int | None = None
+    until_ns: int | None = None  # known once a run that goes on has heard the limit
+    hearers: list[Hearer] = field(factory=list)
+
+
+@frozen
+class Told:
+    """Something that was said."""
+
+    _waits: tuple[Wait, ...]
+
+    async def wait(self) -> None:
+        """Wait until it has taken effect: of what was cancelled nothing is in the driver any more."""
+        for each in self._waits:
+            while (event := each()) is not None:
+                await event.wait()
+
+
+@frozen(eq=False)
+class Steering:
+    """Steers a compile, or several that are told the same; see the top of the module.
+
+    Attributes:
+        stop: Ends the compile early when set.
+        on_settled: Called in the trio thread with pipelines that came to their end, some times a second.
+        on_saved: Called in the trio thread when a cache file was saved, with its path and size.
+        steered: Whether anything may be said but to stop; for that batches are short.
+    """
+
+    stop: trio.Event = field(factory=trio.Event)
+    on_settled: Callable[[Settlement], None] | None = None
+    on_saved: Callable[[Path, int], None] | None = None
+    steered: bool = False
+    _memory: _Memory = field(factory=_Memory)
+
+    @classmethod
+    def of(cls, stop: trio.Event | Steering | None) -> Steering:
+        """What an argument `stop` means: an event alone says that, and nothing else."""
+        if isinstance(stop, Steering):
+            return stop
+        return cls() if stop is None else cls(stop)
+
+    def close(self) -> None:
+        """Nothing more will be said; a budget is lifted, since nobody would give another one."""
+        self.say(Budget(None))
+
+    def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> Told:
+        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Keys that are not there do nothing."""
+        return self.say(Promote(tuple(keys), int(priority)))
+
+    def cancel(self, keys: Collection[int]) -> Told:
+        """Leave pipelines out for the rest of this compile, but for those that have begun or that others link."""
+        return self.say(Cancel(tuple(keys)))
+
+    def limit_time(self, seconds: float | None) -> Told:
+        """Let batches begin for so long from now, at least one, then wait for more time; 0: none, None: for ever."""
+        return self.say(Budget(None if seconds is None else math.ceil(seconds * 1e9)))
+
+    def say(self, *said: Said) -> Told:
+        """Say something to all runs that go on, and to those that begin later."""
+        memory = self._memory
+        for each in said:
+            match each:
+                case Promote():
+                    for key in each.keys:
+                        memory.priorities[key] = min(each.priority, memory.priorities.get(key, each.priority))
+                case Cancel():
+                    memory.cancelled.update(dict.fromkeys(each.keys))
+                case Budget():
+                    memory.limit_ns, memory.until_ns = each.limit_ns, None
+        return Told(tuple(each(said) for each in memory.hearers))
+
+    def said(self) -> tuple[Said, ...]:
+        """All that was said and still holds."""
+        memory = self._memory
+        promoted = [
+            Promote(tuple(key for key, each in memory.priorities.items() if each == priority), priority)
+            for priority in sorted(set(memory.priorities.values()))
+        ]
+        cancelled = [Cancel(tuple(memory.cancelled))] if memory.cancelled else []
+        limit_ns = memory.limit_ns if memory.until_ns is None else _left_ns(memory.until_ns)
+        return *promoted, *cancelled, Budget(limit_ns)
+
+    def until_ns(self) -> int | None:
+        """When the budget is over, on the clock of time.perf_counter_ns; it begins now, if it had not begun."""
+        memory = self._memory
+        if memory.until_ns is None and memory.limit_ns is not None:
+            memory.until_ns = time.perf_counter_ns() + memory.limit_ns
+        return memory.until_ns
+
+    @contextmanager
+    def heard_by(self, hearer: Hearer) -> Iterator[None]:
+        """For the block, tell somebody what is said."""
+        self._memory.hearers.append(hearer)
+        try:
+            yield
+        finally:
+            self._memory.hearers.remove(hearer)
+
+    def beside(
+        self,
+        on_settled: Callable[[Settlement], None] | None = None,
+        on_saved: Callable[[Path, int], None] | None = None,
+    ) -> Steering:
+        """The same one for one of several compiles, which tells of itself."""
+        return evolve(self, on_settled=on_settled if self.steered else None, on_saved=on_saved)
+
+
+class SteeredRun:
+    """A run that hears a `Steering`. Belongs to the trio thread.
+
+    Attributes:
+        exchange: The schedule of the run.
+    """
+
+    def __init__(
+        self, steering: Steering, scheduler: Scheduler, table: OutcomeTable, time_limit_s: float | None
+    ) -> None:
+        """Steer a run.
+
+        Args:
+            steering: What it hears.
+            scheduler: Its schedule, one job a row of the table.
+            table: Its outcomes.
+            time_limit_s: How long work may begin from `begin` on, whatever is said.
+        """
+        self.exchange = Exchange(scheduler, self._change)
+        self._steering = steering
+        self._table = table
+        self._all = np.arange(len(table), dtype=np.int32)
+        self._told = np.zeros(len(table), np.bool_)
+        self._time_limit_s = time_limit_s
+        self._end_ns: int | None = None
+        self._begun = False
+        self._changed = trio.Event()
+        self._over = False
+        self._held = True
+
+    def begin(self) -> None:
+        """The first batch may begin now: hear what was said before."""
+        if self._time_limit_s is not None:
+            self._end_ns = time.perf_counter_ns() + round(self._time_limit_s * 1e9)
+        self._begun = True
+        self._hear(self._steering.said())
+
+    @contextmanager
+    def steered(self) -> Iterator[None]:
+        """For the block of the run, hear what is said."""
+        with ExitStack() as held:
+            held.callback(self._end)
+            if self._steering.steered:
+                held.enter_context(self.exchange.listening())
+            held.enter_context(self._steering.heard_by(self._hear))
+            yield
+
+    async def watch(self) -> None:
+        """Beside the workers: end the run when that is said, and one that waits for time when its limit is over."""
+        if self._steering.steered and self._end_ns is not None:
+            with trio.move_on_after(max(0.0, (self._end_ns - time.perf_counter_ns()) / 1e9)):
+                await self._steering.stop.wait()
+            self._held = False
+            self._limit_time()
+        await self._steering.stop.wait()
+        self.exchange.cancel()
+
+    def counted(self, progress: Progress) -> Progress:
+        """Progress of what was not cancelled; and tell what came to its end meanwhile."""
+        self._tell()
+        with self.exchange.looking() as schedule:
+            total = schedule.entered
+        if total == progress.total:
+            return progress
+        eta_s = 0.0 if progress.done == total else progress.eta_s
+        return msgspec.structs.replace(progress, total=total, eta_s=eta_s)
+
+    def _hear(self, said: tuple[Said, ...]) -> Wait:
+        cancelled: list[Cancellation] = []
+        with self.exchange.steering() as schedule:
+            for each in said:
+                match each:
+                    case Promote():
+                        schedule.promote(self._numbers(each.keys).tolist(), Priority(each.priority))
+                    case Cancel():
+                        cancelled.append(schedule.cancel_jobs(self._numbers(each.keys)))
+        for each in said:
+            if isinstance(each, Budget) and self._begun:
+                self._limit_time(each.limit_ns or 0)
+
+        def wait() -> trio.Event | None:
+            return None if self._over or all(each.quiet for each in cancelled) else self._changed
+
+        return wait
+
+    def _limit_time(self, given_ns: int = 0) -> None:
+        """Say how long work may begin; of a budget that was given just now, though it may be over."""
+        until_ns = self._steering.until_ns()
+        ends = [each for each in (until_ns, self._end_ns) if each is not None]
+        if ends or self._steering.steered:
+            left_ns = _left_ns(min(ends, default=None))
+            held = self._held and until_ns is not None
+            self.exchange.limit_time(left_ns or min(given_ns, 1) if held else left_ns, held=held)
+
+    def _numbers(self, keys: tuple[int, ...]) -> npt.NDArray[np.int32]:
+        named = np.isin(self._table.keys, np.array(keys, np.uint64))
+        return np.flatnonzero(named).astype(np.int32)
+
+    def _end(self) -> None:
+        self._over = True
+        self._change()
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _tell(self) -> None:
+        if self._steering.on_settled is None:
+            return
+        with self.exchange.looking() as schedule:
+            ended = np.zeros(len(self._all), np.bool_)
+            ended[schedule.final(self._all)] = True
+            cancelled = schedule.absent(self._all)
+        # What was lost to another one's failure gets its outcome at the end.
+        known = self._table.status != status_code(OutcomeStatus.NOT_RUN)
+        new = ~self._told & (cancelled | (ended & known))
+        if new.any():
+            self._told |= new
+            self._steering.on_settled(Settlement.of(self._table, np.flatnonzero(new)))
+
+
+def _left_ns(until_ns: int | None) -> int | None:
+    return None if until_ns is None else max(0, until_ns - time.perf_counter_ns())

@@ -1,0 +1,262 @@
+"""`--control`: commands for a compile that goes on, in this process and in a supervised one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from orchestrator.cli.control_lines import ControlLines
+from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.progress_lines import ProgressLines
+from orchestrator.sets.sample import sample_path
+from tests.cli.conftest import Call, Done
+from tests.drivers import REPOSITORY
+from tests.hosts.test_engine import built
+from tests.run.small_sets import compute_keys
+
+KEYS = [f"{each:016x}" for each in compute_keys()[:12]]
+Event = dict[str, Any]
+
+
+@contextmanager
+def file_descriptor(path: Path, flags: int) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def steered(
+    call: Call, small_set: Path, folder: Path, commands: str, *more: str | Path
+) -> tuple[Done, list[Event]]:
+    """A compile of the small set that gets these commands before it begins, and what it says."""
+    (folder / "commands").write_text(commands)
+    with (
+        file_descriptor(folder / "commands", os.O_RDONLY) as control,
+        file_descriptor(folder / "events", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as events,
+    ):
+        done = call(
+            "compile",
+            small_set,
+            "-d",
+            "simulated",
+            "--cache-dir",
+            folder / "cache",
+            "--json",
+            "--progress",
+            f"jsonl:{events}",
+            "--control",
+            str(control),
+            *more,
+        )
+    return done, [json.loads(each) for each in (folder / "events").read_text().splitlines()]
+
+
+def named(events: list[Event], event: str) -> list[Event]:
+    return [each for each in events if each["event"] == event]
+
+
+def keys_of(events: list[Event], name: str) -> list[str]:
+    return [key for each in named(events, "settled") for key in each[name]]
+
+
+def command(name: str, **fields: object) -> str:
+    return json.dumps({"command": name, **fields}) + "\n"
+
+
+IN_PROCESS = pytest.mark.parametrize("more", [(), ("--in-process",)], ids=["supervised", "in-process"])
+
+
+@IN_PROCESS
+def test_what_is_cancelled_is_left_out_and_the_total_knows(
+    call: Call, small_set: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    # A budget of nothing holds it; the end of the commands lifts it.
+    commands = command("budget", seconds=0) + command("cancel", id=7, pipelines=[*KEYS[2:5], "0"])
+    done, events = steered(call, small_set, tmp_path, commands, *more)
+    assert done.code == ExitCode.OK
+    count = done.document["set"]["unique"]
+    assert done.document["outcomes"]["not_run"] == 3
+    assert done.document["stopped"] is False
+    assert "3 pipelines were cancelled" in " ".join(done.document["notes"])
+    assert sorted(keys_of(events, "cancelled")) == sorted(KEYS[2:5])
+    assert len(keys_of(events, "compiled")) == count - 3
+    last = named(events, "progress")[-1]
+    assert (last["total"], last["done"], last["eta_s"]) == (count - 3, count - 3, 0.0)
+    budget, cancel = named(events, "answer")
+    assert (budget["id"], budget["command"], budget["unknown"]) == (None, "budget", [])
+    assert (cancel["id"], cancel["command"], cancel["unknown"]) == (7, "cancel", ["0"])
+    (saved,) = named(events, "saved")
+    assert Path(saved["path"]).stat().st_size == saved["size"]
+    assert [each["event"] for each in events][-2:] == ["done", "end"]
+    # What was left out is there for the next run.
+    done, events = steered(call, small_set, tmp_path, "", *more)
+    assert (done.document["outcomes"]["compiled"], done.document["outcomes"]["cache_hits"]) == (3, count - 3)
+    assert sorted(keys_of(events, "compiled")) == sorted(KEYS[2:5])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("nonsense", "malformed"),
+        ("[]", "Expected `object`"),
+        ('{"command":"promot"}', "promot"),
+        ('{"command":"promote"}', "pipelines"),
+        ('{"command":"promote","pipelines":["xyz"]}', "no key of a pipeline"),
+        ('{"command":"promote","pipelines":[],"priority":"never"}', "never"),
+        ('{"command":"budget","seconds":-1}', ">= 0"),
+        ('{"command":"budget","secs":1}', "secs"),
+        ('{"command":"budget","seconds":NaN}', "malformed"),
+        ('{"command":"cancel","pipelines":"all"}', "array"),
+        ('{"command":"stop","version":2}', "version"),
+        ('"' + "x" * 100_000, "..."),
+        ("[" * 5_000, "..."),
+        ("\udcff", "the line is"),
+    ],
+)
+def test_a_line_that_is_no_command_is_an_error_and_nothing_else(line: str, words: str) -> None:
+    from orchestrator.run.steering import Steering
+
+    reader, writer = os.pipe()
+    control, steering = ControlLines(None, ProgressLines(writer)), Steering()
+    assert control._obey(line.encode("utf-8", "surrogateescape"), steering) is None
+    os.close(writer)
+    with os.fdopen(reader) as lines:
+        (event,) = (json.loads(each) for each in lines)
+    assert event["event"] == "error"
+    assert words in event["problem"]
+    assert "promote, cancel, budget or stop" in event["problem"]
+    assert not steering.stop.is_set()
+    assert len(steering.said()) == 1
+
+
+def test_bad_lines_do_not_end_a_compile(call: Call, small_set: Path, tmp_path: Path) -> None:
+    lines = f"nonsense\n\n{'x' * (17 << 20)}\n" + command("promote", id="a", pipelines=KEYS[:1]) + '{"com'
+    done, events = steered(call, small_set, tmp_path, lines)
+    assert done.code == ExitCode.OK
+    assert [each["line"] for each in named(events, "error")] == [1, 2, 4]
+    assert [each["id"] for each in named(events, "answer")] == ["a"]
+    assert len(keys_of(events, "compiled")) == done.document["set"]["unique"]
+
+
+def test_a_control_that_cannot_be_read_or_answered_is_refused(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="there is no --progress"):
+        ControlLines.of_option(0, ProgressLines(None))
+    with pytest.raises(UsageError, match="not open for reading"):
+        ControlLines.of_option(1_000_000, ProgressLines(2))
+    with (
+        file_descriptor(tmp_path / "file", os.O_WRONLY | os.O_CREAT) as writing,
+        pytest.raises(UsageError, match="not open for reading"),
+    ):
+        ControlLines.of_option(writing, ProgressLines(writing))
+    assert call("compile", small_set, "-d", "simulated", "--control", "-1").code == ExitCode.BAD_INPUT
+
+
+def test_targets_are_steered_together(call: Call, small_set: Path, tmp_path: Path) -> None:
+    commands = command("cancel", pipelines=KEYS[:2])
+    done, events = steered(call, small_set, tmp_path, commands, "--out", tmp_path / "pack")
+    assert done.code == ExitCode.OK
+    assert sorted(keys_of(events, "cancelled")) == sorted(KEYS[:2])
+    overall = [each for each in named(events, "progress") if each["target"] is None]
+    assert overall[-1]["done"] == overall[-1]["total"] == len(keys_of(events, "compiled"))
+    assert len(named(events, "answer")) == 1
+    (saved,) = named(events, "saved")
+    assert saved["target"] == "simulated"
+
+
+@define
+class Program:
+    """The program, with a pipe for each direction."""
+
+    process: subprocess.Popen[bytes]
+    control: int
+    events: Iterator[str]
+    seen: list[Event] = field(factory=list)
+
+    def say(self, name: str, **fields: object) -> None:
+        os.write(self.control, command(name, **fields).encode())
+
+    def until(self, wanted: Callable[[Event], bool]) -> Event:
+        for line in self.events:
+            self.seen.append(json.loads(line))
+            if wanted(self.seen[-1]):
+                return self.seen[-1]
+        raise AssertionError(self.seen)
+
+
+@contextmanager
+def program(path: Path, folder: Path, *more: str) -> Iterator[Program]:
+    (events, theirs), (own, control) = os.pipe(), os.pipe()
+    command_line = [sys.executable, "-m", "orchestrator", "compile", str(path), "-d", "simulated", "--quiet"]
+    command_line += [
+        "--cache-dir",
+        str(folder),
+        "--progress",
+        f"jsonl:{theirs}",
+        "--control",
+        str(own),
+        *more,
+    ]
+    process = subprocess.Popen(command_line, pass_fds=(theirs, own), cwd=REPOSITORY)
+    os.close(theirs)
+    os.close(own)
+    with process, os.fdopen(events) as lines, os.fdopen(control, "wb", 0):
+        yield Program(process, control, lines)
+
+
+def is_answer(event: Event) -> bool:
+    return bool(event["event"] == "answer")
+
+
+def test_a_held_compile_does_one_thing_then_another_and_stops(small_set: Path, tmp_path: Path) -> None:
+    with program(small_set, tmp_path / "cache", "-j", "1") as running:
+        running.say("budget", seconds=0, id=1)
+        for key in (KEYS[7], KEYS[3]):
+            running.say("promote", pipelines=[key])
+            # Where nothing fits into the time, one pipeline begins all the same: the most urgent.
+            running.say("budget", seconds=1e-6)
+            settled = running.until(lambda event: event["event"] == "settled")
+            assert settled["compiled"] == [key]
+        running.say("cancel", id="c", pipelines=[KEYS[5]])
+        running.until(lambda event: is_answer(event) and event["id"] == "c")
+        running.say("stop")
+        over = running.until(lambda event: event["event"] == "done")
+        assert over["outcomes"]["compiled"] == 2
+        assert over["stopped"] is True
+        assert running.until(lambda event: event["event"] == "end")["exit_code"] == ExitCode.INTERRUPTED
+    assert running.process.returncode == ExitCode.INTERRUPTED
+    cancelled = [key for each in named(running.seen, "settled") for key in each["cancelled"]]
+    assert cancelled == [KEYS[5]]
+
+
+def test_the_launcher_in_c(tmp_path: Path) -> None:
+    """docs/examples/steer.c, on the sample: what it asks for first is there first."""
+    launcher = built(REPOSITORY / "docs" / "examples" / "steer.c", tmp_path / "steer")
+    script = tmp_path / "orchestrator"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m orchestrator "$@"\n')
+    script.chmod(0o755)
+    wanted = ["5380a98eaf356f6c", "e9f9060e90d7afa5"]
+    done = subprocess.run(
+        [launcher, sample_path(), "simulated", tmp_path / "cache", *wanted],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
+    assert done.stderr == ""

@@ -1,0 +1,146 @@
+"""A compile that is steered: through deaths of its process, and beside a time limit."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+import trio.testing
+
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.exchange import Exchange
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
+from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.steering import Settlement, Steering
+from orchestrator.run.supervisor import compile_supervised
+from orchestrator.schedule import Assignment, JobGraph, Priority, Scheduler, Wait
+from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.support import prepared_set
+
+KEYS = compute_keys()[:12]
+
+
+def open_deadly(request: DeviceRequest) -> SimulatedDevice:
+    """One pipeline ends the process."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[4]:
+            signal.raise_signal(signal.SIGSEGV)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_path: Path) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 12)
+    told: list[Settlement] = []
+    steering = Steering(on_settled=told.append, steered=True)
+    steering.promote([KEYS[4]])
+    steering.limit_time(0)
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    stages: list[str] = []
+
+    async def steer() -> None:
+        await steering.cancel([KEYS[9]]).wait()
+        steering.limit_time(1e-9)  # one begins: the deadly one
+        while not any("trying one pipeline alone" in each for each in stages):
+            await trio.sleep(0.01)
+        await steering.cancel([KEYS[2]]).wait()
+        await steering.limit_time(None).wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(steer)
+        report = await compile_supervised(
+            [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering, on_stage=stages.append
+        )
+    assert report.supervision is not None
+    assert report.supervision.processes == 2
+    assert [each.key for each in report.failed] == [KEYS[4]]
+    left_out = {KEYS[2], KEYS[9]}
+    assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == left_out
+    assert not report.stopped
+    assert {key for each in told for key in each.cancelled} == left_out
+    assert [key for each in told for key in each.failed] == [KEYS[4]]
+    compiled = [key for each in told for key in each.compiled]
+    assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
+
+
+async def steered_run(steering: Steering, **options: Any) -> Any:
+    device = SimulatedDevice()
+    report = await run_pipelines(
+        device, prepared_set(device, 30), RunOptions(workers=2, **options), stop=steering
+    )
+    device.close()
+    return report
+
+
+async def test_a_run_that_waits_for_time_ends_with_its_time_limit() -> None:
+    steering = Steering(steered=True)
+    steering.limit_time(0)
+    report = await steered_run(steering, time_limit_s=0.01)
+    assert report.stopped
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 30
+
+
+async def test_a_run_that_waits_for_time_ends_when_it_is_stopped() -> None:
+    steering = Steering(steered=True)
+    steering.limit_time(0)
+    async with trio.open_nursery() as nursery:
+
+        async def stop() -> None:
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            steering.stop.set()
+
+        nursery.start_soon(stop)
+        report = await steered_run(steering)
+    assert report.stopped
+
+
+async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
+    steering = Steering(steered=True)
+    steering.limit_time(0)
+    steering.cancel(range(30))
+    report = await steered_run(steering)
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 30
+    assert not report.stopped
+
+
+async def test_what_waits_for_time_hears_that_nothing_is_left() -> None:
+    """A worker waits for time, and what is left is lost with the library that another worker has in flight."""
+    jobs = JobGraph(
+        kinds=np.zeros(2, np.uint8),
+        library_start=np.array([0, 0, 1], np.int64),
+        library_index=np.array([0], np.int32),
+    )
+    exchange = Exchange(Scheduler(jobs, 2))
+    exchange.limit_time(1, held=True)
+    assignment, _ = exchange.swap(0, None, {})
+    assert isinstance(assignment, Assignment)
+    answer, seen = exchange.swap(1, None, {})
+    assert isinstance(answer, Wait)
+    exchange.swap(0, assignment, {0: "refused"})
+    with trio.fail_after(5):
+        await exchange.wait_changed(seen)
+
+
+def test_what_is_said_again_says_the_same() -> None:
+    steering = Steering(steered=True)
+    steering.promote([1, 2], Priority.SOON)
+    steering.promote([2, 3])
+    steering.promote([3], Priority.SOON)
+    steering.cancel([7])
+    steering.cancel([7, 8])
+    steering.limit_time(2)
+    again = Steering()
+    again.say(*steering.said())
+    assert again.said() == steering.said()
+    assert [getattr(each, "keys", None) for each in again.said()] == [(2, 3), (1,), (7, 8), None]
+
+
+def test_a_settlement_without_some_keys() -> None:
+    assert Settlement((1,), (2,), (3,), {4: "a"}, {5: "b"}).without({1, 4}).keys == {2, 3, 5}
