@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import PipelineCacheData as PipelineCacheData
     from orchestrator.devices.device import PipelineSource as PipelineSource
     from orchestrator.devices.device import PreparedPipelines as PreparedPipelines
+    from orchestrator.devices.identified import IdentifiedModules as IdentifiedModules
+    from orchestrator.devices.identified import SpirvProvider as SpirvProvider
     from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
     from orchestrator.devices.image import PipelineKind as PipelineKind
     from orchestrator.devices.request import ApplicationInfo as ApplicationInfo
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from orchestrator.run.compile import compile_set as compile_set
     from orchestrator.run.execution import available_workers as available_workers
     from orchestrator.run.execution import run_pipelines as run_pipelines
+    from orchestrator.run.identification import Identification as Identification
     from orchestrator.run.options import BARRIER as BARRIER
     from orchestrator.run.options import ROLLING as ROLLING
     from orchestrator.run.options import CompileOptions as CompileOptions
@@ -104,6 +107,9 @@ if TYPE_CHECKING:
     from orchestrator.stores.cache_file import save_cache_file as save_cache_file
     from orchestrator.stores.cache_file import save_merged as save_merged
     from orchestrator.stores.files.atomic_file import SaveError as SaveError
+    from orchestrator.stores.module_identifiers import (
+        ShaderModuleIdentifierStore as ShaderModuleIdentifierStore,
+    )
     from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 __version__ = VERSION
@@ -113,6 +119,7 @@ _HOMES = {
         "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceHandles DeviceIdentity PipelineCache "
         "PipelineCacheData PipelineSource PreparedPipelines"
     ),
+    "orchestrator.devices.identified": "IdentifiedModules SpirvProvider",
     "orchestrator.devices.image": "CreateInfoImage PipelineKind",
     "orchestrator.devices.request": "ApplicationInfo DeviceRequest HostWishes OtherFeatures",
     "orchestrator.errors": (
@@ -121,6 +128,7 @@ _HOMES = {
     ),
     "orchestrator.run.compile": "compile_set",
     "orchestrator.run.execution": "available_workers run_pipelines",
+    "orchestrator.run.identification": "Identification",
     "orchestrator.run.options": (
         "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits"
     ),
@@ -143,6 +151,7 @@ _HOMES = {
         "LoadPolicy LoadStatus cache_path load_into_cache read_cache_file save_cache_file save_merged"
     ),
     "orchestrator.stores.files.atomic_file": "SaveError",
+    "orchestrator.stores.module_identifiers": "ShaderModuleIdentifierStore",
     "orchestrator.stores.save_policy": "SavePolicy",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}

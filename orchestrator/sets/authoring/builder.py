@@ -38,6 +38,7 @@ from orchestrator.sets.groups import Application, encode_application, encode_lin
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
+from orchestrator.sets.spirv.walk import EntryPoint
 
 Specialization = Mapping[int | str, bool | int | float]
 Members = Mapping[str, object]
@@ -712,6 +713,29 @@ class PipelineSetBuilder:
         if key not in self._interfaces:
             self._put(RecordTag.SHADER_MODULE, key, encode_module(spirv, flags, key))
             self._interfaces[key] = interface
+        return key
+
+    def supplied_module(
+        self, key: int, stage: str, entry: str = "main", *, interface: ShaderInterface | None = None
+    ) -> int:
+        """Name a shader module whose code is not here: `PipelineSet.supplied_by` says who gives it.
+
+        Args:
+            key: The application's own key of the shader, 64 bits and not 0.
+            stage: Name of the stage of its entry point, such as ``compute``.
+            entry: Its entry point.
+            interface: What its code says about itself (`shader_interface`), as far as pipelines ask for it.
+                Without it layouts and vertex inputs have to be given, and nothing can be specialized.
+        """
+        if not 0 < key < 1 << 64:
+            raise ManifestError(
+                f"{self.where}: the key of a shader is a number from 1 to 2^64 - 1, not {key}"
+            )
+        if key in self._interfaces:
+            return key
+        bit = enum_number("VkShaderStageFlagBits", stage, self.where)
+        point = EntryPoint.of_stage(bit, entry)
+        self._interfaces[key] = interface or ShaderInterface((point,), (), None, (), ())
         return key
 
     def interface(self, module: int) -> ShaderInterface:

@@ -18,7 +18,7 @@ Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, Self
 
 import msgspec
 import numpy as np
@@ -127,6 +127,11 @@ class EntryPoint(msgspec.Struct, frozen=True):
     def stage(self) -> int:
         """VkShaderStageFlagBits of the execution model; 0 for one that Vulkan does not have."""
         return _STAGES.get(self.execution_model, 0)
+
+    @classmethod
+    def of_stage(cls, stage: int, name: str) -> Self:
+        """An entry point for VkShaderStageFlagBits, of a module that is not there."""
+        return cls(next(model for model, bit in _STAGES.items() if bit == stage), name, 0)
 
 
 class ExecutionMode(msgspec.Struct, frozen=True):
