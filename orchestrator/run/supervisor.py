@@ -78,6 +78,8 @@ from orchestrator.stores.run_notes import add_durations
 from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _LOOK_S: Final = 0.1
+_MOST_LOOK_S: Final = 1.0
+_LOOKS_A_LIMIT: Final = 20
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
 _FEW: Final = 8
@@ -693,8 +695,9 @@ class _Watch:
 
     async def run(self) -> None:
         """Kill the process when the driver has something for too long."""
+        look_s = min(max(_LOOK_S, self.limits.limit_s() / _LOOKS_A_LIMIT), _MOST_LOOK_S)
         while not self._overdue:
-            await trio.sleep(_LOOK_S)
+            await trio.sleep(look_s)
             now = time.monotonic_ns()
             flights = self.connection.table.flights() if self._prepared is not None else []
             self._overdue = [each for each in flights if self._is_late(each, now)]
