@@ -29,6 +29,8 @@ from tests.drivers import (
 from tests.isolation import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.isolation import pytest_configure as pytest_configure
 from tests.isolation import pytest_runtest_protocol as pytest_runtest_protocol
+from tests.isolation import pytest_runtestloop as pytest_runtestloop
+from tests.isolation import pytest_sessionfinish as pytest_sessionfinish
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,29 @@ def test_stays_here():
 """
 
 
-def run(folder: Path, *arguments: str, **environment: str) -> str:
-    """Output of a session over the module above, in a process of its own."""
+ENDLESS = """
+import os, pathlib, signal, time
+import pytest
+
+NOTE = pathlib.Path(os.environ["NOTE"])
+
+@pytest.mark.driver("radv:navi31")
+def test_never_ends():
+    NOTE.with_suffix(".new").write_text(str(os.getpid()))
+    NOTE.with_suffix(".new").rename(NOTE)
+    signal.pause()
+
+def test_fails_while_the_other_runs():
+    while not NOTE.exists():
+        time.sleep(0.01)
+    assert False
+"""
+
+
+def run(folder: Path, *arguments: str, module: str = MODULE, **environment: str) -> str:
+    """Output of a session over a module, in a process of its own."""
     path = folder / "test_relayed.py"
-    path.write_text(MODULE, "utf-8")
+    path.write_text(module, "utf-8")
     command = [
         sys.executable,
         "-m",
@@ -90,3 +110,16 @@ def test_each_target_has_its_process_and_reports_come_back(tmp_path: Path) -> No
 def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
     output = run(tmp_path, "-k", "fails_on_lavapipe", ORCHESTRATOR_TEST_TARGET="lavapipe")
     assert "1 failed, 3 passed, 7 deselected" in output
+
+
+@pytest.mark.driver
+def test_a_session_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
+    """The sessions of targets run beside the session's own tests."""
+    note = tmp_path / "note"
+    output = run(tmp_path, "-x", module=ENDLESS, NOTE=str(note))
+    assert "stopping after 1 failures" in output
+    status = Path(f"/proc/{note.read_text()}/stat")
+    end = time.monotonic() + 30
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < end
+        time.sleep(0.01)
