@@ -36,6 +36,7 @@ _SIGNATURES = (
     (b"\x28\xb5\x2f\xfd", "zstd data; unpack it first"),
     (b"SQLite format 3\0", "an SQLite database"),
     (b"{", "JSON, by its first character"),
+    (b"\x89OPCB\r\n\x1a", "a pack of binaries; `orchestrator binaries import` takes it"),
 )
 
 _SHADER_SOURCES = frozenset(
@@ -258,11 +259,15 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 
 def _seems(path: Path, head: bytes) -> str:
     """What a file seems to be, by its first bytes and its name; "" where nothing can be said."""
+    from orchestrator.stores.kinds import STORE_NAME
+
     if path.is_dir():
         return "a directory; name a file in it"
     for signature, words in _SIGNATURES:
         if head.startswith(signature):
             return words
+    if path.name == STORE_NAME:
+        return "a store of pipeline binaries; see `orchestrator binaries stat` and `verify`"
     if path.suffix.lower() == ".toml":
         return "a manifest; see `orchestrator pack` and `orchestrator list`"
     if head and not head.strip(b"\0"):

@@ -242,7 +242,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
             "quarantined": quarantined,
         },
         summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
-        f"{quarantined} in the quarantine",
+        f"{'a store of binaries, ' * len(stores)}{quarantined} in the quarantine",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )

@@ -147,10 +147,17 @@ def test_the_verb_prune_leaves_a_store_that_it_cannot_read(call: Call, folder: P
     assert (folder / STORE_NAME).stat().st_size == 5000
 
 
+def test_the_verb_inspect_names_the_store_and_packs(call: Call, folder: Path, tmp_path: Path) -> None:
+    assert "orchestrator binaries stat" in call("inspect", folder / STORE_NAME).out
+    call("binaries", "export", tmp_path / "x", "--cache-dir", folder)
+    assert "a pack of binaries" in call("inspect", tmp_path / "x").out
+
+
 def test_the_verb_verify_knows_the_store(call: Call, folder: Path) -> None:
     done = call("verify", folder)
     assert done.code == ExitCode.OK
     assert "a store of 3 binaries of 12 pipelines" in done.out
+    assert "0 archives, a store of binaries, 0 in the quarantine" in done.out
     path = folder / STORE_NAME
     content = path.read_bytes()
     path.write_bytes(content.replace(b"0" * 3000, b"0" * 2999 + b"1"))
