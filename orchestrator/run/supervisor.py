@@ -341,7 +341,11 @@ class _Supervisor:
                     case Failed():
                         raise answer.error()
                     case Done():
+                        # All is saved: its processes, which take milliseconds to go, are gone when they are
+                        # waited for.
+                        connection.server.child.kill()
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
+                        break
                     case Exited() | Ended():
                         ended = answer
                         break
