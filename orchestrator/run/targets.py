@@ -96,6 +96,11 @@ class Overall:
         self._over.add(selector)
         self._work_s[selector] = took_s
 
+    def left(self, selector: str) -> float:
+        """What is left of a target, 1..0."""
+        latest = self._latest.get(selector)
+        return 1.0 if latest is None or not latest.total else 1.0 - latest.share
+
     def _sum(self, elapsed_s: float) -> Progress:
         latest = self._latest.values()
         counts = {name: sum(getattr(each, name) for each in latest) for name in _COUNTED}
@@ -211,6 +216,7 @@ class _Targets:
     waiting: int
     results: dict[str, TargetResult] = field(factory=dict)
     running: int = 0
+    begun: set[str] = field(factory=set)
     began: float = field(factory=trio.current_time)
     keeping: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(1))
 
@@ -222,9 +228,12 @@ class _Targets:
     async def run(self, options: CompileOptions, limiter: trio.Semaphore) -> None:
         selector = options.selector
         began = trio.current_time()
-        # Those that begin last have the processors of those that are over.
-        share = max(1, self.processors // max(1, min(self.overall.together, self.waiting)))
+        # Those that begin last have the processors of those that are over, or nearly so.
+        others = sum(self.overall.left(each) for each in self.begun)
+        beside = min(self.overall.together, round(self.waiting + others))
+        share = max(1, self.processors // max(1, beside))
         self.waiting -= 1
+        self.begun.add(selector)
         workers = options.workers or share
         self.listener.begins(selector, workers)
         try:
@@ -246,6 +255,7 @@ class _Targets:
             result = TargetResult(selector, error=error)
         finally:
             self.running -= 1
+            self.begun.discard(selector)
             limiter.release()
         if self.keep is not None:
             await trio.to_thread.run_sync(self.keep, result, limiter=self.keeping)

@@ -117,8 +117,8 @@ async def test_as_many_run_as_there_are_processors(autojump_clock: trio.testing.
         (each, REPORT, None) for each in "abcdef"
     ]
     assert compiler.most == 4
-    # The last two share the processors of the others.
-    assert [listener.workers[each] for each in "abcdef"] == [1, 1, 1, 1, 2, 4]
+    # The last two share the processors of the others, and take none twice.
+    assert [listener.workers[each] for each in "abcdef"] == [1, 1, 1, 1, 2, 2]
 
 
 async def test_with_workers_of_their_own_fewer_run(autojump_clock: trio.testing.MockClock) -> None:
