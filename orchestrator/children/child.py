@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
@@ -38,6 +38,10 @@ class Channel(Generic[_Q, _A]):
 
     Answers may be sent by any thread, and by forks: by several at a time where none is longer than `WHOLE`.
     One thread receives.
+
+    Attributes:
+        on_end: Called when the parent has enough or died, before this process ends, in a thread of its own; a
+            parent that ends this process itself does not wait for it.
     """
 
     def __init__(self, requests: int, answers: int, kind: Any, frame_bytes: int) -> None:
@@ -46,6 +50,7 @@ class Channel(Generic[_Q, _A]):
         self._frame_bytes = frame_bytes
         self._came: SimpleQueue[_Q] = SimpleQueue()
         self._sending = threading.Lock()
+        self.on_end: Callable[[], None] = lambda: None
         threading.Thread(target=self._listen, daemon=True).start()
 
     def receive(self) -> _Q:
@@ -82,9 +87,12 @@ class Channel(Generic[_Q, _A]):
             os.write(2, f"a request: {error}\n".encode())
             os._exit(1)
         finally:
-            if os.getpgrp() == os.getpid():
-                os.killpg(0, signal.SIGKILL)
-            os._exit(1)
+            try:
+                self.on_end()
+            finally:
+                if os.getpgrp() == os.getpid():
+                    os.killpg(0, signal.SIGKILL)
+                os._exit(1)
 
 
 class Ends(NamedTuple):

@@ -74,10 +74,13 @@ from orchestrator.sets.image.decoders import Decoders, SharedSet
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
+from orchestrator.stores.files.recovery import settle_kills
 
 BUG: Final = 70
 """Exit code of a fork that failed by itself."""
 
+_GRACE_S: Final = 2.0
+_LOOK_S: Final = 0.001
 _DECODED_BY_ONE: Final = 1 << 17
 """Bytes of a set for which a process more begins."""
 _READ_SIZE: Final = 1 << 16
@@ -100,6 +103,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
         return
     with source:
         server = _Server(channel, source, InFlightTable(opening.table), opening.papers)
+        channel.on_end = server.let_go
         for request in channel:
             server.do(request)
 
@@ -113,6 +117,11 @@ class _Fork:
     reaped: bool = False
     lock: threading.Lock = field(factory=threading.Lock)
 
+    def kill(self) -> None:
+        with self.lock:
+            if not self.reaped:
+                os.kill(self.process_id, signal.SIGKILL)
+
 
 @define(eq=False)
 class _Server:
@@ -121,12 +130,14 @@ class _Server:
     table: InFlightTable
     papers: int
     _forks: dict[int, _Fork] = field(factory=dict)
+    _directory: str = ""
 
     def do(self, request: Request) -> None:
         match request:
             case Compile():
                 self.table.clear()
                 os.ftruncate(self.papers, 0)
+                self._directory = request.cache_directory
                 self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
                 self._fork(request.number, lambda control: self._try(request, control))
@@ -136,12 +147,20 @@ class _Server:
                     while left:
                         left = left[os.write(self._forks[request.number].control, left) :]
             case Kill() if request.number in self._forks:
-                fork = self._forks[request.number]
-                with fork.lock:
-                    if not fork.reaped:
-                        os.kill(fork.process_id, signal.SIGKILL)
+                self._forks[request.number].kill()
             case _:
                 pass  # its fork has ended
+
+    def let_go(self) -> None:
+        """End the forks, for nobody is there to see it; and hold it against no cache file that they were loading."""
+        forks = list(self._forks.values())
+        for fork in forks:
+            fork.kill()
+        deadline = time.monotonic() + _GRACE_S
+        while not all(fork.reaped for fork in forks) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        if self._directory:
+            settle_kills(Path(self._directory), [fork.process_id for fork in forks if fork.reaped])
 
     def _fork(self, number: int, work: Callable[[int], None]) -> None:
         for ended in [each for each, fork in self._forks.items() if fork.reaped]:

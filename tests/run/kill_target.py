@@ -1,6 +1,6 @@
 """A program that compiles in a supervised child and tells of each compile, to be killed at any moment.
 
-python -m tests.run.kill_target ARCHIVE CACHE FIFO
+python -m tests.run.kill_target ARCHIVE CACHE FIFO [loading]
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ import json
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import trio
 
+from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.devices.sources import is_empty_cache
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
@@ -40,15 +44,30 @@ def open_telling(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
+class Loading(SimulatedDevice):
+    """It tells that it is given a cache file, and does not come back."""
+
+    def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
+        if not is_empty_cache(len(initial_data)):
+            os.write(os.open(os.environ[FIFO], os.O_WRONLY), b".")
+            threading.Event().wait()
+        return super().create_pipeline_cache(initial_data, **options)
+
+
+def open_loading(request: DeviceRequest) -> SimulatedDevice:
+    return Loading(SimulatedOptions(request=request))
+
+
 def main() -> None:
     """Compile, and print how it ended."""
-    archive, cache, os.environ[FIFO] = sys.argv[1:]
+    archive, cache, os.environ[FIFO], *others = sys.argv[1:]
+    opener = "open_loading" if others else "open_telling"
     options = CompileOptions(
         workers=2,
         batch_limit=2,
         merge=MergePolicy(rolling=True, batches=1),
         save_policy=SavePolicy(growth_pipelines=4, pause_ns=1),
-        trial_limits=TrialLimits(opener=f"{__spec__.name}:open_telling"),
+        trial_limits=TrialLimits(opener=f"{__spec__.name}:{opener}"),
     )
     report = trio.run(partial(compile_supervised, [archive], options, cache_directory=Path(cache)))
     counts = {status.value: count for status, count in report.counts().items()}

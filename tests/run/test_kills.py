@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,9 @@ class Place:
         # Open for both, so that neither side waits for the other to open it.
         self.compiles = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
 
-    def start(self) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.run.kill_target", self.archive, self.cache, self.fifo],
+            [sys.executable, "-m", "tests.run.kill_target", self.archive, self.cache, self.fifo, *arguments],
             cwd=REPOSITORY,
             env={**os.environ, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
@@ -65,6 +66,12 @@ class Place:
                 count -= len(os.read(self.compiles, count))
             except BlockingIOError:
                 time.sleep(0.0005)
+
+    def forget_compiles(self) -> None:
+        """Forget those that nobody waited for."""
+        with suppress(BlockingIOError):
+            while os.read(self.compiles, 1 << 16):
+                pass
 
     def held(self) -> int:
         """Pipelines in the cache file, which is whole whatever was killed."""
@@ -97,6 +104,14 @@ def is_alive(process_id: int) -> bool:
         return False
 
 
+def wait_for_the_end_of(children: list[int]) -> None:
+    """Wait until processes are gone whose parent is."""
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, children)):
+        assert time.monotonic() < deadline, "a process outlived its parent"
+        time.sleep(0.002)
+
+
 def assert_undisturbed(found: dict[str, Any]) -> None:
     """What a run that nobody disturbs ends with, beside how much of it was done before."""
     assert [key for key, _ in found["failed"]] == [f"{CULPRIT:016x}"]
@@ -120,10 +135,7 @@ def test_a_killed_parent_costs_what_was_not_saved(place: Place, seed: int) -> No
     children = descendants(process.pid)
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, children)):
-        assert time.monotonic() < deadline, "a process outlived its parent"
-        time.sleep(0.002)
+    wait_for_the_end_of(children)
     held = place.held()
     found = place.result(place.start())
     assert_undisturbed(found)
@@ -134,6 +146,20 @@ def test_a_killed_parent_costs_what_was_not_saved(place: Place, seed: int) -> No
     assert [
         each.name for each in place.cache.iterdir() if each.name.startswith(".") and "tmp" in each.name
     ] == []
+
+
+def test_killing_the_parent_of_one_that_loads_costs_no_cache_file(place: Place) -> None:
+    """However often: a process that somebody killed says nothing of the file that it was loading."""
+    assert_undisturbed(place.result(place.start()))
+    for _ in range(2):
+        place.forget_compiles()
+        process = place.start("loading")
+        place.wait_for_compiles(process, 1)
+        children = descendants(process.pid)
+        process.kill()
+        process.communicate()
+        wait_for_the_end_of(children)
+    assert place.result(place.start())["counts"]["cache_hit"] == COUNT - 1
 
 
 @pytest.mark.parametrize("seed", range(KILLS))

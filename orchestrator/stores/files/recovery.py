@@ -35,7 +35,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -306,6 +306,20 @@ def settle_death(
             with suppress(FileNotFoundError):  # swept meanwhile: its content is there no more
                 operations.unlink(one.path)
     return found
+
+
+def settle_kills(
+    directory: Path, process_ids: Collection[int], operations: FileOperations = REAL_FILE_OPERATIONS
+) -> None:
+    """As `settle_death` of processes that were killed from outside, whichever files of a directory they loaded.
+
+    Raises:
+        OSError: As there.
+    """
+    names = [each for each in operations.list_directory(directory) if each.endswith(SENTINEL_SUFFIX)]
+    for name in {loaded for each in names if (loaded := leftover_of(each)) is not None}:
+        for process_id in process_ids:
+            settle_death(directory / name, process_id, crashed=False, operations=operations)
 
 
 def _write_sentinel(path: Path, seen: DeadSentinel, operations: FileOperations) -> None:
