@@ -49,6 +49,8 @@ BLOCKED_SHARE = 0.1
 """Share of the driver's time asleep from which on a report says at what."""
 FEW_FAULTS = 0.1
 """Page faults a sleep below which the kernel's memory lock cannot be what threads sleep at."""
+MOSTLY_WITHOUT_FAULTS = 0.9
+"""Share of the time asleep in calls without a page fault above which it is not."""
 BUSY_SHARE = 0.1
 """Share of the calls' time spent waiting for a processor from which on a report warns about it."""
 
@@ -342,8 +344,12 @@ def _sleep_words(cell: CellReport) -> str:
     sleeps, faults = cell.median(lambda each: each.sleeps), cell.median(lambda each: each.minor_faults)
     if cell.blocked_share.median < BLOCKED_SHARE or not sleeps:
         return ""
-    counted = f"{sleeps:,.0f} sleeps and {faults:,.0f} page faults of {cell.cell.workers} threads in a run"
-    if faults < sleeps * FEW_FAULTS:
+    without = cell.median(lambda each: each.blocked_without_faults_ns / max(1, each.blocked_ns))
+    counted = (
+        f"{sleeps:,.0f} sleeps and {faults:,.0f} page faults of {cell.cell.workers} threads in a run; "
+        f"{without:.0%} of that time in calls without a page fault"
+    )
+    if faults < sleeps * FEW_FAULTS or without >= MOSTLY_WITHOUT_FAULTS:
         why = "at a lock of the driver: page faults are too few for the kernel's lock of the process's memory"
     else:
         why = (

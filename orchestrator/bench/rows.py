@@ -237,6 +237,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         peak_memory_bytes: Largest resident size of the process (ru_maxrss).
         compiled_latency: Driver time of pipelines that were compiled.
         hit_latency: Driver time of pipelines that were found.
+        blocked_without_faults_ns: Of it, in calls in which the thread met no page fault.
         minor_faults: Page faults of the workers' threads that needed no disk.
         major_faults: Page faults that did.
         sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
@@ -281,6 +282,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     order: str = "given"
     prepare_ns: int = 0
     keys_ns: int = 0
+    blocked_without_faults_ns: int = 0
     minor_faults: int = 0
     major_faults: int = 0
     sleeps: int = 0

@@ -428,6 +428,7 @@ class _Totals:
             "cpu_ns": timing.cpu_ns,
             "run_delay_ns": timing.run_delay_ns,
             "blocked_ns": timing.blocked_ns,
+            "blocked_without_faults_ns": timing.blocked_without_faults_ns,
             **{name: getattr(timing, name) for name in Usage._fields},
             "barrier_wait_ns": sum(report.barrier.waits_ns),
             "duplicate_keys": duplicate_keys,

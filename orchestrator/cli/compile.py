@@ -92,6 +92,8 @@ _DAMAGE_SHOWN = 5
 _GROUPS_SHOWN = 4
 _STAGES = {"read": "set", "open": "device", "cache_load": "loading", "save": "saving", "merge": "merging"}
 _MESSAGES_SHOWN = 5
+_NOTABLE = 0.05
+"""Share of the driver's time from which time asleep is explained."""
 _LEAST_MEMORY = 64 << 20
 _LEAST_STORE = 4 << 20
 
@@ -952,10 +954,13 @@ def _cache_rows(report: CompileReport) -> _Rows:
 def _time_rows(report: CompileReport) -> _Rows:
     timing = report.timing
     yield "time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"
+    lock = ""
+    if timing.blocked_ns > timing.driver_ns * _NOTABLE:
+        lock = f" ({_time(timing.blocked_without_faults_ns)} of it in calls without a page fault: at a lock)"
     yield (
         "  workers",
         f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
-        f"{_time(timing.blocked_ns)} blocked, {_time(timing.run_delay_ns)} waiting for a CPU",
+        f"{_time(timing.blocked_ns)} blocked{lock}, {_time(timing.run_delay_ns)} waiting for a CPU",
     )
     if timing.overhead_ns < 0:
         yield "", "the device's clock is not the machine's: driver time is simulated"

@@ -445,6 +445,7 @@ class Run:
                 read_back_ns=caches.read_back_ns,
                 waiting_ns=sum(worker.waiting_ns for worker in self.workers),
                 ending_ns=sum(barrier.waits_ns),
+                blocked_without_faults_ns=sum(each.log.blocked_without_faults_ns for each in self.workers),
                 **{
                     name: sum(getattr(worker.usage, name) for worker in self.workers)
                     for name in Usage._fields

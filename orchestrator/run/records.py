@@ -1058,6 +1058,8 @@ class Timing(Sums, frozen=True):
         waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library or for
             a pipeline of the same key. In a session also for the caller.
         ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
+        blocked_without_faults_ns: Of `blocked_ns`: in calls in which the thread met no page fault, so hardly at the
+            kernel's lock of the process's memory.
         minor_faults: Page faults of the workers' threads that needed no disk.
         major_faults: Page faults that did.
         sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
@@ -1079,6 +1081,7 @@ class Timing(Sums, frozen=True):
     read_back_ns: Nanoseconds = 0
     waiting_ns: Nanoseconds = 0
     ending_ns: Nanoseconds = 0
+    blocked_without_faults_ns: Nanoseconds = 0
     minor_faults: int = 0
     major_faults: int = 0
     sleeps: int = 0

@@ -162,20 +162,25 @@ def test_ratios_have_as_many_digits_as_tell_their_ends_apart(
 
 
 @pytest.mark.parametrize(
-    ("sleeps", "faults", "words"),
+    ("sleeps", "faults", "without_ns", "words"),
     [
-        (1000, 20, "at a lock of the driver: page faults are too few"),
-        (1000, 5000, "or at the kernel's lock of the process's memory"),
+        (1000, 20, 10, "at a lock of the driver: page faults are too few"),
+        (1000, 5000, 10, "or at the kernel's lock of the process's memory"),
+        (1000, 5000, 29, "at a lock of the driver: page faults are too few"),
     ],
 )
-def test_sleeping_threads_are_told_by_page_faults(sleeps: int, faults: int, words: str) -> None:
+def test_sleeping_threads_are_told_by_page_faults(
+    sleeps: int, faults: int, without_ns: int, words: str
+) -> None:
     rows = series(
-        [1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=30, sleeps=sleeps, minor_faults=faults
-    )
+        [1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=30, sleeps=sleeps, minor_faults=faults,
+        blocked_without_faults_ns=without_ns,
+    )  # fmt: skip
     told = [each for each in contention_report(rows).warnings if "asleep" in each]
     assert len(told) == 1
     assert words in told[0]
     assert f"{sleeps:,} sleeps and {faults:,} page faults" in told[0]
+    assert f"{without_ns / 30:.0%} of that time in calls without a page fault" in told[0]
 
 
 def test_threads_that_hardly_sleep_are_not_told() -> None:

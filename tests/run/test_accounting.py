@@ -86,12 +86,14 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
         monkeypatch.setattr("orchestrator.run.accounting.time.thread_time_ns", lambda: now[1])
         monkeypatch.setattr("orchestrator.run.accounting.time.perf_counter_ns", lambda: now[0])
         monkeypatch.setattr(meter, "run_delay_ns", statistics)
+        faults = iter([100, 120])
+        monkeypatch.setattr("orchestrator.run.accounting.page_faults", lambda: next(faults))
         tick()
-        assert meter.begin() == Reading(10_000, 4_000, 7)
+        assert meter.begin() == Reading(10_000, 4_000, 7, 100)
         tick()
-        assert meter.end() == Reading(60_000, 53_000, 7)
+        assert meter.end() == Reading(60_000, 53_000, 7, 100)
         tick()
-        assert meter.end() == Reading(99_000, 62_000, 14)
+        assert meter.end() == Reading(99_000, 62_000, 14, 120)
     assert asked == [(10_000, 4_000), (99_000, 62_000)]
 
 
@@ -128,6 +130,13 @@ def test_a_log_works_out_what_calls_cost_when_it_is_asked() -> None:
     calls, _ = log.work_out()
     assert [each.driver_ns for each in calls] == [50, 7, 9]
     assert [each.indices.tolist() for each in calls] == [[4, 9], [1], [1]]
+    assert log.blocked_without_faults_ns == sum(each.blocked_ns for each in calls)
+    assert [each.blocked_ns for each in calls] == [20, 0, 0]
+    # Asleep in a call with page faults: it may have been at the kernel's lock of the process's memory.
+    log.note(Reading(400, 70, 0, 8), Reading(500, 80, 0, 9), batch([1], [90]), second)
+    calls, _ = log.work_out()
+    assert [each.blocked_ns for each in calls] == [20, 0, 0, 80]
+    assert log.blocked_without_faults_ns == 20
     nothing, none = CallLog(1).work_out()
     assert (len(nothing), list(nothing), none.tolist()) == (0, [], [])
 
