@@ -49,6 +49,8 @@ class Exchange:
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
         on_missed: Called in the trio thread with jobs that wait for their code from now on.
         held: Whether workers wait for more time when it is over.
+        patient: How many look at `changes` now and then: they are told when nothing goes on any more.
+        on_next: Called once in the trio thread after the next change, for them.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Exchange:
         self.out_of_time = False
         self.on_missed: Callable[[Int32s], None] | None = None
         self.held = False
+        self.patient = 0
+        self.on_next: Callable[[], None] | None = None
 
     @property
     def call_limit(self) -> int:
@@ -103,6 +107,11 @@ class Exchange:
             return _NONE, _NONE
         with self._lock:
             return self._scheduler.shared()
+
+    @property
+    def changes(self) -> int:
+        """How many changes there were; at any time, from any thread."""
+        return self._changes
 
     @property
     def at_rest(self) -> bool:
@@ -172,7 +181,7 @@ class Exchange:
                 self._expectant.add(worker)
             if isinstance(answer, Wait):
                 self._waiting += 1
-                if self._listeners and self.at_rest:
+                if (self._listeners or self.patient) and self.at_rest:
                     self._tell()
             return answer, self._changes
 
@@ -248,6 +257,9 @@ class Exchange:
             self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
         if self._listeners:
             self._tell()
+        if (on_next := self.on_next) is not None:
+            self.on_next = None
+            self._token.run_sync_soon(on_next)
 
     def _tell(self) -> None:
         if self._on_change is not None:

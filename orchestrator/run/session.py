@@ -28,8 +28,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -44,6 +45,7 @@ from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import Run, execute
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions
 from orchestrator.run.records import (
+    INTERVAL_S,
     OutcomeStatus,
     PipelineOutcome,
     Progress,
@@ -185,6 +187,12 @@ class News:
 MOST_LATER = 1 << 18
 """Most pipelines that may come into a session after it was opened."""
 
+TICK_S = 0.005
+"""How long what got done may wait to be told, to tickets and to `poll`, while workers have more to do.
+
+Being told of each batch would take the interpreter from workers and from the host some hundred times a second.
+"""
+
 _NOTHING: Int32s = np.empty(0, np.int32)
 _AT_ONCE = 1024
 """Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
@@ -227,6 +235,11 @@ class PipelineSession:
         self._total_ns = 0
         self._stale_total = False
         self._begun_ns = 0
+        # What `poll` gives while `_tick` looks for it: made before, so that a frame has next to nothing to do.
+        self._wanted = trio.Event()
+        self._ticking = False
+        self._mail: deque[News] = deque()
+        self._last = News(Progress(), _NOTHING)
 
     # --- pipelines in
 
@@ -354,7 +367,7 @@ class PipelineSession:
     async def end_require(self, pipeline: int) -> PipelineOutcome:
         """Wait for a pipeline after `begin_require`."""
         try:
-            (outcome,) = await self.wait(pipeline)
+            (outcome,) = await self._wait(pipeline, patient=False)
         finally:
             with self._exchange.steering() as schedule:
                 self._required -= 1
@@ -459,9 +472,12 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline.
         """
+        return await self._wait(what, patient=True)
+
+    async def _wait(self, what: Pipelines, *, patient: bool) -> tuple[PipelineOutcome, ...]:
         asked = checked_pipelines(len(self._run.table), what)
         await trio.lowlevel.checkpoint()
-        with self._exchange.listening():
+        with self._patience() if patient else self._exchange.listening():
             waiter = _Waiter(set(self.unsettled(asked).tolist()))
             if waiter.pending and not self._ended.is_set():
                 for index in waiter.pending:
@@ -499,6 +515,10 @@ class PipelineSession:
     def progress(self) -> Progress:
         """How far the session is with what was submitted."""
         self._gather()
+        return self._progress()
+
+    def _progress(self) -> Progress:
+        """How far it is, by what was gathered."""
         now_ns = time.perf_counter_ns()
         with self._news_lock, self._exchange.looking() as schedule:
             total = schedule.entered
@@ -527,11 +547,27 @@ class PipelineSession:
         )
 
     def poll(self) -> News:
-        """What happened since the last call, for who looks once a frame."""
-        progress = self.progress
+        """What happened since the last call, for who looks once a frame.
+
+        While a ticket is waited for, as in a session thread, it is as old as `TICK_S`, and is there already.
+        """
+        if not self._ticking:
+            self._gather()
+            self._publish()
+        try:
+            return self._mail.pop()
+        except IndexError:
+            return self._last
+
+    def _publish(self) -> None:
+        """Make what `poll` gives next, with what it did not fetch before."""
+        progress = self._progress()
         with self._news_lock:
             fresh, self._fresh = self._fresh, []
-        return News(progress, np.unique(np.concatenate(fresh)) if fresh else _NOTHING)
+            with suppress(IndexError):
+                fresh.append(self._mail.pop().settled)
+            self._last = News(progress, _NOTHING)
+            self._mail.append(News(progress, np.unique(np.concatenate(fresh))) if fresh else self._last)
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take pipelines that were kept: they are the caller's from now on.
@@ -609,10 +645,39 @@ class PipelineSession:
             )
         finally:
             self._ended.set()
+            self._wanted.set()
+            self._ticking = False
             self._take_news()
             for waiters in self._waiting.values():
                 for each in waiters:
                     each.event.set()
+
+    async def tick(self) -> None:
+        """Tell now and then what got done, as long as somebody waits for it; only `open_session` does this."""
+        exchange, seen = self._exchange, -1
+        while not self._ended.is_set():
+            self._wanted = trio.Event()
+            self._ticking = exchange.patient > 0
+            if self._ticking:
+                exchange.on_next = self._wanted.set
+            if not self._ticking or exchange.changes == seen:
+                # Time passes also while nothing gets done.
+                with trio.move_on_after(INTERVAL_S if self._ticking else math.inf):
+                    await self._wanted.wait()
+            exchange.on_next, seen = None, exchange.changes
+            self._take_news()
+            with trio.move_on_after(TICK_S):
+                await self._ended.wait()
+
+    @contextmanager
+    def _patience(self) -> Iterator[None]:
+        """For the block, be told by `tick`."""
+        self._exchange.patient += 1
+        self._wanted.set()
+        try:
+            yield
+        finally:
+            self._exchange.patient -= 1
 
     async def leave(self) -> None:
         """Come to the end of the block: finish what was submitted, unless that was said otherwise before."""
@@ -654,6 +719,8 @@ class PipelineSession:
     def _take_news(self) -> None:
         """Count what is new, and wake who waits. Runs in the trio thread."""
         self._gather()
+        if self._ticking:
+            self._publish()
         with self._news_lock, self._exchange.looking() as schedule:
             settled, self._unheard = self._unheard, set()
             # One that was cancelled, and counted by who polls, may have been submitted again since.
@@ -755,6 +822,7 @@ async def open_session(
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(session.serve, on_progress)
+            nursery.start_soon(session.tick)
             try:
                 yield session
             except* _DeviceGoneError:

@@ -18,7 +18,7 @@ import trio
 from orchestrator.devices.device import ERROR_DEVICE_LOST, Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from orchestrator.run.session import DeviceLostError, open_session
 from orchestrator.run.session_thread import SessionThread, Ticket, start_session
 from orchestrator.schedule import Priority, ScheduleOptions
@@ -449,3 +449,29 @@ def test_the_primary_s_data_is_the_next_run_s() -> None:
     data = session.ended.result().cache_data
     assert data is not None
     assert trio.run(hits_of, data) == 150
+
+
+def test_polls_name_each_pipeline_once_and_the_end() -> None:
+    """Beside tickets that are waited for and without any, from two threads that take turns."""
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 400)
+    settled: list[int] = []
+    last = [Progress()]
+    with start_session((device, prepared), RunOptions(workers=2)) as session:
+        tickets = [session.submit(range(first, first + 100)) for first in range(0, 400, 100)]
+
+        def look() -> None:
+            news = session.poll()
+            settled.extend(news.settled.tolist())
+            last[0] = news.progress
+
+        for ticket in tickets:
+            while not ticket.done():
+                thread = threading.Thread(target=look)
+                thread.start()
+                thread.join()
+                look()
+        look()
+        assert (last[0].done, last[0].total, last[0].share) == (400, 400, 1.0)
+    assert sorted(settled) == list(range(400))
+    device.close()
