@@ -211,6 +211,23 @@ FAULTS_OF_SETS: Final = (
 )
 """What captured sets do wrong themselves."""
 
+OF_IDENTIFIERS: Final = tuple(
+    FalseAlarm(
+        name,
+        text,
+        "The layer does not count the stages of a library whose modules are identifiers, so what links it seems to have "
+        "none. In the library itself it takes them for what they are.",
+    )
+    for name, text in (
+        (
+            "VUID-VkGraphicsPipelineCreateInfo-pStages-06896",
+            r"contains pre-raster state, but stages \(Unhandled VkShaderStageFlagBits\) does not contain any",
+        ),
+        ("VUID-VkGraphicsPipelineCreateInfo-stage-02096", r"State: Vertex Shader or Mesh Shader required"),
+    )
+)
+"""What the older layer says of links of libraries that were made of identifiers."""
+
 
 @define
 class Verdict:
@@ -227,7 +244,14 @@ class Verdict:
     faults: Counter[str] = field(factory=Counter)
 
     @classmethod
-    def of(cls, run: LayeredRun, version: str, set_name: str = "", mode: CacheMode | None = None) -> Verdict:
+    def of(
+        cls,
+        run: LayeredRun,
+        version: str,
+        set_name: str = "",
+        mode: CacheMode | None = None,
+        more: tuple[FalseAlarm, ...] = (),
+    ) -> Verdict:
         """Look up all messages of a run.
 
         Args:
@@ -235,11 +259,12 @@ class Verdict:
             version: Of the layer. All entries count for one that the tables do not name.
             set_name: Which set was compiled, or "" for none.
             mode: The cache mode, or None where it has none.
+            more: False alarms of this kind of run alone.
         """
         verdict = cls()
         alarms = [
             each
-            for each in (*FALSE_ALARMS, *OF_MAINTENANCE8)
+            for each in (*FALSE_ALARMS, *OF_MAINTENANCE8, *more)
             if applies(each.layers, version) and (not each.modes or mode in each.modes)
         ]
         faults = [
@@ -430,6 +455,53 @@ def test_the_layer_finds_no_fault_where_statistics_are_asked_for(runs: LayeredRu
     assert len(statistics.read_text("utf-8").splitlines()) > 235
     verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.NONE)
     assert not verdict.unexpected, listed(verdict.unexpected)
+
+
+def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
+    runs: LayeredRuns, tmp_path: Path
+) -> None:
+    """The sample has libraries, ray tracing and mesh shaders: from nothing, all found, and none of them.
+
+    What links a library that was made of identifiers is then compiled, with the library made again of its code.
+    """
+    cache = tmp_path / "cache"
+    arguments = [
+        "compile",
+        SAMPLE,
+        "--device",
+        SELECTOR,
+        "--json",
+        "--pipeline-keys",
+        "off",
+        "--workers",
+        "2",
+    ]
+    arguments += ["--identifiers", "--mode", "shared", "--cache-dir", str(cache)]
+
+    alarms: set[FalseAlarm] = set()
+
+    def compiled(name: str) -> dict[str, Any]:
+        run = run_layered(runs.layer, SELECTOR, tmp_path / name, ["-m", "orchestrator", *arguments])
+        document = run.document()
+        verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.SHARED, OF_IDENTIFIERS)
+        assert not verdict.unexpected, listed(verdict.unexpected)
+        alarms.update(verdict.alarms)
+        assert document["outcomes"]["failed"] == 0
+        return document
+
+    first = compiled("cold")["identifiers"]
+    assert "known" not in first
+    assert first["missed"] > 100
+    second = compiled("warm")["identifiers"]
+    assert second["created"] > 200
+    assert "missed" not in second
+    # With its identifiers but nothing in the cache every one is missed, libraries and links too.
+    for each in cache.glob("*.pipeline-cache"):
+        each.unlink()
+    third = compiled("nothing in the cache")["identifiers"]
+    assert third["missed"] > 100
+    assert "unknown" not in third
+    assert alarms.issuperset(OF_IDENTIFIERS) == (runs.layer.version == OLD)
 
 
 def test_every_entry_of_the_tables_is_needed(runs: LayeredRuns) -> None:

@@ -1,0 +1,196 @@
+"""Question: from process start to all pipelines, are identifiers faster than translating, or than SPIR-V on disk?
+
+Whole processes in turn, each a program that calls `compile_set` with a primed cache file in mode shared:
+
+    identifiers       the archive has no SPIR-V; identifiers are known, and the provider is there and not needed
+    translate         the archive has no SPIR-V, no identifier is known: every shader costs its translation
+    stored            the archive has all SPIR-V, deflated, which is read and inflated
+    stored, plan      the same with the plan of the decoded set, which reads the SPIR-V and no more
+    identifiers, plan the same archive and plan with `identifiers`, so that no SPIR-V is read
+    ... (control)     identifiers once more: the A/A control
+
+A translation burns so much processor time, without the GIL, as `--cost-ms` says; as many run at a time as there are
+workers.
+
+    wall_s, cpu_s     of the whole process, from outside: fork to reaping
+    created           pipelines; `without` of them without SPIR-V
+    asked, provider_s shaders that were translated, and the time from asking to the answer, summed up
+    bytes             what the contender keeps of shaders on disk: identifiers, or modules as the archive has them
+
+Python's byte code must be written: PYTHONDONTWRITEBYTECODE is taken out of the environment. On a busy machine compare
+CPU time.
+
+Command: python benchmarks/bench_identifiers.py --device radv:navi21 --samples 7 --output FILE SET.foz...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import trio
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.bench_replayer import measured
+from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, machine, parser_of, table
+from orchestrator import CompileOptions, PipelineSet, SpirvProvider, compile_set
+from orchestrator.devices import environment_of
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
+
+KNOWN, TRANSLATE, STORED = "identifiers", "translate", "stored"
+CONTENDERS = (KNOWN, TRANSLATE, STORED, f"{STORED}, plan", f"{KNOWN}, plan", KNOWN + CONTROL)
+_CALIBRATION = 200_000
+
+
+def iterations_of(cost_ms: float) -> int:
+    """How many rounds of PBKDF2, which runs without the GIL, burn so much processor time."""
+    began = time.thread_time_ns()
+    hashlib.pbkdf2_hmac("sha256", b"shader", b"salt", _CALIBRATION)
+    return max(1, round(cost_ms * 1e6 * _CALIBRATION / (time.thread_time_ns() - began)))
+
+
+def without_code(path: Path, target: Path) -> None:
+    """Write the archive without its shader modules."""
+    with PipelineSet.open(path) as source, ArchiveWriter(target) as writer:
+        for tag in RecordTag:
+            for key in source.records.keys(tag) if tag is not RecordTag.SHADER_MODULE else ():
+                writer.add(tag, key, source.records.payload(tag, key))
+
+
+def measure(job: Job) -> Figures:
+    """Be one process of a contender, or the one that primes its folder."""
+    contender, folder = job["contender"].removesuffix(CONTROL), Path(job["folder"])
+    with PipelineSet.open(job["set"]) as source, PipelineSet.open(job["bare"]) as bare:
+
+        def translate(key: int) -> bytes:
+            hashlib.pbkdf2_hmac("sha256", b"shader", b"salt", job["iterations"])
+            return source.module(key).code
+
+        provider = SpirvProvider(translate, concurrency=job["workers"])
+        primes = "keys" not in job
+        supplied = contender in (KNOWN, TRANSLATE) and not primes
+        options = CompileOptions(
+            selector=job["device"],
+            workers=job["workers"],
+            mode="shared",
+            plan=contender.endswith(", plan"),
+            identifiers=contender.startswith(KNOWN) or primes,
+            subset=Subset() if primes else Subset(keys=frozenset(job["keys"])),
+        )
+
+        async def main() -> Figures:
+            report = await compile_set(
+                bare.supplied_by(provider) if supplied else source, options, cache_directory=folder
+            )
+            record = report.identifiers
+            figures: Figures = {
+                "created": report.outcomes.compiled + report.outcomes.cache_hits,
+                "compiled": report.outcomes.compiled,
+                "without": record.created if record else 0,
+                "asked": record.asked if record else 0,
+                "provider_s": record.provider_ns / 1e9 if record else 0.0,
+            }
+            if primes:
+                figures["keys"] = [int(each.key) for each in report.pipelines if each.created]
+            return figures
+
+        return trio.run(main)
+
+
+def process(contender: str, job: Job, folder: Path) -> Figures:
+    """One process."""
+    own = folder / contender.replace(" ", "-")
+    if contender == TRANSLATE:
+        for each in own.glob("*.identifiers"):
+            each.unlink()
+    environment = {**os.environ, **environment_of(job["device"])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    output = folder / "output"
+    given = json.dumps(job | {"contender": contender, "folder": str(own)})
+    arguments = folder / "job.json"
+    arguments.write_text(given)
+    figures = measured([sys.executable, __file__, "--measure", f"@{arguments}"], environment, output)
+    if figures["exit"]:
+        raise SystemExit(f"a process of {contender!r} ended with {figures['exit']}")
+    return figures | json.loads(output.read_text().splitlines()[-1])
+
+
+def kept_bytes(contender: str, folder: Path, path: Path) -> int:
+    """What a contender keeps of shaders on disk."""
+    if contender.startswith(KNOWN):
+        own = folder / contender.replace(" ", "-")
+        return sum(each.stat().st_size for each in own.glob("*.identifiers"))
+    if contender == TRANSLATE:
+        return 0
+    tag = RecordTag.SHADER_MODULE
+    with PipelineSet.open(path) as source:
+        return sum(len(source.records.stored_payload(tag, key).data) for key in source.records.keys(tag))  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Measure the sets."""
+    parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
+    parser.add_argument(
+        "sets", nargs="*", type=Path, default=[sample_path()], help="archives; default: the sample"
+    )
+    parser.add_argument("--device", default="radv:navi21", help="as in `orchestrator compile --device`")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers")
+    parser.add_argument("--cost-ms", type=float, default=2.0, help="processor time of a translation")
+    options = parser.parse_args()
+    if options.measure and options.measure.startswith("@"):
+        options.measure = Path(options.measure[1:]).read_text()
+    if answer_if_asked(options, measure):
+        return
+    lines = options.output.open("a", encoding="utf-8") if options.output else sys.stdout
+    iterations = iterations_of(options.cost_ms)
+    for path in options.sets:
+        named = {"benchmark": "bench_identifiers", "set": path.name, "device": options.device} | machine()
+        rows: list[Figures] = []
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            without_code(path, folder / "bare.foz")
+            job: Job = {
+                "device": options.device,
+                "workers": options.workers,
+                "set": str(path.resolve()),
+                "bare": str(folder / "bare.foz"),
+                "iterations": iterations,
+            }
+            primed = process("primed", job, folder)
+            for contender in CONTENDERS:
+                shutil.copytree(folder / "primed", folder / contender.replace(" ", "-"))
+            job["keys"] = primed["keys"]
+            bytes_of = {each: kept_bytes(each, folder, path) for each in CONTENDERS}
+            for number in range(-1, options.samples):  # -1 warms up, and makes plans
+                turn = max(number, 0) % len(CONTENDERS)
+                for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
+                    taken = process(contender, job, folder)
+                    if taken["compiled"] > primed["created"] - len(primed["keys"]) + 64:
+                        raise SystemExit(f"{contender}: the cache was not primed")
+                    rows.append(
+                        {"contender": contender, "round": number, "bytes": bytes_of[contender], **taken}
+                    )
+                    print(json.dumps(named | rows[-1]), file=lines, flush=True)
+        for figure in ("wall_s", "cpu_s"):
+            table(rows, CONTENDERS[:-1], figure, lower_is_better=True)
+        for contender in CONTENDERS:
+            last = next(each for each in reversed(rows) if each["contender"] == contender)
+            print(
+                f"{path.name} {contender}: {last['created']} pipelines, {last['without']} without SPIR-V, "
+                f"{last['asked']} translated, {last['bytes']:,} bytes of shaders on disk",
+                file=sys.stderr,
+            )
+
+
+if __name__ == "__main__":
+    main()
