@@ -19,6 +19,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from orchestrator.generated_code import keep_generated_code
+
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
 _START_FIELD = 19  # of /proc/self/stat, counted from behind the name, which may hold anything (proc(5): 22)
 
@@ -101,6 +103,8 @@ def own_interpreter() -> None:
 
     What the caller closed of stdin, stdout and stderr leads nowhere: nothing else gets their numbers.
 
+    Classes take the byte code that earlier processes kept.
+
     The process's clock begins with the process.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -109,6 +113,7 @@ def own_interpreter() -> None:
     if not _own:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
+        atexit.register(keep_generated_code().save)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 

@@ -50,7 +50,7 @@ LIBRARIES = {
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),
     "_pickle": (),
-    "marshal": (),
+    "marshal": ("orchestrator.generated_code",),  # byte code, where the interpreter keeps its own
     "shelve": (),
     "dill": (),
     "cloudpickle": (),
