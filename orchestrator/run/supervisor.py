@@ -68,7 +68,7 @@ from orchestrator.run.records import (
 )
 from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.run.suspects import SuspectTrials, Verdict
-from orchestrator.run.trial import end_when, first_error, is_from_outside
+from orchestrator.run.trial import end_when, first_error, is_from_outside, time_limit_s
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
@@ -711,13 +711,13 @@ class _Watch:
         """Whether a call takes longer than one of its pipelines may, beside what the others took before."""
         age_s = (now_ns - flight.since_ns) / 1e9
         if flight.doing not in (Doing.CREATE, Doing.KEYS):
-            return flight.doing is not Doing.CACHE and age_s > self.limits.limit_s()
-        if age_s <= self.limits.limit_s():
+            return flight.doing is not Doing.CACHE and age_s > time_limit_s(self.limits)
+        if age_s <= time_limit_s(self.limits):
             return False
         known = np.frombuffer(self.tables.recorded_ns, np.int64)
         recorded = sorted(int(known[each]) for each in flight.numbers)
         others_s = sum(recorded[:-1]) / 1e9
-        return age_s > self.limits.limit_s(recorded[-1] if recorded else 0) + others_s
+        return age_s > time_limit_s(self.limits, recorded[-1] if recorded else 0) + others_s
 
     def death(self, status: int) -> _Death:
         """How it died."""

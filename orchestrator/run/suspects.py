@@ -23,7 +23,7 @@ from orchestrator.run.connection import Connection
 from orchestrator.run.execution import available_workers
 from orchestrator.run.memory import kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.trial import is_from_outside
+from orchestrator.run.trial import is_from_outside, time_limit_s
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 
@@ -153,7 +153,8 @@ class SuspectTrials:
         if tried.late:
             limit_s = self._limit_s(job)
             return Verdict(
-                Cause.TIMEOUT, f"the driver did not come back from it within {limit_s:g} s, {_ALONE}"
+                Cause.TIMEOUT,
+                f"the driver did not come back from it within {round(limit_s, 1):g} s, {_ALONE}",
             )
         ended = tried.end
         if tried.killed_for_memory:
@@ -169,7 +170,7 @@ class SuspectTrials:
         return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
 
     def _limit_s(self, job: PipelineJob) -> float:
-        return self.options.trial_limits.limit_s(self.recorded_ns.get(job.key, 0))
+        return time_limit_s(self.options.trial_limits, self.recorded_ns.get(job.key, 0))
 
     async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
         """Try pipelines in one fork."""

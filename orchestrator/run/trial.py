@@ -26,12 +26,14 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
+from orchestrator.run.execution import available_workers
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
 
 _FROM_OUTSIDE: Final = frozenset(
     -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
+_MOST_LOAD: Final = 10.0
 _OPENING_S = 120.0
 _WORDS = 300
 _JUNK = {"MALLOC_PERTURB_": "165"}
@@ -141,6 +143,22 @@ def is_from_outside(status: int) -> bool:
     return status in _FROM_OUTSIDE
 
 
+def time_limit_s(limits: TrialLimits, recorded_ns: int = 0) -> float:
+    """What the driver may take for a pipeline now, seconds, if this was recorded of it.
+
+    The usual limit is longer where the machine has more to do than it can: a driver that waits for a processor
+    does not hang. A limit of the caller's own is what it is.
+    """
+    limit_s = limits.limit_s(recorded_ns)
+    if limits.pipeline_s is not None:
+        return limit_s
+    try:
+        load = os.getloadavg()[0] / available_workers()
+    except OSError:
+        load = 1.0
+    return limit_s * min(max(1.0, load), _MOST_LOAD)
+
+
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
     """Cancel a scope when an event is set."""
     await stop.wait()
@@ -180,7 +198,7 @@ class _Lanes:
 
     async def _attempt(self, child: Child[Answer], job: PipelineJob) -> str | None:
         """Try one pipeline; why it is not to be had, or None."""
-        limit_s = self.limits.limit_s()
+        limit_s = time_limit_s(self.limits)
         with trio.move_on_after(limit_s):
             answer = await _ask(child, Try(job.kind.value, job.key))
             if isinstance(answer, Survived) and answer.key == job.key:
