@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import attrs
@@ -56,6 +56,8 @@ from orchestrator.bench.statistics import estimate, noise_by_round, ratio_by_rou
 from orchestrator.devices import environment_of, open_device
 from orchestrator.devices.binaries import HeldBinaries, PipelineBinaries, PipelineBinary
 from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
+from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
+from orchestrator.devices.identifiers import ModuleIdentification
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.run.binaries import binary_device
@@ -178,7 +180,9 @@ def own_cache(job: Job) -> Figures:
     def opener(request: DeviceRequest) -> Device:
         return open_device(job["device"], request=request, driver_caches=True)
 
-    with open_paths((job["set"],)) as source, closing(opened_groups(source, opener)) as groups:
+    with ExitStack() as stack:
+        source = stack.enter_context(open_paths((job["set"],)))
+        groups = stack.enter_context(closing(opened_groups(source, opener)))
         group = next(each for each in groups if len(each.built.image))
         able = binary_device(group.device)
         if not able.binary_properties.internal_cache:
@@ -188,11 +192,16 @@ def own_cache(job: Job) -> Figures:
             figures: Figures = {"own_cache": job["own_cache"], "own_cache_asked": len(indices)}
             if job["own_cache"] == "compiles":
                 able.create_pipelines(prepared, indices, NO_SOURCE)
-            for name, identifiers in (("modules", False), ("identifiers", True)):
-                if identifiers and not able.features.shader_module_identifiers:
-                    continue
+            image = group.built.image
+            known = IdentifiedModules(image, of_image(image), SuppliedCode())
+            bare = stack.enter_context(closing(able.prepare(known)))
+            if isinstance(able, ModuleIdentification) and able.features.shader_module_identifiers:
+                modules = range(len(image.modules))
+                for module, each in zip(modules, able.module_identifiers(prepared, modules), strict=True):
+                    known.learn(module, each)
+            for name, asked in (("modules", prepared), ("identifiers", bare)):
                 began = time.thread_time_ns()
-                found = able.probe_internal_cache(prepared, indices, identifiers=identifiers)
+                found = able.probe_internal_cache(asked, indices)
                 figures[f"own_cache_probe_{name}_us"] = (time.thread_time_ns() - began) / 1e3 / len(indices)
                 figures[f"own_cache_{name}"] = sum(each is not None and len(each) > 0 for each in found)
                 for each in found:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import msgspec
@@ -207,24 +207,6 @@ class PipelineBinaries(Device, Protocol):
             DriverError: The driver refused.
         """
 
-    def identified_keys(
-        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
-    ) -> list[bytes | None]:
-        """vkGetPipelineKeyKHR of pipelines whose stages carry identifiers of modules alone. No SPIR-V is read.
-
-        No other thread may use one of them.
-
-        Args:
-            prepared: What `prepare` returned.
-            identifiers: By pipeline: vkGetShaderModuleIdentifierEXT of the module of each stage, in order.
-
-        Returns:
-            A key for each, in order; None for one that links libraries, or where there is none.
-
-        Raises:
-            DeviceError: The device has no module identifiers.
-        """
-
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """Make binaries of data, one driver call for all; their handles, in order. The data is copied.
 
@@ -258,14 +240,15 @@ class PipelineBinaries(Device, Protocol):
         """
 
     def probe_internal_cache(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """Ask the driver's own cache for the binaries of pipelines; None where it does not hold them.
+
+        Of those whose code is lacking by the identifiers of their modules; None too where one is not known.
 
         Args:
             prepared: What `prepare` returned.
             indices: The pipelines; none links libraries.
-            identifiers: Give the driver stages that carry a module identifier alone.
 
         Returns:
             Handles for each, which the caller destroys.

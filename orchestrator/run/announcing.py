@@ -7,7 +7,7 @@ of a cache file) is in the table while the driver has it. Everything else is the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -212,16 +212,6 @@ class AnnouncingDevice:
         """See `PipelineBinaries.global_pipeline_key`."""
         return self._binaries.global_pipeline_key()
 
-    def identified_keys(
-        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
-    ) -> list[bytes | None]:
-        """See `PipelineBinaries.identified_keys`."""
-        slot = self.table.begin(Doing.KEYS, np.array(list(identifiers), np.int32))
-        try:
-            return self._binaries.identified_keys(prepared, identifiers)
-        finally:
-            self.table.end(slot)
-
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
         slot = self.table.begin(Doing.CACHE, _NOTHING)
@@ -264,12 +254,12 @@ class AnnouncingDevice:
             self.table.end(slot)
 
     def probe_internal_cache(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
         slot = self.table.begin(Doing.KEYS, indices)
         try:
-            return self._binaries.probe_internal_cache(prepared, indices, identifiers=identifiers)
+            return self._binaries.probe_internal_cache(prepared, indices)
         finally:
             self.table.end(slot)
 

@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -38,6 +38,7 @@ from orchestrator.devices.binaries import (
     PipelineBinary,
 )
 from orchestrator.devices.device import Device, PreparedPipelines
+from orchestrator.devices.identifiers import identifier_algorithm
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.records import BinariesRecord
@@ -73,24 +74,8 @@ def identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
 
     They hold as long as shaderModuleIdentifierAlgorithmUUID, which is part of it. Empty where there are none.
     """
-    algorithm = device.capabilities.property_value(
-        "VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT", "shaderModuleIdentifierAlgorithmUUID"
-    )
-    named = bytes(algorithm) if isinstance(algorithm, tuple) else b""
-    return content_hash128(msgspec.msgpack.encode((named, tuple(stages)))) if stages else b""
-
-
-def _stages_of(prepared: PreparedPipelines, indices: Sequence[int]) -> dict[int, tuple[bytes, ...]]:
-    """The identifier of each stage's module, of pipelines that were prepared without their code."""
-    identified = prepared.identified
-    if identified is None:
-        return {}
-    stages = {index: tuple(map(identified.identifier, prepared.image.modules_of(index))) for index in indices}
-    return {index: each for index, each in stages.items() if each and all(each)}
-
-
-Identifiers = Callable[[PreparedPipelines], Mapping[int, Sequence[bytes]]]
-"""Says, of pipelines of an image whose modules are not known, the identifier of each stage's module."""
+    algorithm = identifier_algorithm(device.capabilities)
+    return content_hash128(msgspec.msgpack.encode((algorithm, tuple(stages)))) if stages else b""
 
 
 def binary_device(device: Device) -> PipelineBinaries:
@@ -184,7 +169,6 @@ class HeldPipelines(BinarySource):
     captures: bool
     probes: bool
     memory_bytes: int
-    identifiers: Identifiers | None = None
     notes: list[str] = field(factory=list)
     _record: BinariesRecord = field(factory=BinariesRecord)
     _images: dict[int, tuple[CreateInfoImage, _Pulled]] = field(factory=dict)
@@ -206,7 +190,6 @@ class HeldPipelines(BinarySource):
         *,
         memory_bytes: int = DEFAULT_MEMORY,
         captures: bool | None = None,
-        identifiers: Identifiers | None = None,
     ) -> HeldPipelines:
         """The binaries of a device.
 
@@ -215,8 +198,6 @@ class HeldPipelines(BinarySource):
             store: Where they are kept.
             memory_bytes: Bytes of binaries that are pulled in ahead of time, at most.
             captures: Whether to capture what is compiled; None: unless the driver prefers its own cache.
-            identifiers: Of pipelines whose stages have identifiers in place of modules: those. What is not
-                found by its state is looked up by them and the driver's key.
 
         Raises:
             DeviceError: The device has no pipeline binaries.
@@ -239,7 +220,6 @@ class HeldPipelines(BinarySource):
             not says.prefers_internal_cache if captures is None else captures,
             asks and device.features.driver_caches == "enabled",
             memory_bytes,
-            identifiers,
         )
         if not made.captures and captures is None:
             made.notes.append(
@@ -306,7 +286,7 @@ class HeldPipelines(BinarySource):
                     missing.append(index)
                 else:
                     self._fill_one(filling, index, stored)
-            for index, names in self._identified(prepared, missing).items():
+            for index, names in ({} if reader.is_empty else self._identified(prepared, missing)).items():
                 outcome, stored = reader.find_identified(*names)
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
                 if stored is not None:
@@ -323,23 +303,22 @@ class HeldPipelines(BinarySource):
 
     def _identified(self, prepared: PreparedPipelines, missing: list[int]) -> dict[int, tuple[bytes, bytes]]:
         """Of those that their state did not find: what names their modules, and the driver's key."""
-        if not (missing and self.device.features.shader_module_identifiers):
+        known = prepared.identified
+        if known is None:
             return {}
-        known = _stages_of(prepared, missing) if self.identifiers is None else self.identifiers(prepared)
-        stages = {index: known[index] for index in missing if index in known}
-        keys = self.device.identified_keys(prepared, stages)
+        indices = np.array(missing, np.int32)
+        indices = indices[known.lacking[indices] & known.known(indices)]
+        keys = self.device.pipeline_keys(prepared, indices)
+        stages = (map(known.identifier, prepared.image.modules_of(index)) for index in indices.tolist())
         return {
-            index: (identifiers_key(self.device, stages[index]), key)
-            for index, key in zip(stages, keys, strict=True)
+            index: (identifiers_key(self.device, tuple(own)), key)
+            for index, own, key in zip(indices.tolist(), stages, keys, strict=True)
             if key is not None
         }
 
     def _probe(self, filling: _Filling, prepared: PreparedPipelines, missing: list[int]) -> None:
         """Ask the driver's own cache for what the store lacks."""
-        identifiers = self.device.features.shader_module_identifiers
-        found = self.device.probe_internal_cache(
-            prepared, np.array(missing, np.int32), identifiers=identifiers
-        )
+        found = self.device.probe_internal_cache(prepared, np.array(missing, np.int32))
         hits = 0
         for index, handles in zip(missing, found, strict=True):
             if handles is not None and len(handles):

@@ -974,6 +974,11 @@ class StoreReader:
         self._prefix = None if number is None else struct.pack(">I", number)
         self._proven: dict[bytes, Any] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of the generation is stored."""
+        return self._prefix is None
+
     def find(self, state_key: bytes, driver_key: bytes | None = None) -> tuple[str, StoredPipeline | None]:
         """Look a pipeline up: FOUND and the pipeline, or why there is none.
 

@@ -20,6 +20,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.stores.binary_store import BinaryStore
 from tests.contract.subject import PIPELINES, Subject
+from tests.contract.test_identifiers import identified
 
 
 def binaries_of(subject: Subject) -> PipelineBinaries:
@@ -75,49 +76,31 @@ def test_captured_pipelines_are_made_again_without_modules(subject: Subject) -> 
     bare.close()
 
 
-def test_identifiers_stand_for_modules_in_keys(subject: Subject) -> None:
-    device = binaries_of(subject)
-    subject.need(subject.device.features.shader_module_identifiers, "it has no module identifiers")
-    _, captured = device.create_captured(subject.prepared, subject.all)
-    named = {each.index: each.identifiers for each in captured}
-    assert [len(each) for each in named.values()] == [
-        len(subject.image.modules_of(index)) for index in range(PIPELINES)
-    ]
-    assert all(0 < len(identifier) <= 32 for stages in named.values() for identifier in stages)
-    bare = device.prepare(without_code(subject), modules_on_demand=True)
-    assert device.identified_keys(bare, named) == [each.pipeline_key for each in captured]
-    other = {0: tuple(bytes(len(each)) for each in named[0])}
-    assert device.identified_keys(bare, other) != [captured[0].pipeline_key]
-    bare.close()
-
-
 def test_a_store_finds_pipelines_by_the_drivers_key_and_identifiers(subject: Subject, tmp_path: Path) -> None:
     device = binaries_of(subject)
-    subject.need(subject.device.features.shader_module_identifiers, "it has no module identifiers")
     _, captured = device.create_captured(subject.prepared, subject.all)
-    named = {each.index: each.identifiers for each in captured}
+    known = identified(subject, keys=subject.image.keys)
+    stages = [tuple(map(known.identifier, subject.image.modules_of(each))) for each in range(PIPELINES)]
+    assert [each.identifiers for each in captured] == stages
     with BinaryStore.open(tmp_path) as store:
         first = HeldPipelines.of(device, store)
         first.take(subject.prepared, captured)
         first.destroy()
         # Another state by our own keys, such as that of an application which knows identifiers alone. To the
         # simulated device that is another pipeline, whatever its stages are.
-        unknown = evolve(without_code(subject), keys=subject.image.keys + np.uint64(1))
-        bare = device.prepare(unknown, modules_on_demand=True)
-        without = HeldPipelines.of(device, store)
-        without.pull_in(bare)
-        assert without.record().pulled_in == 0
-        without.destroy()
-        source = HeldPipelines.of(device, store, identifiers=lambda _: named)
-        source.pull_in(bare)
-        same_to_the_driver = device.identified_keys(bare, named) == [each.pipeline_key for each in captured]
-        assert same_to_the_driver is not isinstance(device, SimulatedDevice)
-        assert source.record().pulled_in == (PIPELINES if same_to_the_driver else 0)
-        if same_to_the_driver:
-            assert not device.create_pipelines(bare, subject.all, source).results.any()
-            assert source.record().created == PIPELINES
-        source.destroy()
-        bare.close()
+        unknown = subject.image.keys + np.uint64(1)
+        same_to_the_driver = not isinstance(device, SimulatedDevice)
+        with_code = device.prepare(evolve(without_code(subject), keys=unknown), modules_on_demand=True)
+        bare = device.prepare(identified(subject, keys=unknown))
+        for prepared, found in ((with_code, 0), (bare, PIPELINES * same_to_the_driver)):
+            source = HeldPipelines.of(device, store)
+            source.pull_in(prepared)
+            assert source.record().pulled_in == found
+            if found:
+                assert not device.create_pipelines(prepared, subject.all, source).results.any()
+                assert source.record().created == PIPELINES
+            source.destroy()
+            prepared.close()
 
 
 def without_code(subject: Subject) -> CreateInfoImage:

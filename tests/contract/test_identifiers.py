@@ -6,7 +6,10 @@ and what becomes of what is not found.
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import pytest
+from attrs import evolve
 
 from orchestrator.devices.device import NO_SOURCE, PIPELINE_COMPILE_REQUIRED
 from orchestrator.devices.identified import (
@@ -32,10 +35,11 @@ def refuse(key: int) -> bytes:
     raise AssertionError(f"the code of {key:016x} was asked for")
 
 
-def identified(subject: Subject) -> IdentifiedModules:
-    """The image, of whose modules nothing but the identifiers is known."""
+def identified(subject: Subject, keys: npt.NDArray[np.uint64] | None = None) -> IdentifiedModules:
+    """The image, of whose modules nothing but the identifiers is known; its pipelines may have other keys."""
     device = identifying(subject)
-    known = IdentifiedModules(subject.image, SpirvProvider(refuse), SuppliedCode())
+    image = subject.image if keys is None else evolve(subject.image, keys=keys)
+    known = IdentifiedModules(image, SpirvProvider(refuse), SuppliedCode())
     modules = range(len(subject.image.modules))
     for module, each in zip(modules, device.module_identifiers(subject.prepared, modules), strict=True):
         known.learn(module, each)

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from orchestrator.devices.binaries import BinaryProperties
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import (
     DriverBugs,
@@ -121,17 +122,28 @@ async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: Binar
         modules={key + 1000: modules for key, modules in MODULES.items()},
     )
     device = SimulatedDevice(lying)
-    prepared = device.prepare(unknown)
-    named = {
-        index: [device.driver.module_identifier(each) for each in MODULES[index + 1]]
-        for index in range(COUNT - 1)
-    }
-    source = HeldPipelines.of(device, store, identifiers=lambda _: named)
+    prepared = device.prepare(identified(device, unknown))
+    source = HeldPipelines.of(device, store)
     report = await run_pipelines(device, prepared, OPTIONS, primary=source)
-    assert (report.cache_hits, report.compiled) == (COUNT - 1, 1)  # one has no modules
+    assert (report.cache_hits, report.compiled) == (
+        COUNT - 1,
+        1,
+    )  # one has no modules, and nothing is lacking
     assert device.wrong_binaries == 0
     source.destroy()
     device.close()
+
+
+def identified(device: SimulatedDevice, of: CreateInfoImage) -> IdentifiedModules:
+    """An image of whose modules only identifiers are known."""
+
+    def refuse(key: int) -> bytes:
+        raise AssertionError(f"the code of {key:016x} was asked for")
+
+    known = IdentifiedModules(of, SpirvProvider(refuse), SuppliedCode())
+    for number, module in enumerate(of.modules):
+        known.learn(number, device.driver.module_identifier(module.key))
+    return known
 
 
 async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore) -> None:
@@ -139,7 +151,7 @@ async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore
     device = SimulatedDevice(lying)
     prepared = device.prepare(simulated_image([1], kinds=PipelineKind.RAY_TRACING, modules={1: [5]}))
     _, (captured,) = device.create_captured(prepared, np.array([0], np.int32))
-    source = HeldPipelines.of(device, store, identifiers=lambda _: {0: captured.identifiers})
+    source = HeldPipelines.of(device, store)
     source.take(prepared, [captured])
     # As if it differed in what has no part in the driver's key: other binaries, another state.
     other = device.prepare(simulated_image([2], kinds=PipelineKind.RAY_TRACING, modules={2: [6]}))
@@ -147,8 +159,8 @@ async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore
     source.take(other, [msgspec.structs.replace(differs, identifiers=captured.identifiers)])
     source.settle()
     assert source.record().collisions == 1
-    unknown = device.prepare(simulated_image([3], kinds=PipelineKind.RAY_TRACING, modules={3: [5]}))
-    source.pull_in(unknown)
+    unknown = simulated_image([3], kinds=PipelineKind.RAY_TRACING, modules={3: [5]})
+    source.pull_in(device.prepare(identified(device, unknown)))
     assert (source.record().ambiguous, source.record().pulled_in) == (1, 0)
     source.destroy()
     device.close()

@@ -19,6 +19,8 @@ import trio
 from orchestrator.devices import open_device
 from orchestrator.devices.binaries import HeldBinaries
 from orchestrator.devices.device import NO_SOURCE, CacheMode, Device
+from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
+from orchestrator.devices.identifiers import ModuleIdentification
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.binaries import binary_device
@@ -191,15 +193,21 @@ def asked_of_own_cache(path: str, fills: str) -> dict[str, int]:
         group = next(each for each in groups if len(each.built.image))
         device = binary_device(group.device)
         indices = np.arange(len(group.built.image), dtype=np.int32)
-        with closing(device.prepare(group.built.image)) as prepared:
+        image = group.built.image
+        known = IdentifiedModules(image, of_image(image), SuppliedCode())
+        with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
             if fills:
                 assert not device.create_pipelines(prepared, indices, NO_SOURCE).results.any()
-            found = device.probe_internal_cache(prepared, indices, identifiers=True)
+            assert isinstance(device, ModuleIdentification)
+            modules = range(len(image.modules))
+            for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
+                known.learn(module, each)
+            found = device.probe_internal_cache(bare, indices)
             handles = [each for each in found if each is not None]
             created = 0
             if handles:
                 held = HeldBinaries(np.array(list(map(len, handles)), np.uint32), np.concatenate(handles))
-                created = int((device.create_from_binaries(prepared, indices, held).results == 0).sum())
+                created = int((device.create_from_binaries(bare, indices, held).results == 0).sum())
             prefers = device.binary_properties.prefers_internal_cache
     return {"asked": len(found), "found": len(handles), "created": created, "prefers": int(prefers)}
 

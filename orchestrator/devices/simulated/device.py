@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
@@ -570,42 +570,23 @@ class SimulatedDevice:
             for place, key in zip(good.tolist(), keys, strict=True)
         ]
 
-    def identified_keys(
-        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
-    ) -> list[bytes | None]:
-        """See `PipelineBinaries.identified_keys`; other identifiers than its modules' give another key."""
-        what = "identified_keys"
-        self._require_binaries(what)
-        if not self.features.shader_module_identifiers:
-            raise DeviceError(f"{what}: the device has no module identifiers")
-        ours = self._ours(prepared, what)
-        keys = self.pipeline_keys(prepared, np.array(list(identifiers), np.int32))
-        return [
-            key
-            if key is None or tuple(stages) == self._identifiers(ours, index)
-            else self.driver.binary_key(int.from_bytes(b"".join(stages)[:8], "little"))
-            for key, (index, stages) in zip(keys, identifiers.items(), strict=True)
-        ]
-
     def _identifiers(self, prepared: SimulatedPipelines, index: int) -> tuple[bytes, ...]:
         if not self.features.shader_module_identifiers:
             return ()
         return tuple(self.driver.module_identifier(each) for each in _modules(prepared, index))
 
     def probe_internal_cache(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
-        """See `PipelineBinaries.probe_internal_cache`; identifiers name what modules would."""
+        """See `PipelineBinaries.probe_internal_cache`."""
         what = "probe_internal_cache"
         self._require_binaries(what)
         if not self.binary_properties.internal_cache:
             raise DeviceError(f"{what}: the device has no internal cache")
-        if identifiers:
-            self._require_identifiers(what)
         ours = self._ours(prepared, what)
         return [
             self.create_binaries(self.driver.binaries_of(ours.keys[index], _modules(ours, index)))
-            if ours.keys[index] in self._options.internal_cache
+            if ours.keys[index] in self._options.internal_cache and not self._misidentified(ours, index)
             else None
             for index in ours.check(indices, what)
         ]

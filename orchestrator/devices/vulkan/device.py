@@ -8,8 +8,8 @@ context.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import msgspec
@@ -363,7 +363,8 @@ class VulkanDevice:
         if bound.identified is not None:
             batched &= ~bound.identified.lacking[indices]
             for place in np.flatnonzero(~batched & ~links).tolist():
-                keys[place] = self._identified_key(bound, indices[place : place + 1])
+                with self._info(bound, int(indices[place])) as infos:
+                    keys[place] = None if infos is None else self._binaries.pipeline_key(infos)
         for number, kind in enumerate(PipelineKind):
             places = np.flatnonzero((image.kinds[indices] == number) & batched)
             if not len(places):
@@ -375,13 +376,22 @@ class VulkanDevice:
                     keys[place] = key
         return keys
 
-    def _identified_key(self, bound: VulkanPreparedPipelines, own: npt.NDArray[np.int32]) -> bytes | None:
-        """The key of one pipeline by the identifiers of its modules; None where one is not known."""
+    @contextmanager
+    def _info(self, bound: VulkanPreparedPipelines, index: int) -> Iterator[npt.NDArray[np.uint8] | None]:
+        """The create info of one pipeline, while its modules exist; by identifiers where its code is lacking.
+
+        None where one of those is not known.
+        """
+        if bound.identified is None or not bound.identified.lacking[index]:
+            with bound.one_info(index) as infos:
+                yield infos
+            return
+        own = np.array([index], np.int32)
         if not len(identified_places(bound, own)):
-            return None
+            yield None
+            return
         bound.use_identifiers(own)
-        kind = bound.image.kind_of(int(own[0]))
-        return self._binaries.pipeline_key(bound.create_infos(kind, own, fail_on_compile_required=True))
+        yield bound.create_infos(bound.image.kind_of(index), own, fail_on_compile_required=True)
 
     @property
     def binary_properties(self) -> BinaryProperties:
@@ -392,23 +402,6 @@ class VulkanDevice:
         """See `PipelineBinaries.global_pipeline_key`."""
         self._require_binaries("no global pipeline key")
         return self._binaries.global_key()
-
-    def identified_keys(
-        self, prepared: PreparedPipelines, identifiers: Mapping[int, Sequence[bytes]]
-    ) -> list[bytes | None]:
-        """See `PipelineBinaries.identified_keys`."""
-        self._require_binaries("no pipeline keys")
-        self._require_identifiers()
-        bound = _own(prepared)
-        keys: list[bytes | None] = []
-        for index, stages in identifiers.items():
-            if bound.image.libraries_of(index):  # see `pipeline_keys`
-                keys.append(None)
-                continue
-            named = dict(zip(bound.image.modules_of(index), stages, strict=True))
-            with bound.identified_stages(index, named) as infos:
-                keys.append(self._binaries.pipeline_key(infos))
-        return keys
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
@@ -458,7 +451,7 @@ class VulkanDevice:
         return self._settled(bound, indices, batch, keep=keep), captured
 
     def probe_internal_cache(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, identifiers: bool = False
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
         self._require_binaries("no binaries")
@@ -467,17 +460,10 @@ class VulkanDevice:
             raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
         if self.context.internal_cache_off:
             raise DeviceError("the driver's internal cache was turned off when the device was opened")
-        if identifiers:
-            self._require_identifiers()
         found = []
         for index in indices.tolist():
-            if identifiers:
-                modules = bound.image.modules_of(index)
-                info = bound.identified_stages(index, bound.identifiers_of(modules))
-            else:
-                info = bound.one_info(index)
-            with info as infos:
-                found.append(self._binaries.of_internal_cache(infos))
+            with self._info(bound, index) as infos:
+                found.append(None if infos is None else self._binaries.of_internal_cache(infos))
         return found
 
     def _settled(

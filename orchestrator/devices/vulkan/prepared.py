@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -447,41 +447,6 @@ class VulkanPreparedPipelines:
         """Let the stages of pipelines carry identifiers in the place of modules, until modules are acquired."""
         if self._stages is not None:
             self._stages.enter(indices)
-
-    @contextmanager
-    def identified_stages(
-        self, index: int, identifiers: Mapping[int, bytes]
-    ) -> Iterator[npt.NDArray[np.uint8]]:
-        """The create info of one pipeline whose stages carry identifiers of modules, and no modules.
-
-        Args:
-            index: The pipeline.
-            identifiers: The identifier of each of its modules, by index.
-        """
-        image = self.image
-        slots = range(image.module_slot_start[index], image.module_slot_start[index + 1])
-        words = [int(image.module_slots[slot]) >> 3 for slot in slots]
-        kept = []
-        saved = [(int(self._words[word]), int(self._words[word - 2])) for word in words]
-        try:
-            for slot, word, (_, following) in zip(slots, words, saved, strict=True):
-                identifier = identifiers[int(image.module_slot_module[slot])]
-                code = ffi.new("uint8_t[]", list(identifier))  # of bytes it would be one longer
-                chained = new_struct(
-                    "VkPipelineShaderStageModuleIdentifierCreateInfoEXT",
-                    pNext=ffi.cast("void *", following),
-                    identifierSize=len(code),
-                    pIdentifier=code,
-                )
-                kept += [code, chained]
-                # module is the fourth 8-byte word of a stage's create info, pNext the second.
-                self._words[word] = 0
-                self._words[word - 2] = int(ffi.cast("uintptr_t", chained))
-            own = np.array([index], np.int32)
-            yield self.create_infos(image.kind_of(index), own, fail_on_compile_required=False)
-        finally:
-            for word, (module, following) in zip(words, saved, strict=True):
-                self._words[word], self._words[word - 2] = module, following
 
     def identifiers_of(self, modules: Iterable[int]) -> dict[int, bytes]:
         """vkGetShaderModuleIdentifierEXT of modules, by their index in the image.
