@@ -38,10 +38,11 @@ from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.compile import CompileSchedule
+from orchestrator.run.compile import CompileSchedule, with_binaries
 from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener
@@ -53,7 +54,7 @@ from orchestrator.schedule import Followers
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import opened_groups
+from orchestrator.sets.prepare import DeviceOpener, opened_groups
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from orchestrator.version import VERSION
 
@@ -222,8 +223,15 @@ def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[PipelineSet, ProfiledOp
     directory = Path(job.profiles) if job.profiles else None
     with open_paths(job.set_paths) as whole:
         quarantined = QuarantinedSet(whole, directory)
-        opener = quarantined.opening(lambda request: open_for_child("", job.device, request))
+        opener = quarantined.opening(_opener(job))
         yield quarantined.source, ProfiledOpener(opener, directory, quarantined.notes)
+
+
+def _opener(job: SampleJob | CacheJob) -> DeviceOpener:
+    def opener(request: DeviceRequest) -> Device:
+        return open_for_child("", job.device, request)
+
+    return with_binaries(opener) if isinstance(job, SampleJob) and job.mode is CacheMode.BINARIES else opener
 
 
 class Arm(NamedTuple):
