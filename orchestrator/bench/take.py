@@ -36,13 +36,14 @@ from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob,
 from orchestrator.bench.rows import SLOWEST, Environment, Latencies, Sample, SlowPipeline, Start, turn_of
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
+from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.compile import CompileSchedule, with_binaries
+from orchestrator.run.compile import CompileSchedule, with_features
 from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener
@@ -231,7 +232,9 @@ def _opener(job: SampleJob | CacheJob) -> DeviceOpener:
     def opener(request: DeviceRequest) -> Device:
         return open_for_child("", job.device, request)
 
-    return with_binaries(opener) if isinstance(job, SampleJob) and job.mode is CacheMode.BINARIES else opener
+    if isinstance(job, SampleJob) and job.mode is CacheMode.BINARIES:
+        return with_features(opener, frozenset({PIPELINE_BINARIES}))
+    return opener
 
 
 class Arm(NamedTuple):

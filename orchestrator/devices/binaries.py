@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -264,6 +264,14 @@ class PipelineBinaries(Device, Protocol):
         Raises:
             DriverError: The driver refused.
         """
+
+
+def has_binaries(device: Device) -> TypeGuard[PipelineBinaries]:
+    """Whether a device has the methods of `PipelineBinaries`; whether the driver has binaries, its features say.
+
+    `isinstance` evaluates properties (before Python 3.12), of which `Device.supported` takes milliseconds.
+    """
+    return hasattr(type(device), "create_from_binaries")
 
 
 def create_with_binaries(

@@ -13,7 +13,7 @@ links a library that was made of identifiers either forbids compiling too, or ge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +84,11 @@ class ModuleIdentification(Device, Protocol):
         Otherwise as `create_pipelines`. VK_PIPELINE_COMPILE_REQUIRED is also the result of one that the
         driver was not asked for, because an identifier is not known.
         """
+
+
+def has_identification(device: Device) -> TypeGuard[ModuleIdentification]:
+    """Whether a device has the methods of `ModuleIdentification`, as `has_binaries` asks."""
+    return hasattr(type(device), "create_identified")
 
 
 def create_speculatively(

@@ -20,6 +20,7 @@ from orchestrator.devices.binaries import (
     HeldBinaries,
     PipelineBinaries,
     PipelineBinary,
+    has_binaries,
 )
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -40,7 +41,7 @@ from orchestrator.devices.device import (
     no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules, image_of
-from orchestrator.devices.identifiers import ModuleIdentification
+from orchestrator.devices.identifiers import ModuleIdentification, has_identification
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.run.accounting import driver_time_ns
@@ -302,13 +303,13 @@ class AnnouncingDevice:
 
     @property
     def _identification(self) -> ModuleIdentification:
-        if not isinstance(self.device, ModuleIdentification):
+        if not has_identification(self.device):
             raise DeviceError(f"{self.identity.device_name} has no shader-module identifiers")
         return self.device
 
     @property
     def _binaries(self) -> PipelineBinaries:
-        if not isinstance(self.device, PipelineBinaries):
+        if not has_binaries(self.device):
             raise DeviceError(f"{self.identity.device_name} has no pipeline binaries")
         return self.device
 

@@ -36,6 +36,7 @@ from orchestrator.devices.binaries import (
     HeldBinaries,
     PipelineBinaries,
     PipelineBinary,
+    has_binaries,
 )
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identifiers import identifier_algorithm
@@ -84,7 +85,7 @@ def binary_device(device: Device) -> PipelineBinaries:
     Raises:
         DeviceError: It has none; the message names what to do.
     """
-    if isinstance(device, PipelineBinaries) and device.features.pipeline_binaries:
+    if has_binaries(device) and device.features.pipeline_binaries:
         return device
     why = device.features.keys_withheld or "it has no VK_KHR_pipeline_binary"
     raise DeviceError(

@@ -17,7 +17,7 @@ from attrs import define, evolve, field
 
 from orchestrator.devices.device import Device
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
-from orchestrator.devices.identifiers import ModuleIdentification
+from orchestrator.devices.identifiers import has_identification
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.records import IdentifiersRecord
 from orchestrator.stores.files.atomic_file import SaveError
@@ -44,7 +44,7 @@ class Identification:
         """What is known of the modules of an image; None where it is to be prepared with its code."""
         provider = _with_records(self.provider, image)
         able = (
-            isinstance(device, ModuleIdentification)
+            has_identification(device)
             and device.features.shader_module_identifiers
             and device.features.compile_required
         )
@@ -58,7 +58,7 @@ class Identification:
         identified = IdentifiedModules(image, provider, self._code)
         self._store = None
         if self.directory is not None:
-            assert isinstance(device, ModuleIdentification)  # noqa: S101 - as above
+            assert has_identification(device)  # noqa: S101 - as above
             self._store = ShaderModuleIdentifierStore.of(
                 self.directory, device.identifier_algorithm, provider.revision
             )

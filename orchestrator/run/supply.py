@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
-from orchestrator.devices.identifiers import ModuleIdentification
+from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.parts import PreparedParts
@@ -194,7 +194,7 @@ class SpirvSupply:
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
         identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
         changed = False
-        if isinstance(self.device, ModuleIdentification) and self.device.features.shader_module_identifiers:
+        if has_identification(self.device) and self.device.features.shader_module_identifiers:
             known = identified.identifier(module.number)
             try:
                 found = self.device.code_identifier(module.part, module.number)
