@@ -695,7 +695,7 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path) -> N
         for state in (first + within for first in acknowledged for within in range(4)):
             assert found(store, state) == (FOUND, [content(state), b"common" * 200])
     print(f"{KILLS} kills, {len(acknowledged)} acknowledged")
-    assert len(acknowledged) > KILLS
+    assert len(acknowledged) >= KILLS
 
 
 _COMPACTOR = """
@@ -739,7 +739,7 @@ def test_killed_compactions_lose_nothing(tmp_path: Path) -> None:
                 (FOUND, [content(each)]) for each in acknowledged
             ]
     print(f"{COMPACTIONS} kills, {len(acknowledged)} acknowledged")
-    assert len(acknowledged) > COMPACTIONS
+    assert len(acknowledged) >= COMPACTIONS
 
 
 def test_a_check_beside_a_writer_finds_nothing_wrong(tmp_path: Path) -> None:
