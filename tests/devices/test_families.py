@@ -98,11 +98,11 @@ def test_patterns_stand_for_the_families_that_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("selector", "expected"),
+    ("text", "expected"),
     [("radv:*", True), ("radv:navi3?", True), ("radv:gfx1[12]*", True), ("radv:navi21", False), ("*", False)],
 )
-def test_what_is_a_pattern(selector: str, expected: bool) -> None:
-    assert is_pattern(selector) is expected
+def test_what_is_a_pattern(text: str, expected: bool) -> None:
+    assert is_pattern(text) is expected
 
 
 def test_without_the_driver_a_reason_comes_back() -> None:

@@ -318,7 +318,11 @@ def with_prefix_header(payload: bytes, like: bytes) -> bytes:
 
 
 def compile_sets(
-    sets: Sequence[str], device: str, cache_directory: Path, environment: Mapping[str, str]
+    sets: Sequence[str],
+    device: str,
+    cache_directory: Path,
+    environment: Mapping[str, str],
+    options: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Run ``orchestrator compile`` and return its JSON.
 
@@ -326,7 +330,7 @@ def compile_sets(
         HostError: It failed, or some pipeline did.
     """
     command = [sys.executable, "-m", "orchestrator", "compile", *sets, "--json"]
-    command += ["--device", device, "--cache-dir", str(cache_directory)]
+    command += ["--device", device, "--cache-dir", str(cache_directory), *options]
     done = subprocess.run(
         command, cwd=REPOSITORY, env=dict(environment), capture_output=True, text=True, check=False
     )

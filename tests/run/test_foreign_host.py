@@ -283,7 +283,7 @@ def toml(value: object) -> str:
 def two_applications(
     host: Host, radv: str, environment: dict[str, str], tmp_path: Path
 ) -> Callable[..., tuple[Path, list[Application]]]:
-    """Compiles one set of two applications with the same pipelines.
+    """Compiles one set of two applications with the same pipelines: those of the host.
 
     Given ``[application]`` of each, it returns the driver's bytes of the one cache file, and the two.
     """
@@ -294,7 +294,11 @@ def two_applications(
             folder = tmp_path / f"application{number}"
             folder.mkdir()
             archives.append(packed(table, folder))
-        document = compile_sets(archives, radv, tmp_path / "cache", environment)
+        names = {each["name"] for each in host.pipelines}
+        keys = [each.key for each in load_manifest(MANIFEST).report.pipelines if each.name in names]
+        only = [word for key in keys for word in ("--only", f"{key:016x}")]
+        document = compile_sets(archives, radv, tmp_path / "cache", environment, only)
+        assert document["outcomes"]["compiled"] + document["outcomes"]["cache_hits"] >= len(names)
         assert len(document["set"]["groups"]) == len(tables)
         payload = tmp_path / "payload.bin"
         payload.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))

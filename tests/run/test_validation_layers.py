@@ -338,7 +338,7 @@ class LayeredRuns:
                 self.compiled(name, mode)
             arguments = ["-m", "orchestrator", "compile", set_path(name), "--device", SELECTOR, "--json"]
             # The older layer hands its own handles to vkGetPipelineKeyKHR, a command that it does not know.
-            arguments += ["--workers", "2", "--mode", mode.value, "--pipeline-keys", "off"]
+            arguments += ["--workers", "2", "--mode", mode.value, "--pipeline-keys", "off", "--in-process"]
             if warm and mode not in NO_WORKER_CACHES:
                 arguments += ["--merge", "rolling"]
             arguments += ["--cache-dir", str(self.cache_folder(name, mode))]
