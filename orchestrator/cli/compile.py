@@ -219,6 +219,10 @@ class CompileArguments:
                 f"--merge rolling: mode {self.mode} has no worker caches to merge",
                 "use --mode per-worker or two-level",
             )
+        if self.identifiers and self.mode == "none":
+            raise UsageError(
+                "--identifiers: mode none has no cache, so nothing would be found by them", "leave one out"
+            )
         return CompileOptions(
             selector=selector,
             driver_caches=self.driver_caches,

@@ -155,4 +155,4 @@ def image_of(given: CreateInfoImage | IdentifiedModules) -> CreateInfoImage:
 def of_image(image: CreateInfoImage) -> SpirvProvider:
     """The records that an image was made of, as a provider: each module is read when it is needed."""
     load = {each.key: each.load for each in image.modules}
-    return SpirvProvider(lambda key: load[key](), trusted=True)
+    return SpirvProvider(lambda key: load[key](), trusted=True, concurrency=4)

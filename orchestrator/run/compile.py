@@ -491,6 +491,8 @@ class CompileJob:
                     if primary is not None:
                         await self._timed("cache_save", lambda: self.cache.close(primary, compiled))
                         self._tell_saved()
+                    if identification is not None and identified is not None:
+                        await trio.to_thread.run_sync(identification.keep, identified)
             if options.inspect_executables and not self._stopped:
                 clock.enter("inspect")
                 self.on_stage("inspecting the code of the pipelines")
@@ -634,7 +636,13 @@ class CompileJob:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
         inspector, status = _inspector(device), report.pipelines.status
         created = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
-        waiting: deque[int] = deque(np.flatnonzero(np.isin(status, created)).tolist())
+        chosen = np.isin(status, created)
+        if prepared.identified is not None and not prepared.identified.provider.trusted:
+            lacking = int(np.count_nonzero(chosen & prepared.identified.lacking))
+            chosen &= ~prepared.identified.lacking
+            if lacking:
+                self._notes.append(f"{lacking} pipelines were created without their code, and not inspected")
+        waiting: deque[int] = deque(np.flatnonzero(chosen).tolist())
         found: dict[int, PipelineExecutables] = {}
         errors: list[OrchestratorError] = []
         limiter = trio.CapacityLimiter(self.cache.decision.workers)

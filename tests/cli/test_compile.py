@@ -56,6 +56,7 @@ KEYS = {
     "stages",
     "inspected",
     "binaries",
+    "identifiers",
     "supervision",
 }
 MODES = ("shared", "per-worker", "per-worker-internal", "two-level", "none")
@@ -157,6 +158,32 @@ def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Pat
     assert document["outcomes"]["cache_hits"] == handed_over(document)
     assert document["cache_file"]["load_status"] == "LOADED"
     assert document["cache_file"]["loaded_bytes"] > 0
+
+
+@pytest.mark.parametrize("mode", ["shared", "per-worker", "two-level", "binaries"])
+def test_identifiers_and_no_spirv_the_second_time(
+    call: Call, small_set: Path, tmp_path: Path, mode: str
+) -> None:
+    arguments = (small_set, "--identifiers", "--cache-dir", tmp_path / "cache", "--mode", mode)
+    first = compile_json(call, *arguments)
+    created = first["outcomes"]["compiled"] + first["outcomes"]["cache_hits"]
+    assert first["identifiers"]["asked"] == first["identifiers"]["modules"] > 0
+    second = compile_json(call, *arguments)
+    assert second["outcomes"]["cache_hits"] == created
+    told = second["identifiers"]
+    assert told["known"] == told["modules"] == first["identifiers"]["modules"]
+    assert (told["created"], "missed" in told, "asked" in told) == (created, False, False)
+    (file,) = (tmp_path / "cache").glob("*.identifiers")
+    assert told["store_bytes"] == file.stat().st_size
+    done = call("compile", *map(str, arguments), "--device", "simulated")
+    assert f"{told['modules']} of {told['modules']} modules known at the start" in done.out
+    assert f"{created} pipelines created without SPIR-V" in done.out
+
+
+def test_identifiers_without_a_cache_are_refused(call: Call, small_set: Path) -> None:
+    done = call("compile", str(small_set), "--identifiers", "--mode", "none", "--device", "simulated")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "nothing would be found by them" in done.err
 
 
 def test_what_a_killed_run_left_is_gone_after_a_run_that_writes_nothing(
