@@ -5,9 +5,9 @@ Whole processes in turn, each a program that calls `compile_set` with a primed c
     identifiers       the archive has no SPIR-V; identifiers are known, and the provider is there and not needed
     translate         the archive has no SPIR-V, no identifier is known: every shader costs its translation
     stored            the archive has all SPIR-V, deflated, which is read and inflated
-    stored, plan      the same with the plan of the decoded set, which reads the SPIR-V and no more
-    identifiers, plan the same archive and plan with `identifiers`, so that no SPIR-V is read
-    ... (control)     identifiers once more: the A/A control
+    ... (again)       identifiers once more: the A/A control
+
+All with the plan of the decoded set, as in every second start, or `--no-plan`, where each decodes its archive.
 
 A translation burns so much processor time, without the GIL, as `--cost-ms` says; as many run at a time as there are
 workers.
@@ -42,13 +42,14 @@ from benchmarks.bench_replayer import measured
 from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, machine, parser_of, table
 from orchestrator import CompileOptions, PipelineSet, SpirvProvider, compile_set
 from orchestrator.devices import environment_of
+from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 
 KNOWN, TRANSLATE, STORED = "identifiers", "translate", "stored"
-CONTENDERS = (KNOWN, TRANSLATE, STORED, f"{STORED}, plan", f"{KNOWN}, plan", KNOWN + CONTROL)
+CONTENDERS = (KNOWN, TRANSLATE, STORED, KNOWN + CONTROL)
 _CALIBRATION = 200_000
 
 
@@ -59,12 +60,16 @@ def iterations_of(cost_ms: float) -> int:
     return max(1, round(cost_ms * 1e6 * _CALIBRATION / (time.thread_time_ns() - began)))
 
 
-def without_code(path: Path, target: Path) -> None:
-    """Write the archive without its shader modules."""
+def copied(path: Path, target: Path, *, code: bool) -> int:
+    """Write the archive anew, deflated, with its shader modules or without; returns how many bytes those take."""
     with PipelineSet.open(path) as source, ArchiveWriter(target) as writer:
         for tag in RecordTag:
-            for key in source.records.keys(tag) if tag is not RecordTag.SHADER_MODULE else ():
-                writer.add(tag, key, source.records.payload(tag, key))
+            if tag is not RecordTag.SHADER_MODULE or code:
+                for key in source.records.keys(tag):
+                    writer.add(tag, key, source.records.payload(tag, key))
+    tag = RecordTag.SHADER_MODULE
+    with Archive.open(target) as archive:
+        return sum(len(archive.stored_payload(tag, key).data) for key in archive.keys(tag))
 
 
 def measure(job: Job) -> Figures:
@@ -83,8 +88,8 @@ def measure(job: Job) -> Figures:
             selector=job["device"],
             workers=job["workers"],
             mode="shared",
-            plan=contender.endswith(", plan"),
-            identifiers=contender.startswith(KNOWN) or primes,
+            plan=job["plan"],
+            identifiers=primes,
             subset=Subset() if primes else Subset(keys=frozenset(job["keys"])),
         )
 
@@ -125,18 +130,6 @@ def process(contender: str, job: Job, folder: Path) -> Figures:
     return figures | json.loads(output.read_text().splitlines()[-1])
 
 
-def kept_bytes(contender: str, folder: Path, path: Path) -> int:
-    """What a contender keeps of shaders on disk."""
-    if contender.startswith(KNOWN):
-        own = folder / contender.replace(" ", "-")
-        return sum(each.stat().st_size for each in own.glob("*.identifiers"))
-    if contender == TRANSLATE:
-        return 0
-    tag = RecordTag.SHADER_MODULE
-    with PipelineSet.open(path) as source:
-        return sum(len(source.records.stored_payload(tag, key).data) for key in source.records.keys(tag))  # type: ignore[attr-defined]
-
-
 def main() -> None:
     """Measure the sets."""
     parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
@@ -145,6 +138,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="radv:navi21", help="as in `orchestrator compile --device`")
     parser.add_argument("--workers", type=int, default=2, help="number of workers")
+    parser.add_argument("--no-plan", action="store_true", help="decode the archive in every process")
     parser.add_argument("--cost-ms", type=float, default=2.0, help="processor time of a translation")
     options = parser.parse_args()
     if options.measure and options.measure.startswith("@"):
@@ -155,14 +149,17 @@ def main() -> None:
     iterations = iterations_of(options.cost_ms)
     for path in options.sets:
         named = {"benchmark": "bench_identifiers", "set": path.name, "device": options.device} | machine()
+        named |= {"cost_ms": options.cost_ms, "plan": not options.no_plan, "workers": options.workers}
         rows: list[Figures] = []
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            without_code(path, folder / "bare.foz")
+            copied(path, folder / "bare.foz", code=False)
+            modules = copied(path, folder / "full.foz", code=True)
             job: Job = {
                 "device": options.device,
                 "workers": options.workers,
-                "set": str(path.resolve()),
+                "plan": not options.no_plan,
+                "set": str(folder / "full.foz"),
                 "bare": str(folder / "bare.foz"),
                 "iterations": iterations,
             }
@@ -170,16 +167,14 @@ def main() -> None:
             for contender in CONTENDERS:
                 shutil.copytree(folder / "primed", folder / contender.replace(" ", "-"))
             job["keys"] = primed["keys"]
-            bytes_of = {each: kept_bytes(each, folder, path) for each in CONTENDERS}
+            (store,) = (folder / "primed").glob("*.identifiers")
+            kept = {TRANSLATE: 0, STORED: modules}
             for number in range(-1, options.samples):  # -1 warms up, and makes plans
                 turn = max(number, 0) % len(CONTENDERS)
                 for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
                     taken = process(contender, job, folder)
-                    if taken["compiled"] > primed["created"] - len(primed["keys"]) + 64:
-                        raise SystemExit(f"{contender}: the cache was not primed")
-                    rows.append(
-                        {"contender": contender, "round": number, "bytes": bytes_of[contender], **taken}
-                    )
+                    size = kept.get(contender, store.stat().st_size)
+                    rows.append({"contender": contender, "round": number, "bytes": size, **taken})
                     print(json.dumps(named | rows[-1]), file=lines, flush=True)
         for figure in ("wall_s", "cpu_s"):
             table(rows, CONTENDERS[:-1], figure, lower_is_better=True)

@@ -56,6 +56,15 @@ class NotSuppliedError(OrchestratorError):
         super().__init__(f"shader module {key:016x}: its code was not supplied")
 
 
+def not_supplied(key: int) -> bytes:
+    """What a module whose code only a provider has loads.
+
+    Raises:
+        NotSuppliedError: Always.
+    """
+    raise NotSuppliedError(key)
+
+
 class SuppliedCode:
     """SPIR-V that a provider gave, by the key of its module; of one or of several images. Thread-safe."""
 

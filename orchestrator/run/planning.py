@@ -49,14 +49,15 @@ class CompilePlan:
 
     def find(self) -> SetPlan | None:
         """The plan of the set that an earlier run kept."""
-        # Of a module that comes from somewhere else there is no place to note.
-        if self.directory is None or not self.options.plan or self.source.provider is not None:
+        if self.directory is None or not self.options.plan:
             return None
         # A set that leaves pipelines out is decoded for one run alone.
         files = b"" if self.source.left_out else self.source.hash_files(content_hash128)
         if not files:
             return None
-        identity = self._identity = PlanIdentity(files_part(files, self.options), rules())
+        identity = self._identity = PlanIdentity(
+            files_part(files, self.options, supplied=self.source.provider is not None), rules()
+        )
         for path in find_plans(self.directory, identity)[:1]:
             stored, problem = read_plan(path, identity)
             if stored is not None:
@@ -114,16 +115,17 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
     return plan, ""
 
 
-def files_part(files: bytes, options: CompileOptions) -> bytes:
+def files_part(files: bytes, options: CompileOptions, *, supplied: bool = False) -> bytes:
     """Hash of what a plan is made of: the set's files, the part that is compiled, the device's name.
 
     Args:
         files: Hash of the files.
         options: Of the compile.
+        supplied: Whether a provider gives the code of modules that the files lack.
     """
     subset = options.subset
     keys = None if subset.keys is None else sorted(subset.keys)
-    part = msgspec.json.encode([subset.shard, subset.shards, keys, options.selector])
+    part = msgspec.json.encode([subset.shard, subset.shards, keys, options.selector, supplied])
     return content_hash128(files + part)
 
 

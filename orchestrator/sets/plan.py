@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
+from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
 from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.registry import registry
@@ -43,9 +44,10 @@ from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 
-PLAN_FORMAT: Final = 1
+PLAN_FORMAT: Final = 2
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
+_NOWHERE: Final = (-1, 0)
 _ALIGNMENT: Final = 64
 _SIZE: Final = binary.Struct("<Q")
 _KINDS: Final = tuple(PipelineKind)
@@ -229,8 +231,12 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[
 def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -> _Arrays:
     image = planned.built.image
     places = [place_of(each.key) for each in image.modules]
-    found = [each for each in places if each is not None]
-    if len(found) < len(places):
+    # Of a module whose code a provider gives there is no place.
+    found = [
+        _NOWHERE if place is None and not each.code_size else place
+        for each, place in zip(image.modules, places, strict=True)
+    ]
+    if None in found:
         raise ValueError("a shader module is in no archive")
     dependencies = PipelineJobs.of(sorted(planned.built.dependencies))
     starts, flat = _grouped([each.dependencies for each in image.objects])
@@ -244,8 +250,8 @@ def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -
         "module_keys": np.array([each.key for each in image.modules], np.uint64),
         "module_sizes": np.array([each.code_size for each in image.modules], np.int64),
         "module_flags": np.array([each.flags for each in image.modules], np.uint32),
-        "module_archives": np.array([number for number, _ in found], np.int32),
-        "module_offsets": np.array([offset for _, offset in found], np.int64),
+        "module_archives": np.array([each[0] for each in found if each is not None], np.int32),
+        "module_offsets": np.array([each[1] for each in found if each is not None], np.int64),
         "is_library": image.is_library.view(np.uint8),
         "group_keys": planned.group.pipelines.keys,
         "group_kinds": planned.group.pipelines.kinds,
@@ -417,8 +423,11 @@ def _modules(arrays: _Arrays, code: ModuleCode) -> tuple[ImageModule, ...]:
     _require(len({len(each) for each in columns}) == 1, "the arrays of modules differ in length")
     modules = []
     for key, size, flags, archive, offset in _rows(*columns):
-        code.places[key] = (archive, offset)
-        modules.append(ImageModule(key=key, code_size=size, flags=flags, load=partial(code.load, key)))
+        load = partial(not_supplied, key)
+        if (archive, offset) != _NOWHERE:
+            code.places[key] = (archive, offset)
+            load = partial(code.load, key)
+        modules.append(ImageModule(key=key, code_size=size, flags=flags, load=load))
     return tuple(modules)
 
 

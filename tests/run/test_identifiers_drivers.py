@@ -270,3 +270,22 @@ def test_the_record_adds_up() -> None:
         modules=3, known=1, missed=3, slowest_ns=5, store_bytes=20, provider_ns=8
     )
     assert msgspec.json.decode(encode_json(one))["slowest_s"] == 5e-9
+
+
+def test_a_set_without_code_has_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which a set that nobody supplies does not take, though its files are the same."""
+    options = evolve(OPTIONS, selector="simulated", subset=Subset(2, 16))
+    path = without_code(sample_path(), tmp_path)
+    with PipelineSet.open(sample_path()) as source, PipelineSet.open(path) as bare:
+        supplied = bare.supplied_by(SpirvProvider(lambda key: source.module(key).code))
+        first = compiled(supplied, tmp_path, options)
+        assert created(first) > 0
+        assert identifiers(first).asked > 0
+        with monkeypatch.context() as patched:
+            patched.setattr("orchestrator.sets.prepare.build_image", refuse)
+            second = compiled(bare.supplied_by(SpirvProvider(refuse)), tmp_path, options)
+        assert second.counts()[OutcomeStatus.CACHE_HIT] == created(first)
+        assert not any("plan" in note for note in second.notes)
+    with PipelineSet.open(path) as bare:
+        alone = compiled(bare, tmp_path, evolve(options, identifiers=False))
+    assert any("which is not in the set" in each.reason for each in alone.failed)

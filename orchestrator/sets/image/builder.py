@@ -27,7 +27,7 @@ import numpy.typing as npt
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
-from orchestrator.devices.identified import NotSuppliedError
+from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
     CreateInfoImage,
     ImageModule,
@@ -890,7 +890,7 @@ class _ImageBuilder:
         except KeyError:
             if self._source.provider is None:
                 raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
-            return self._layout.add_module(ImageModule(key, 0, 0, partial(_not_there, key))), None
+            return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
         self._require(self._checker.module(spirv))
         self._code.keep(key, module.code)
         code = self._code
@@ -1041,10 +1041,6 @@ class _ImageBuilder:
         return self._layout.add_object(
             ImageObject(kind=kind, key=key, offset=offset, dependencies=tuple(sorted(dependencies)))
         )
-
-
-def _not_there(key: int) -> bytes:
-    raise NotSuppliedError(key)
 
 
 def _pointer_at(piece: Piece, offset: int) -> int | None:
