@@ -2,9 +2,9 @@
 
 What does a shared cache cost on captured graphics pipelines, cold and warm, and what would `calibrate` choose?
 
-For each driver and set: `orchestrator bench` (shared and per-worker; those with all processors first, then one
-worker), then `orchestrator calibrate`, each with its share of the time; what a share does not allow is left
-out whole, so that what is there has its pairs and its control. The folder then holds DEVICE-SET.results.jsonl,
+For each driver and set: `orchestrator bench` (shared and per-worker, with all processors), then, where that is
+asked for, `orchestrator calibrate`, which takes as long again and again; each with its share of the time. What a share does
+not allow is left out whole, so that what is there has its pairs and its control. The folder then holds DEVICE-SET.results.jsonl,
 .report.html, .report.csv, .report.md, .calibration.json and .calibration.txt, and README.md with all of it.
 
 Command on 16 cores: python benchmarks/bench_graphics.py --sets ../shared/corpora --minutes 8.5 --out OUT
@@ -31,7 +31,7 @@ from orchestrator.version import VERSION
 ROOT = Path(__file__).resolve().parent.parent
 # A pipeline takes the second driver several times as long as the first; so does a process until it has a device.
 WEIGHTS = {"nvidia": 2.0}
-BENCH_SHARE = 0.6
+BENCH_SHARE = 0.25
 START_UP_S = 4.0
 """What a command needs beside the time that its --time-limit counts."""
 
@@ -50,20 +50,28 @@ def main() -> None:
     parser.add_argument("--sets", type=Path, required=True, help="the folder of the archives")
     parser.add_argument("--names", default="sascha,placebo,wgpu", help="archives, without their ending")
     parser.add_argument("--devices", default="radv:navi21,nvidia", help="selectors, commas between them")
+    parser.add_argument(
+        "--calibrate", default="radv:navi21/sascha", help="DEVICE/SET that are calibrated too"
+    )
     parser.add_argument("--minutes", type=float, default=8.5, help="end within so many minutes")
     parser.add_argument("--out", type=Path, required=True, help="the folder for results")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     ends_at = time.monotonic() + 60 * options.minutes
     jobs = [(device, name) for name in options.names.split(",") for device in options.devices.split(",")]
-    weights = [WEIGHTS.get(device, 1.0) for device, _ in jobs]
+    calibrated = set(options.calibrate.split(","))
+    weights = [
+        WEIGHTS.get(device, 1.0) * (1 / BENCH_SHARE if f"{device}/{name}" in calibrated else 1)
+        for device, name in jobs
+    ]
     failed: list[str] = []
     for place, (device, name) in enumerate(jobs):
         left = ends_at - time.monotonic()
         share = left * weights[place] / sum(weights[place:])
         stem = f"{device.replace(':', '-')}-{name}"
         print(f"{stem}: {share:.0f} s of the {left:.0f} s that are left", flush=True)
-        failed += measure(device, options.sets / f"{name}.foz", options.out / stem, share)
+        also = f"{device}/{name}" in calibrated
+        failed += measure(device, options.sets / f"{name}.foz", options.out / stem, share, calibrated=also)
     write_readme(
         options.out, options.minutes, [f"{device.replace(':', '-')}-{name}" for device, name in jobs], failed
     )
@@ -73,23 +81,35 @@ def main() -> None:
     raise SystemExit(1 if failed else 0)
 
 
-def measure(device: str, archive: Path, stem: Path, share_s: float) -> list[str]:
+def measure(device: str, archive: Path, stem: Path, share_s: float, *, calibrated: bool) -> list[str]:
     """Matrix and calibration of a set on a driver; the commands that failed."""
     failed = []
     with tempfile.TemporaryDirectory() as work:
         results, profiles = Path(work, "results"), Path(work, "profiles")
-        workers = ",".join(map(str, sorted({1, available_workers()})))
-        limit = max(1.0, share_s * BENCH_SHARE - START_UP_S)
+        limit = max(1.0, share_s * (BENCH_SHARE if calibrated else 1.0) - START_UP_S)
         started = time.monotonic()
         code = call(
-            *("bench", archive, "-d", device, "-o", results, "-j", workers, "--samples", "5"),
-            *("--modes", "shared,per-worker", "--warm-passes", "5", "--time-limit", f"{limit:.0f}s"),
+            *(
+                "bench",
+                archive,
+                "-d",
+                device,
+                "-o",
+                results,
+                "-j",
+                str(available_workers()),
+                "--samples",
+                "5",
+            ),
+            *("--modes", "shared,per-worker", "--warm-passes", "20", "--time-limit", f"{limit:.0f}s"),
             output=Path(f"{stem}.txt"),
         )
         if code:
             failed.append(f"bench {device} {archive.name}: {code}")
         for file in results.glob("re*.*"):
             shutil.copy(file, f"{stem}.{file.name}")
+        if not calibrated:
+            return failed
         limit = max(1.0, share_s - (time.monotonic() - started) - START_UP_S)
         code = call(
             *("calibrate", "-d", device, "--set", archive, "--samples", "5"),
@@ -117,7 +137,8 @@ def write_readme(out: Path, minutes: float, stems: list[str], failed: list[str])
     for stem in stems:
         matrix, calibration = out / f"{stem}.report.md", out / f"{stem}.calibration.txt"
         lines += [f"## {stem}", "", matrix.read_text() if matrix.is_file() else "No cell was measured.", ""]
-        lines += ["```", calibration.read_text().rstrip() if calibration.is_file() else "", "```", ""]
+        if calibration.is_file():
+            lines += ["```", calibration.read_text().rstrip(), "```", ""]
     (out / "README.md").write_text("\n".join(lines))
 
 
