@@ -341,11 +341,8 @@ class _Supervisor:
                     case Failed():
                         raise answer.error()
                     case Done():
-                        # All is saved: its processes, which take milliseconds to go, are gone when they are
-                        # waited for.
-                        connection.server.child.kill()
+                        # The server takes it away before it ends itself, or who measures would not see what it used.
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
-                        break
                     case Exited() | Ended():
                         ended = answer
                         break
