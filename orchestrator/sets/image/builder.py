@@ -123,24 +123,32 @@ class Entries:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def take(self, more: KindColumns, base: int, renumbered: Mapping[str, npt.NDArray[np.int32]]) -> None:
+    def take(
+        self,
+        more: KindColumns,
+        base: int,
+        renumbered: Mapping[str, npt.NDArray[np.int32]],
+        repeated: npt.NDArray[np.uint64],
+    ) -> None:
         """Add pipelines of another layout, but for those that are here: libraries that both needed.
 
         Args:
             more: The pipelines.
             base: Where the heap of that layout begins in this one's.
             renumbered: What its objects and its modules are here.
+            repeated: Keys of those that may be here.
         """
         keys = np.frombuffer(more.keys, np.uint64)
         count, before = len(keys), len(self)
         if not count:
             return
         stride = len(more.data) // count
-        here = np.array(self.keys, np.uint64)
-        new = ~np.isin(keys, here)
-        place = np.where(new, before + np.cumsum(new) - 1, 0)
-        if not new.all():
+        new, place = np.ones(count, np.bool_), np.arange(before, before + count)
+        if len(repeated):
+            here = np.array(self.keys, np.uint64)
+            new = ~(np.isin(keys, repeated) & np.isin(keys, here))
             order = np.argsort(here)
+            place = before + np.cumsum(new) - 1
             place[~new] = order[np.searchsorted(here, keys[~new], sorter=order)]
         shift = (place - np.arange(count)) * stride
         self.data += np.frombuffer(more.data, np.uint8).reshape(count, stride)[new].tobytes()
@@ -305,12 +313,15 @@ class ImageLayout:
             ],
         )
 
-    def take(self, more: LayoutColumns, load: Callable[[int], ModuleSource]) -> None:
+    def take(
+        self, more: LayoutColumns, load: Callable[[int], ModuleSource], repeated: npt.NDArray[np.uint64]
+    ) -> None:
         """Add what another layout collected behind what is here. What both have is there once.
 
         Args:
             more: It.
             load: Gives what loads a module, by its hash.
+            repeated: Keys of the pipelines that both may have.
         """
         base = len(self._heap.data)
         self._heap.data += more.heap
@@ -332,7 +343,7 @@ class ImageLayout:
             modules.append(known_modules[key])
         numbers = {"objects": np.array(objects, np.int32), "modules": np.array(modules, np.int32)}
         for entries, rows in zip(self._entries.values(), more.kinds, strict=True):
-            entries.take(rows, base, numbers)
+            entries.take(rows, base, numbers, repeated)
 
     def finish(self) -> CreateInfoImage:
         """Lay everything out."""
@@ -695,12 +706,13 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
     """
     code = ModuleCode(source, DEFAULT_MODULE_BYTES)
     layout = ImageLayout(Heap())
+    dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in parts))
+    repeated = np.array([each.key for each in dependencies], np.uint64)
     for each in parts:
-        layout.take(each.layout, lambda key: partial(code.load, key))
+        layout.take(each.layout, lambda key: partial(code.load, key), repeated)
         for key, words in each.code.items():
             code.keep(key, words)
         source.note_damage(each.damage)
-    dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in parts))
     return BuiltImage(
         layout.finish(),
         tuple(problem for each in parts for problem in each.problems),
