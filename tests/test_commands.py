@@ -7,6 +7,7 @@ cannot run on another device. `make` is what runs these tests; its targets are l
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -56,6 +57,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("commands")
     (path / ".venv").symlink_to(Path(sys.executable).parent.parent)
     (path / "benchmarks").symlink_to(REPOSITORY / "benchmarks")
+    command = {"command": "promote", "pipelines": ["43210c2d62f9536c"]}
+    (path / "commands.jsonl").write_text(json.dumps(command) + "\n")
     with Archive.open(sample_path()) as sample, ArchiveWriter(path / "game.foz") as writer:
         for tag in RecordTag:
             if tag not in (RecordTag.GRAPHICS_PIPELINE, RecordTag.RAY_TRACING_PIPELINE):

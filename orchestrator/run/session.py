@@ -187,7 +187,7 @@ class News:
 MOST_LATER = 1 << 18
 """Most pipelines that may come into a session after it was opened."""
 
-TICK_S = 0.005
+TICK_S = 0.008
 """How long what got done may wait to be told, to tickets and to `poll`, while workers have more to do.
 
 Being told of each batch would take the interpreter from workers and from the host some hundred times a second.

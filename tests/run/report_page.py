@@ -67,8 +67,9 @@ comes first, what is left out, and how much time work may take. Both are JSON ob
 
 writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes commands from descriptor 4, whose answers are events:
 
-    echo '{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}' |
-        orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:1 --control 0
+    orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
+
+where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
 
 [steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of one level
 come first, and then lets the rest go on.
