@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -260,3 +261,29 @@ def test_the_launcher_in_c(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
     assert done.stderr == ""
+
+
+def test_one_socket_may_be_both(call: Call, small_set: Path, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall((command("cancel", pipelines=KEYS[:1]) + command("stop", id="s")).encode())
+        ours.shutdown(socket.SHUT_WR)
+        done = call(
+            "compile",
+            small_set,
+            "-d",
+            "simulated",
+            "--cache-dir",
+            tmp_path,
+            "--quiet",
+            "--progress",
+            f"jsonl:{theirs.fileno()}",
+            "--control",
+            str(theirs.fileno()),
+        )
+        theirs.close()
+        with ours.makefile("r") as lines:
+            events = [json.loads(each) for each in lines]
+    assert done.code == ExitCode.INTERRUPTED
+    assert [each["command"] for each in named(events, "answer")] == ["cancel", "stop"]
+    assert events[-1]["exit_code"] == ExitCode.INTERRUPTED

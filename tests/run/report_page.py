@@ -69,7 +69,7 @@ writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes
 
     orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
 
-where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
+where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`. A socket may be both.
 
 [steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of one level
 come first, and then lets the rest go on.
