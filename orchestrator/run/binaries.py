@@ -178,6 +178,7 @@ class HeldPipelines(BinarySource):
     _refused: list[bytes] = field(factory=list)
     _held_bytes: int = 0
     _lock: threading.Lock = field(factory=threading.Lock)
+    _pulling: threading.Lock = field(factory=threading.Lock)
     _changed: threading.Condition = field(factory=threading.Condition)
     _waiting: _Waiting = field(factory=_Waiting)
     _writer: threading.Thread | None = None
@@ -332,9 +333,10 @@ class HeldPipelines(BinarySource):
 
     def hold(self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> HeldBinaries:
         """See `BinarySource.hold`."""
-        pulled = self._pulled(prepared)
-        if pulled is None:
-            return HeldBinaries(np.zeros(len(indices), np.uint32), np.zeros(0, np.uint64))
+        while (pulled := self._pulled(prepared)) is None:  # an image that came later
+            with self._pulling:
+                if self._pulled(prepared) is None:
+                    self.pull_in(prepared)
         if pulled.later:
             self._catch_up(pulled, prepared.image, indices)
         with self._lock:

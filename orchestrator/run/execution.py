@@ -301,13 +301,9 @@ class Run:
             skipped: Pipelines of it to leave out, by their index in it.
 
         Raises:
-            ValueError: There is no room for so many, or the mode needs all pipelines at the start.
+            ValueError: There is no room for so many.
         """
         count = len(prepared.image)
-        if self.caches.mode is CacheMode.BINARIES:
-            raise ValueError(
-                "mode binaries asks for the keys of all pipelines at the start: none can come later"
-            )
         if len(self.table) + count > len(self._shared):
             raise ValueError(f"a session holds at most {self.later} pipelines that come later")
         first = self.parts.add(prepared)

@@ -309,7 +309,8 @@ class PipelineSession:
         """Let the pipelines of another image be submitted, such as those of a level that was loaded just now.
 
         They have the same workers and caches, and what is the same work in two images is compiled once. It
-        takes time for all pipelines that there are (5 ms for 60,000), in which no worker gets a batch.
+        takes time for all pipelines that there are (5 ms for 60,000), in which no worker gets a batch. In
+        mode BINARIES the first worker that creates one of them looks all of them up.
 
         Args:
             prepared: The image, prepared on the session's device; the caller keeps it open until the session
@@ -321,8 +322,7 @@ class PipelineSession:
             Their numbers in the session, in the order of the image.
 
         Raises:
-            ValueError: More than `MOST_LATER` pipelines came later, or the mode is BINARIES, which asks for
-                keys at the start.
+            ValueError: More than `MOST_LATER` pipelines came later.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         self._check_open()

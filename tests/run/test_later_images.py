@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +12,16 @@ import trio
 
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.run.session import MOST_LATER, open_session
 from orchestrator.run.session_thread import start_session
 from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
+from orchestrator.stores.binary_store import BinaryStore
 from tests.drivers import each_driver
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of
 from tests.run.test_session import ONE, recorded, report_of
@@ -87,6 +90,32 @@ async def test_libraries_and_failures_of_what_comes_later() -> None:
     check_sums(report_of(session))
 
 
+async def test_what_comes_later_is_looked_up_in_a_store_of_binaries(tmp_path: Path) -> None:
+    options = RunOptions(workers=3, mode=CacheMode.BINARIES)
+
+    async def session_over(store: BinaryStore) -> RunReport:
+        device = SimulatedDevice()
+        first, later = (device.prepare(simulated_image(range(start, start + 60))) for start in (0, 100))
+        source = HeldPipelines.of(device, store)
+        async with open_session(device, first, options, primary=source) as session:
+            await session.submit(range(60))
+            await (await session.submit(session.add(later))).wait()
+        source.destroy()
+        first.close()
+        later.close()
+        assert (device.live_binaries, device.live_pipelines, device.wrong_binaries) == (0, 0, 0)
+        device.close()
+        return report_of(session)
+
+    with BinaryStore.open(tmp_path) as store:
+        cold, warm = await session_over(store), await session_over(store)
+    assert (cold.compiled, cold.cache_hits) == (120, 0)
+    assert (warm.compiled, warm.cache_hits) == (0, 120)
+    for report in (cold, warm):
+        assert report.binaries is not None
+        assert report.binaries.looked_up == 120
+
+
 async def test_images_may_come_while_the_driver_is_busy() -> None:
     recorder, device = recorded(hold=0)
     first = device.prepare(simulated_image(range(3)))
@@ -120,10 +149,6 @@ async def test_what_cannot_come_later() -> None:
         with pytest.raises(trio.ClosedResourceError):
             session.add(later)
     assert MOST_LATER >= 100_000
-    options = RunOptions(workers=1, mode=CacheMode.BINARIES)
-    async with open_session(device, first, options) as session:
-        with pytest.raises(ValueError, match="mode binaries"):
-            session.add(later)
 
 
 def test_a_level_is_prepared_beside_a_loop() -> None:
