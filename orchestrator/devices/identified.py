@@ -121,9 +121,9 @@ class IdentifiedModules:
         self.known_at_start = 0
         self.learned: Final[dict[int, bytes]] = {}
         self.lacking: Final = np.diff(image.module_slot_start) > 0
-        if image.library_slots.size:
-            for index in range(len(image)):  # a library has a smaller number than what links it
-                self.lacking[index] |= any(self.lacking[each] for each in image.libraries_of(index))
+        links = np.flatnonzero(np.diff(image.library_slot_start) > 0)
+        for index in links.tolist():  # a library has a smaller number than what links it
+            self.lacking[index] |= any(self.lacking[each] for each in image.libraries_of(index))
 
     def learn(self, module: int, identifier: bytes) -> None:
         """Note the identifier of a module; an empty one is none."""
@@ -132,16 +132,25 @@ class IdentifiedModules:
         self.table[module, : len(identifier)] = np.frombuffer(identifier, np.uint8)
         self.sizes[module] = len(identifier)
 
+    def begin_with(self, table: npt.NDArray[np.uint8], sizes: npt.NDArray[np.uint8]) -> None:
+        """Take what is known of all modules before anything is created: arrays as the attributes are."""
+        self.table[:] = table
+        self.sizes[:] = sizes
+        self.known_at_start = int(np.count_nonzero(sizes))
+
     def identifier(self, module: int) -> bytes:
         """The identifier of a module; empty where it is not known."""
         return self.table[module, : self.sizes[module]].tobytes()
 
     def known(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
         """Pipelines of whose own stages all identifiers are known, shape (k,)."""
-        unknown = self.sizes[self.image.module_slot_module] == 0
-        before = np.concatenate((np.zeros(1, np.int64), np.cumsum(unknown)))
-        start = self.image.module_slot_start
-        return np.asarray(before[start[indices + 1]] == before[start[indices]])
+        first = self.image.module_slot_start[indices]
+        counts = self.image.module_slot_start[indices + 1] - first
+        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        unknown = self.sizes[self.image.module_slot_module[places]] == 0
+        known = np.ones(len(indices), np.bool_)
+        known[np.repeat(np.arange(len(indices)), counts)[unknown]] = False
+        return known
 
     def needed(self, index: int) -> list[int]:
         """The modules of a pipeline and of all libraries below it, each once."""

@@ -65,10 +65,7 @@ class Identification:
             known = self._store.read()
             if known.problem:
                 self._say(f"identifiers were not used: {known.problem}")
-            for module, identifier in enumerate(known.of(_keys(image))):
-                if identifier:
-                    identified.learn(module, identifier)
-        identified.known_at_start = int(np.count_nonzero(identified.sizes))
+            identified.begin_with(*known.rows(_keys(image)))
         return identified
 
     def keep(self, identified: IdentifiedModules) -> None:

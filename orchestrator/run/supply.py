@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -26,7 +27,7 @@ import trio
 from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.exchange import Exchange
@@ -81,6 +82,7 @@ class SpirvSupply:
     _waits: dict[int, set[int]] = field(factory=dict)  # of each job: the keys that it waits for
     _refused: dict[int, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
+    _judging: threading.Lock = field(factory=threading.Lock)
     _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
     _busy: int = 0
 
@@ -170,41 +172,65 @@ class SpirvSupply:
     async def _ask(self, module: _Module) -> Refusal | _Given:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
+        translate, key = provider.translate, module.key
         limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+
+        def in_thread() -> tuple[object, Refusal | bytes | None]:
+            # In a pair, for trio takes a function that returns an awaitable for a mistake.
+            code = translate(key)
+            return (code, None) if inspect.isawaitable(code) else (None, self._checked(module, code))
+
         try:
             with trio.fail_after(provider.timeout_s):
-                code = await _called(provider, module.key, limiter)
+                if _is_async(translate):
+                    code: object = await translate(key)  # type: ignore[misc]
+                    checked = None
+                else:
+                    code, checked = await trio.to_thread.run_sync(
+                        in_thread, abandon_on_cancel=True, limiter=limiter
+                    )
+                    if checked is None:
+                        code = await code  # type: ignore[misc]
         except trio.TooSlowError:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
         except OrchestratorError as error:
             return Refusal(str(error))
         except Exception as error:  # noqa: BLE001 - whatever it is belongs to this shader
             return Refusal(f"the provider failed: {type(error).__name__}: {error}")
-        return await trio.to_thread.run_sync(self._judge, module, code)
+        if checked is None:
+            checked = await trio.to_thread.run_sync(self._checked, module, code)
+        return checked if isinstance(checked, Refusal) else self._keep(module, checked)
 
-    def _judge(self, module: _Module, code: object) -> Refusal | _Given:
+    def _checked(self, module: _Module, code: object) -> Refusal | bytes:
+        """Code as bytes, or why it cannot be used. Any thread, also one that nobody waits for any more."""
         identified = module.identified
         if not identified.provider.trusted:
-            judge = self._judges.get(id(identified))
-            if judge is None:
-                judge = SuppliedJudge(identified.image, self.device.capabilities)
-                self._judges[id(identified)] = judge
+            with self._judging:
+                judge = self._judges.get(id(identified))
+                if judge is None:
+                    judge = SuppliedJudge(identified.image, self.device.capabilities)
+                    self._judges[id(identified)] = judge
             if (refusal := judge.refusal(module.number, code)) is not None:
                 return refusal
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
-        identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
-        changed = False
-        if has_identification(self.device) and self.device.features.shader_module_identifiers:
-            known = identified.identifier(module.number)
-            try:
-                found = self.device.code_identifier(module.part, module.number)
-            except OrchestratorError as error:
-                return Refusal(str(error))
-            if found != known:
-                changed = bool(known)
-                identified.learn(module.number, found)
-                identified.learned[module.key] = found
-        return _Given(len(code), changed)
+        return bytes(code)
+
+    def _keep(self, module: _Module, code: bytes) -> Refusal | _Given:
+        """Keep code for the device, and learn its identifier: a hash, so that no thread is worth it."""
+        identified = module.identified
+        identified.code.put(module.key, b"" if identified.provider.trusted else code)
+        if not (has_identification(self.device) and self.device.features.shader_module_identifiers):
+            return _Given(len(code))
+        known = identified.identifier(module.number)
+        try:
+            found = self.device.code_identifier(module.part, module.number)
+        except OrchestratorError as error:
+            return Refusal(str(error))
+        if found == known:
+            return _Given(len(code))
+        identified.learn(module.number, found)
+        identified.learned[module.key] = found
+        return _Given(len(code), changed=bool(known))
 
     def _settle(self, jobs: Iterable[int]) -> None:
         """All code of some jobs is there."""
@@ -247,14 +273,7 @@ class SpirvSupply:
         )
 
 
-async def _called(provider: SpirvProvider, key: int, limiter: trio.CapacityLimiter) -> object:
-    translate = provider.translate
-    if inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(
-        getattr(translate, "__call__", None)  # noqa: B004 - an object with an async method
-    ):
-        return await translate(key)  # type: ignore[misc]
-    # In a box, for trio takes a function that returns an awaitable for a mistake.
-    (found,) = await trio.to_thread.run_sync(
-        lambda: (translate(key),), abandon_on_cancel=True, limiter=limiter
-    )
-    return await found if inspect.isawaitable(found) else found
+def _is_async(translate: object) -> bool:
+    """Whether calling it gives an awaitable: a function, or an object with such a method."""
+    call = getattr(translate, "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(call)

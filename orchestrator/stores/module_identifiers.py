@@ -76,13 +76,19 @@ class KnownIdentifiers:
         """Number of shaders."""
         return len(self.keys)
 
+    def rows(self, keys: Keys) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """The identifier of each of some shaders, shape (k, 32), and its size, 0 where it is not known."""
+        table = np.zeros((len(keys), MOST_IDENTIFIER_BYTES), np.uint8)
+        sizes = np.zeros(len(keys), np.uint8)
+        places = self._places(keys)
+        there = places >= 0
+        table[there], sizes[there] = self.identifiers[places[there]], self.sizes[places[there]]
+        return table, sizes
+
     def of(self, keys: Keys) -> list[bytes]:
         """The identifier of each of some shaders; empty where it is not known."""
-        found = self._places(keys)
-        return [
-            b"" if place < 0 else self.identifiers[place, : self.sizes[place]].tobytes()
-            for place in found.tolist()
-        ]
+        table, sizes = self.rows(keys)
+        return [row[:size].tobytes() for row, size in zip(table, sizes.tolist(), strict=True)]
 
     def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
         """With newer identifiers, which win; `used` are the shaders that were asked for now."""

@@ -330,6 +330,32 @@ async def test_a_provider_that_is_stuck_costs_its_pipelines_alone() -> None:
     device.close()
 
 
+async def test_a_thread_that_is_stuck_is_left_behind() -> None:
+    go, back = threading.Event(), threading.Event()
+
+    def translate(key: int) -> bytes:
+        if key == 1003:
+            assert go.wait(LIMIT_S)
+            back.set()
+        return SPIRV
+
+    device = SimulatedDevice()
+    provider = SpirvProvider(translate, timeout_s=1.0, concurrency=2)
+    bare = prepared(device, provider)
+    report = await run_pipelines(device, bare, RunOptions(workers=2))
+    assert {each.key for each in report.failed} == {6, 7}
+    assert created(report) == COUNT - 2
+    assert report.identifiers is not None
+    assert report.identifiers.slowest_ns >= 1_000_000_000
+    assert any(f"shader {1003:016x} took the provider" in note for note in report.notes)
+    device.close()
+    # What comes back too late is for nobody, and touches neither device nor run.
+    go.set()
+    assert await trio.to_thread.run_sync(back.wait, LIMIT_S)
+    assert bare.identified is not None
+    assert 1003 not in bare.identified.code
+
+
 async def test_a_run_that_is_stopped_waits_for_no_provider() -> None:
     stop = trio.Event()
 

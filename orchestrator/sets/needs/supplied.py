@@ -48,8 +48,10 @@ class SuppliedJudge:
     image: CreateInfoImage
     capabilities: DeviceCapabilities
     _stages: dict[int, set[_Stage]] = field(init=False, repr=False)
+    _checker: RequirementChecker = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
+        self._checker = RequirementChecker(self.capabilities)
         self._stages = _stages_of(self.image)
 
     def refusal(self, module: int, code: object) -> Refusal | None:
@@ -60,7 +62,7 @@ class SuppliedJudge:
             spirv = walk_spirv(bytes(code))
         except SpirvError as error:
             return Refusal(f"the provider gave what is no SPIR-V: {error}")
-        lacking = RequirementChecker(self.capabilities).module(spirv)
+        lacking = self._checker.module(spirv)
         if lacking is not None:
             return Refusal(lacking, unsupported=not isinstance(lacking, Malformed))
         for stage in sorted(self._stages.get(module, ()), key=lambda each: (each.stage, each.pName)):
