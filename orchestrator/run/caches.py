@@ -54,6 +54,7 @@ from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, Ro
 _BYTES_A_PIPELINE: Final = 16 << 10
 _MOST_STANDBYS: Final = 4
 _MOST_WARNINGS: Final = 4
+_REMIND_S: Final = 1.0
 
 
 class RollingMerge(msgspec.Struct, frozen=True):
@@ -76,6 +77,8 @@ class RollingMerge(msgspec.Struct, frozen=True):
 
 MergedHook = Callable[[PipelineSource, RollingMerge], None]
 """Called after a rolling merge with the primary, in a thread of the merger. It may read it, and block.
+
+Where no other merge follows it is called again every second, with the last one and no pipelines.
 
 It must not merge or destroy it. What it raises ends the run.
 """
@@ -261,8 +264,18 @@ class Rotation:
             # From these looks to the parking there is no checkpoint, and a worker's news unparks from the
             # trio thread.
             while not (self._rotated or (self._wanted and self._lacks_standbys())):
-                await self._lot.park()
+                with trio.move_on_after(_REMIND_S) as waited:
+                    await self._lot.park()
+                if waited.cancelled_caught and self._merges and self.on_merged is not None:
+                    await trio.to_thread.run_sync(self._remind, limiter=limiter)
             await trio.to_thread.run_sync(self._serve_once, limiter=limiter)
+
+    def _remind(self) -> None:
+        """Call the hook again: what it left for later may be due, and the next merge may be minutes away."""
+        assert self.on_merged is not None  # noqa: S101 - asked before
+        began = time.perf_counter_ns()
+        self.on_merged(self.primary, msgspec.structs.replace(self._merges[-1], pipelines=0))
+        self._hook_ns += time.perf_counter_ns() - began
 
     def _lacks_standbys(self) -> bool:
         # Each holds the data that workers begin with; a worker that finds none goes on and loses nothing.

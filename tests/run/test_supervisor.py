@@ -19,12 +19,13 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.run_notes import durations_path, read_durations
 from orchestrator.stores.save_policy import SavePolicy
@@ -321,6 +322,29 @@ async def test_times_are_recorded_while_it_goes_on(
             report = await supervised(archive, "open_waiting", cache, batch_limit=1, save_policy=policy)
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert (read_durations(recorded).of(report.pipelines.keys) > 0).all()
+
+
+async def test_what_is_compiled_is_saved_while_the_next_takes_long(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, cache = tmp_path / "marker", tmp_path / "cache"
+    monkeypatch.setenv(MARKER, str(marker))
+
+    async def look() -> None:
+        path = cache_path(cache, simulated_identity())
+        while read_cache_file(path, simulated_identity()).status is not LoadStatus.LOADED:
+            await trio.sleep(0.01)
+        marker.touch()
+
+    merge = MergePolicy(rolling=True, batches=1)
+    policy = SavePolicy(quiet_ns=10**9, pause_ns=1)
+    with trio.fail_after(120):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            report = await supervised(
+                archive, "open_waiting", cache, batch_limit=1, merge=merge, save_policy=policy
+            )
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
 
 
 async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
