@@ -2,8 +2,8 @@
 
 One process is one driver, so the tests of each real device run in a process of its own, and a test does not
 have to know. All tests of one target go to one child pytest; what it reports is replayed here as if the
-tests had run here, with their failures, durations and captured output. The children run one after another, beside the tests
-of the session's own process, which come first.
+tests had run here, with their failures, durations and captured output. The children run one after another,
+beside the tests of the session's own process, which come first.
 
 Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
 session; the process of the session itself never opens a driver on behalf of such a test. No child is left.
@@ -52,7 +52,7 @@ class _Sessions:
     _ended: dict[str, int] = Factory(dict)
 
     def start(self, items: Sequence[pytest.Item]) -> None:
-        """Run the tests of each target in a process of their own, one target after another, beside this process."""
+        """Run the tests of each target in a process of their own, one after another, beside this process."""
         targets: dict[str, list[pytest.Item]] = {}
         for each in items:
             if (target := target_of(each)) is not None:

@@ -1,7 +1,10 @@
-"""Runs the sessions of targets, one after another, for isolation.py: a process, so that what tests see of their own does not change.
+"""Runs the sessions of targets, one after another, for isolation.py.
 
-Standard input is a plan in one line of JSON: of each session target, command, environment and the file for what it prints.
-A line with target and exit status is written when one ends. It stays until its standard input does.
+A process of its own, so that what tests see of theirs does not change.
+
+Standard input is a plan in one line of JSON: of each session target, command, environment and the file for
+what it prints. A line with target and exit status is written when one ends. It stays until its standard input
+does.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Scripts build on exit codes, so a meaning never changes.
 
 Guarantees: every OrchestratorError has a message that says what, where and what to do next, an exit code and,
-where there is one, a next step; the same facts go into the JSON. So has what the system refuses (`explain_system`).
-Anything else is a bug and keeps its traceback.
+where there is one, a next step; the same facts go into the JSON. So has what the system refuses
+(`explain_system`). Anything else is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _SYSTEM_STEPS: Final = {
 
 
 def explain_system(error: OSError) -> Failure | None:
-    """What a user is told where the system refused something that no verb expected; None where that is a bug."""
+    """What a user is told where the system refused something that no verb expected; None for a bug."""
     step = _SYSTEM_STEPS.get(error.errno or 0)
     if step is None:
         return None

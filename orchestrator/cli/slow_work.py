@@ -1,7 +1,7 @@
 """How far something is that is usually over at once: nothing is shown for the first two seconds.
 
-Guarantees: what draws is loaded when there is something to draw. With --json and without a terminal it says nothing.
-The display is gone when the block ends, also after an error.
+Guarantees: what draws is loaded when there is something to draw. With --json and without a terminal it says
+nothing. The display is gone when the block ends, also after an error.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ which the thread was runnable but not scheduled. Their differences are what cont
     blocked  = driver - cpu - run delay    asleep inside the driver, on a lock
     overhead = wall x workers - driver     building, the interpreter, idle workers
 
-Time asleep in a call in which the thread met no page fault was hardly spent at the kernel's lock of the process's
-memory, so page faults are counted beside each call.
+Time asleep in a call in which the thread met no page fault was hardly spent at the kernel's lock of the
+process's memory, so page faults are counted beside each call.
 
 A reading costs about 1 us, twice a batch, and 2 us more where the thread was off the processor. It never
 releases the GIL: with 16 threads that costs more than all else between two calls. The run delay is field 2 of
@@ -137,7 +137,7 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
         return Reading(wall, cpu, self._delay_ns, self._faults)
 
     def end(self) -> Reading:
-        """Read the clocks after a call, wall time first; page faults matter where the thread was off the processor."""
+        """Read the clocks after a call, wall time first; page faults if the thread was off the processor."""
         wall = time.perf_counter_ns()
         cpu = time.thread_time_ns()
         if self._look(wall, cpu):
@@ -189,8 +189,8 @@ class CallLog:
     Between two calls a worker holds the GIL, which others want: so it only notes here what it read.
 
     Attributes:
-        blocked_without_faults_ns: Of the calls that were worked out last: time asleep in those in which the thread met
-            no page fault.
+        blocked_without_faults_ns: Of the calls that were worked out last: time asleep in those in which the
+            thread met no page fault.
     """
 
     worker: int

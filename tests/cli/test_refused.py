@@ -1,7 +1,7 @@
-"""What the system refuses, tried on the real program: few file descriptors, files and directories of mode 0000.
+"""What the system refuses, tried on the real program: few file descriptors, and mode 0000.
 
-Nothing of it is a bug of the program: the exit code is 2, the last line says what is wrong, and `doctor` says the same.
-The superuser reads what no mode allows, so the program runs without capabilities here.
+Nothing of it is a bug of the program: the exit code is 2, the last line says what is wrong, and `doctor` says
+the same. The superuser reads what no mode allows, so the program runs without capabilities here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize("files", [12, 16, 18, 20])
 def test_few_file_descriptors_are_no_bug(files: int, small_set: Path, tmp_path: Path) -> None:
-    """12: the process that compiles cannot be started; 16: it cannot open what it needs; then what can be saved is."""
+    """12: the compiling process cannot be started; 16: it cannot open what it needs; then some is saved."""
     cache = tmp_path / "cache"
     done = refused("compile", small_set, "-d", "simulated", "--cache-dir", cache, files=files)
     if files > 16 and done.returncode == ExitCode.OK:

@@ -1,10 +1,10 @@
 """How much memory a module's variables in the Workgroup storage class take: what shared memory must hold.
 
-Asked of modules that have such variables, since drivers that are given more than the device has divide by the number
-of workgroups that fit, which is none.
+Asked of modules that have such variables, since drivers that are given more than the device has divide by the
+number of workgroups that fit, which is none.
 
-Guarantees: a lower bound. Padding is the driver's, a length that cannot be told counts as one, and what is not
-known to have a size has none. Any bytes give a result or a SpirvError.
+Guarantees: a lower bound. Padding is the driver's, a length that cannot be told counts as one, and what is
+not known to have a size has none. Any bytes give a result or a SpirvError.
 Source: RuntimeSpirv-Workgroup-06530; SPIR-V, "OpSpecConstantOp".
 """
 
@@ -35,9 +35,10 @@ _VARIABLE_WORD: Final = np.uint32(4 << 16 | _VARIABLE)
 
 _OPERATIONS: Final[dict[int, Callable[[int, int], int]]] = {
     128: int.__add__, 130: int.__sub__, 132: int.__mul__, 134: int.__floordiv__, 135: int.__floordiv__,
-    137: int.__mod__, 194: int.__rshift__, 196: int.__lshift__, 197: int.__or__, 198: int.__xor__, 199: int.__and__,
+    137: int.__mod__, 194: int.__rshift__, 196: int.__lshift__, 197: int.__or__, 198: int.__xor__,
+    199: int.__and__,
 }  # fmt: skip
-"""Operations on 32-bit integers by opcode; those with a sign agree with these where neither operand is negative."""
+"""Operations on 32-bit integers by opcode; those with a sign agree where neither operand is negative."""
 _SIGNED_DIVISION, _DIVISIONS, _SHIFTS = 135, (134, 135, 137), (194, 196)
 
 

@@ -1,8 +1,8 @@
 """Thousands of mutants of good documents.
 
-Each is in the image or among the problems, with a reason that is not a defect of this program, and a real driver
-survives what is in the image. ORCHESTRATOR_MUTANTS says how many are made, ORCHESTRATOR_DRIVER_MUTANTS how many
-the driver is given, for a longer run.
+Each is in the image or among the problems, with a reason that is not a defect of this program, and a real
+driver survives what is in the image. ORCHESTRATOR_MUTANTS says how many are made, ORCHESTRATOR_DRIVER_MUTANTS
+how many the driver is given, for a longer run.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def test_the_driver_survives_the_mutants_that_it_is_given(tmp_path: Path) 
 
 
 def is_known(records: MemoryRecords, job: PipelineJob) -> bool:
-    """Ray tracing without optimization, which is valid usage: RADV 25.0.7 crashes on 9 of the sample's 10 pipelines."""
+    """Ray tracing without optimization, valid usage: RADV 25.0.7 crashes on 9 of the sample's 10."""
     if job.kind is not PipelineKind.RAY_TRACING:
         return False
     document = json.loads(records.payload(job.tag, job.key))

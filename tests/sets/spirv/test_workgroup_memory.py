@@ -1,4 +1,4 @@
-"""What variables in the Workgroup storage class take: sizes of types, lengths that are computed, hostile modules."""
+"""What variables in the Workgroup storage class take: types, computed lengths, hostile modules."""
 
 from __future__ import annotations
 
@@ -62,9 +62,11 @@ def test_lengths_are_computed_from_specialization_constants() -> None:
 @pytest.mark.parametrize(
     ("opcode", "left", "right", "value"),
     [
-        (130, 64, 4, 60), (134, 64, 4, 16), (135, 64, 4, 16), (137, 64, 5, 4), (194, 64, 2, 16), (196, 1, 4, 16),
+        (130, 64, 4, 60), (134, 64, 4, 16), (135, 64, 4, 16), (137, 64, 5, 4), (194, 64, 2, 16),
+        (196, 1, 4, 16),
         (197, 8, 3, 11), (198, 9, 3, 10), (199, 10, 6, 2), (128, 0xFFFF_FFFF, 3, 2),
-        # What has no value here counts as one: division by nothing, of a negative number, a shift by too much.
+        # What has no value here counts as one: division by nothing, of a negative number, a shift by too
+        # much.
         (134, 64, 0, 1), (135, 0x8000_0000, 2, 1), (196, 1, 32, 1), (252, 64, 4, 1),
     ],
 )  # fmt: skip
