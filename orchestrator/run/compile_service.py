@@ -81,8 +81,8 @@ BUG: Final = 70
 
 _GRACE_S: Final = 2.0
 _LOOK_S: Final = 0.001
-_DECODED_BY_ONE: Final = 1 << 17
-"""Bytes of a set for which a process more begins."""
+_DECODED_BY_ONE: Final = 1 << 19
+"""Bytes of a set for which a process more begins: what it reads anew takes as long as decoding them."""
 _READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)
 _JUNK: Final = 165
@@ -200,11 +200,8 @@ class _Server:
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         _limit_memory(options.trial_limits.memory_bytes)
         directory = Path(request.cache_directory) if request.cache_directory else None
-        source = self.source
-        decoders = min(options.workers or available_workers(), source.file_bytes // _DECODED_BY_ONE)
-        if decoders > 1:
-            # Here, where there is neither a driver nor a thread of this process's own.
-            source = SharedSet.of(source, Decoders.start(source, decoders))
+        # Here, where there is neither a driver nor a thread of this process's own.
+        source = _shared(self.source, options.workers or available_workers())
         if request.left_out:
             source = source.leaving_out(request.left_out)
         opened_as, costs = b"", RecordedCosts(None)
@@ -317,6 +314,12 @@ def _open(options: CompileOptions, request: DeviceRequest) -> Device:
     return open_for_child(
         options.trial_limits.opener, options.selector, request, driver_caches=options.driver_caches
     )
+
+
+def _shared(source: PipelineSet, workers: int) -> PipelineSet:
+    """A set with processes that decode it, where it is large enough for them."""
+    count = min(workers, source.file_bytes // _DECODED_BY_ONE)
+    return SharedSet.of(source, Decoders.start(source, count)) if count > 1 else source
 
 
 def _limit_memory(size: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -19,11 +20,16 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_service import _shared
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import compile_supervised
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.decoders import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import RecordTag
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
@@ -183,6 +189,23 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     again = await supervised(archive, "open_good", tmp_path / "cache")
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+
+
+async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> None:
+    large = tmp_path / "large.foz"
+    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
+        sample.copy_to(writer)
+        assert _shared(sample, 2) is sample
+        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(1 << 20))  # of no pipeline
+        whole = sample.pipelines
+    with PipelineSet.open(large) as opened:
+        shared = _shared(opened, 8)
+        assert isinstance(shared, SharedSet)
+        shared.decoders.close()
+    report = await supervised(large, "open_good", tmp_path / "cache")
+    alone = await supervised(sample_path(), "open_good", tmp_path / "other")
+    assert len(report.pipelines) == len(whole) > 128
+    assert (report.counts(), report.skipped, report.failed) == (alone.counts(), alone.skipped, alone.failed)
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:
