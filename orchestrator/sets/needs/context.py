@@ -1000,12 +1000,16 @@ def _group_shaders(value: Any, count: int) -> Malformed | None:
 
 
 def complete_specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Entries within their data, of sizes that constants have.
+    """Entries within their data, of sizes that constants have, one a constant.
 
-    VUID-VkSpecializationInfo-offset-00773, -pMapEntries-00774, VUID-VkSpecializationMapEntry-constantID-00776.
+    VUID-VkSpecializationInfo-offset-00773, -pMapEntries-00774, -constantID-04911,
+    VUID-VkSpecializationMapEntry-constantID-00776.
     """
-    size = len(value.pData or b"")
-    for each in value.pMapEntries or ():
+    size, entries = len(value.pData or b""), value.pMapEntries or ()
+    if len(entries) > 1 and len({each.constantID for each in entries}) < len(entries):
+        twice, _ = Counter(each.constantID for each in entries).most_common(1)[0]
+        return Malformed(f"specialization constant {twice} is given twice")
+    for each in entries:
         if each.size not in (1, 2, 4, 8):
             return Malformed(f"specialization constant {each.constantID} has {each.size} bytes")
         if each.offset + each.size > size:

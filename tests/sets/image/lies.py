@@ -445,6 +445,9 @@ def _fill(place: Place, value: dict[str, Any]) -> None:
         now = value.get(written) or []
         element = copy.deepcopy(now[0]) if now else _element(place, member)
         value[written] = [*now, *(copy.deepcopy(element) for _ in range(LENGTH - len(now)))]
+        if member.type == "VkSpecializationMapEntry":
+            for number, each in enumerate(value[written]):
+                each["constantID"] = number
         if member.type == "VkPipeline":
             value[written] = [hexed(each) for each in _LIBRARIES[place.tag]]
         value[count] = LENGTH

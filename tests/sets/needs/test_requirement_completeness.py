@@ -79,6 +79,15 @@ def test_specialization_constants_have_a_size_that_constants_have(size: int) -> 
     assert missing(value) == f"specialization constant 7 has {size} bytes"
 
 
+def test_a_specialization_constant_is_given_once() -> None:
+    """Which one counts is the driver's choice: RADV's made an array that no shared memory holds."""
+    entries = [make("VkSpecializationMapEntry", constantID=each, size=4) for each in (3, 7, 3)]
+    value = make("VkSpecializationInfo", pMapEntries=entries, pData=bytes(4))
+    assert missing(value) == "specialization constant 3 is given twice"
+    value.pMapEntries = entries[:2]
+    assert missing(value) is None
+
+
 def test_discarding_that_is_dynamic_may_not_happen() -> None:
     assert isinstance(missing(graphics(RASTERIZER_DISCARD, discard=1)), Malformed)
 
