@@ -797,7 +797,7 @@ class _ImageBuilder:
         for stage in stages:
             if stage.pSpecializationInfo is not None:
                 self._require(self._wrong_specialization(stage))
-            if stage.stage & _WORKGROUP_STAGES and self._memory_of(stage.module) is not None:
+            if stage.stage & _WORKGROUP_STAGES and self._spirv(stage.module).workgroup_memory:
                 self._require(self._excess_memory(stage))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             self._object("VkRenderPass", value.renderPass)

@@ -61,7 +61,8 @@ _LEAST_WORDS = {
 _READ = frozenset({*_LEAST_WORDS, OP_FUNCTION})
 # Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
 # PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
-_SHARED_MEMORY = frozenset({4, 11, 12, 5349, 5402})
+_WORKGROUP = 4
+_SHARED_MEMORY = frozenset({_WORKGROUP, 11, 12, 5349, 5402})
 # Of these instructions there are many, and few that say anything here: what the third word of one that does
 # may be.
 _CONCERNING = {
@@ -202,6 +203,7 @@ class SpirvModule(msgspec.Struct, frozen=True):
         bindings: Binding decorations, by id.
         atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those
             whose types cannot be told are left out.
+        workgroup_memory: Whether pointers into the Workgroup storage class are declared.
     """
 
     version: tuple[int, int]
@@ -217,6 +219,7 @@ class SpirvModule(msgspec.Struct, frozen=True):
     descriptor_sets: Mapping[int, int] = msgspec.field(default_factory=dict)
     bindings: Mapping[int, int] = msgspec.field(default_factory=dict)
     atomics: tuple[Atomic, ...] = ()
+    workgroup_memory: bool = False
 
     def descriptors(self) -> dict[int, tuple[int, int]]:
         """(DescriptorSet, Binding) of each variable that is decorated with both, by id."""
@@ -349,6 +352,7 @@ def walk_spirv(code: bytes) -> SpirvModule:
         execution_modes=tuple(walk.execution_modes),
         constants=walk.constants,
         spec_ids=walk.spec_ids,
+        workgroup_memory=walk.workgroup_memory,
         composites=walk.composites,
         workgroup_size=walk.workgroup_size,
         descriptor_sets=walk.descriptor_sets,
@@ -375,6 +379,7 @@ class _Walk:
         self.descriptor_sets: dict[int, int] = {}
         self.bindings: dict[int, int] = {}
         self.shared_memory = False
+        self.workgroup_memory = False
         self.types: dict[int, _Number | _Pointer] = {}
         self.results: dict[int, int] = {}  # type of each result whose type is in `types`
         # Opcode, type of the pointer and type of the value of each.
@@ -473,6 +478,7 @@ class _Walk:
                 self.composites[self._id(at + 2)] = tuple(words[at + 3 : end])
         elif opcode == OP_TYPE_POINTER:
             self.shared_memory = True
+            self.workgroup_memory |= words[at + 2] == _WORKGROUP
         elif opcode == OP_CAPABILITY:
             self.capabilities.append(words[at + 1])
         elif opcode == OP_EXTENSION:

@@ -13,10 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-import numpy as np
 from attrs import frozen
 
-from orchestrator.sets.spirv.walk import DECORATION_SPEC_ID, OP_FUNCTION, instructions, spirv_words
+from orchestrator.sets.spirv.walk import (
+    DECORATION_SPEC_ID,
+    HEADER_WORDS,
+    OP_FUNCTION,
+    instructions,
+    spirv_words,
+)
 
 _MOST: Final = 1 << 62
 _WORKGROUP: Final = 4
@@ -31,7 +36,8 @@ _DEFINITIONS: Final = {
     _CONSTANT: 4, _SPEC_CONSTANT: 4, _OPERATION: 6,
 }  # fmt: skip
 """What sizes are made of, with the least number of words."""
-_VARIABLE_WORD: Final = np.uint32(4 << 16 | _VARIABLE)
+
+_LOOKED_AT: Final = frozenset({*_DEFINITIONS, _CAPABILITY, _DECORATE, _VARIABLE, OP_FUNCTION})
 
 _OPERATIONS: Final[dict[int, Callable[[int, int], int]]] = {
     128: int.__add__, 130: int.__sub__, 132: int.__mul__, 134: int.__floordiv__, 135: int.__floordiv__,
@@ -87,29 +93,35 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
         SpirvError: The module's framing is broken.
     """
     words = spirv_words(code)
-    # A module without is told by looking for the instruction's first word, which makes it cheap.
-    found = np.flatnonzero(np.frombuffer(code, dtype=np.uint32)[:-3] == _VARIABLE_WORD)
-    if not any(words[each + 3] == _WORKGROUP for each in found.tolist()):
-        return None
     definitions: list[tuple[int, int, tuple[int, ...]]] = []
     variables: dict[int, int] = {}
     spec_ids: dict[int, int] = {}
     overlap = False
-    for opcode, at, end in instructions(words):
-        if opcode == OP_FUNCTION:
+    at, count = HEADER_WORDS, len(words)
+    while at < count:
+        word = words[at]
+        opcode, end = word & 0xFFFF, at + (word >> 16)
+        if end == at or end > count:
+            next(instructions(words, at))  # raises what is wrong
+        if opcode not in _LOOKED_AT:
+            pass
+        elif opcode == OP_FUNCTION:
             break
-        if end - at >= _DEFINITIONS.get(opcode, end):
+        elif opcode == _DECORATE:
+            if end - at == 4 and words[at + 2] == DECORATION_SPEC_ID:
+                spec_ids[words[at + 1]] = words[at + 3]
+        elif opcode == _VARIABLE:
+            if end - at >= 4 and words[at + 3] == _WORKGROUP:
+                variables[words[at + 2]] = words[at + 1]
+        elif opcode == _CAPABILITY:
+            overlap |= end - at == 2 and words[at + 1] == _EXPLICIT_LAYOUT
+        elif end - at >= _DEFINITIONS[opcode]:
             result, *operands = words[at + 1 : end]
             if opcode in (_CONSTANT, _SPEC_CONSTANT, _OPERATION):
                 result, *operands = operands
             if opcode != _OPERATION or (operands[0] in _OPERATIONS and len(operands) == 3):
                 definitions.append((opcode, result, tuple(operands)))
-        elif opcode == _DECORATE and end - at == 4 and words[at + 2] == DECORATION_SPEC_ID:
-            spec_ids[words[at + 1]] = words[at + 3]
-        elif opcode == _CAPABILITY and end - at == 2:
-            overlap |= words[at + 1] == _EXPLICIT_LAYOUT
-        elif opcode == _VARIABLE and end - at >= 4 and words[at + 3] == _WORKGROUP:
-            variables[words[at + 2]] = words[at + 1]
+        at = end
     pointed = {result: each[1] for opcode, result, each in definitions if opcode == _POINTER}
     variables = {each: pointed.get(pointer, 0) for each, pointer in variables.items()}
     needed, kept = set(variables.values()), []
