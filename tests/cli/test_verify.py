@@ -38,6 +38,27 @@ def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
     assert "makes it anew" in checked["next_step"]
 
 
+def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--identifiers")
+    (path,) = folder.glob("*.identifiers")
+    done = call("verify", folder)
+    assert done.code == ExitCode.OK
+    assert f"{path.name}  identifiers of " in done.out
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    done = call("verify", path, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    (checked,) = done.document["checked"]
+    assert "does not have the hash" in checked["problems"][0]
+    assert "asks for them anew" in checked["next_step"]
+    # The next run says so, and mends it.
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--identifiers", "--json")
+    assert any("identifiers were not used" in each for each in done.document["notes"])
+    assert call("verify", path).code == ExitCode.OK
+
+
 def test_damage_is_named_with_a_next_step(
     call: Call, small_set: Path, damaged_set: tuple[Path, int], tmp_path: Path
 ) -> None:
