@@ -298,6 +298,9 @@ def create_with_binaries(
                 # Nothing but the driver's own cache may have it, where that is on.
                 part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
                 batch.put(missing[lacks], part)
+                # What was created was not compiled, which was forbidden: such as links of what is there.
+                there = missing[lacks][part.results == SUCCESS]
+                batch.feedback_flags[there] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
                 missing = missing[~lacks]
                 if not missing.size:
                     continue
