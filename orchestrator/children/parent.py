@@ -90,6 +90,7 @@ class Child(Generic[_A]):
         program: The Python interpreter; None for a fork of this process, which must have one thread, in no
             event loop, and no driver.
         descriptors: Files that it gets too, under the same numbers.
+        listens: Whether what it prints is listened to at once, which takes a thread; else `listen` begins.
 
     Attributes:
         process_id: Its process id, which is also the id of its process group.
@@ -108,6 +109,7 @@ class Child(Generic[_A]):
         environment: Mapping[str, str] | None = None,
         program: str | None = sys.executable,
         descriptors: Sequence[int] = (),
+        listens: bool = True,
     ) -> None:
         if service not in SERVICES:
             raise ValueError(f"{service!r} is no service; there are {', '.join(SERVICES)}")
@@ -138,8 +140,9 @@ class Child(Generic[_A]):
         )
         for each in ours[:2]:
             os.set_blocking(each, False)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._listener: threading.Thread | None = None
+        if listens:
+            self.listen()
 
     def __enter__(self) -> Self:
         return self
@@ -148,6 +151,13 @@ class Child(Generic[_A]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.end(0.0)
+
+    def listen(self) -> threading.Thread:
+        """Listen to what it prints, in the thread that is returned. Idempotent."""
+        if self._listener is None:
+            self._listener = threading.Thread(target=self._listen, daemon=True)
+            self._listener.start()
+        return self._listener
 
     # --- blocking
 
@@ -194,7 +204,7 @@ class Child(Generic[_A]):
             for pipe in (self._requests, self._answers):
                 pipe.close()
             # Whoever could write to its stderr is dead, or left its group.
-            self._listener.join(1.0)
+            self.listen().join(1.0)
             words = self._words.decode("utf-8", "replace").strip()
             self._ended = Ended(status, words, self._fault, not exited)
         return self._ended

@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     )
     from orchestrator.run.steering import Steering
     from orchestrator.run.targets import TargetResult
+    from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
     _Rows = Iterator[tuple[str, str | Text]]
@@ -347,9 +348,11 @@ def _compile_one(
         from orchestrator.cli.progress import progress_view
         from orchestrator.cli.progress_lines import LinesBeside
         from orchestrator.run.records import encode_report
+        from orchestrator.sets.opening import open_paths
 
         if lines.wanted:
-            lines.start((selector,), _planned(paths, options.subset, control))
+            with open_paths(paths) as source:
+                lines.start((selector,), _planned(source, options.subset, control))
         with progress_view(output, quiet=arguments.quiet) as shown:
             view = LinesBeside(shown, lines, selector)
             if server is None:
@@ -448,12 +451,9 @@ def _compile_here(
         return trio.run(_until_signal, job, view, control)
 
 
-def _planned(paths: Sequence[str], subset: Subset, control: ControlLines) -> int:
+def _planned(source: PipelineSet, subset: Subset, control: ControlLines) -> int:
     """How many pipelines are to be created on a device, those of each group counted; commands may name them."""
-    from orchestrator.sets.opening import open_paths
-
-    with open_paths(paths) as opened:
-        jobs = [subset.of(each.pipelines) for each in subset.groups_of(opened)]
+    jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
     if control.wanted:
         control.known = {job.key for each in jobs for job in each}
     return sum(map(len, jobs))
@@ -473,7 +473,9 @@ def _compile_targets(
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
     from orchestrator.run.packs import GrowingPack
+    from orchestrator.run.target_servers import target_servers
     from orchestrator.run.targets import compile_targets, selectors_of
+    from orchestrator.sets.opening import open_paths
 
     of_one = {
         "--trace": arguments.trace is not None,
@@ -494,9 +496,13 @@ def _compile_targets(
     pack = None if arguments.out is None else GrowingPack.begin(arguments.out, key, targets)
     place = arguments.cache_dir or arguments.out
     directory = None if arguments.mode == "none" else usable_directory(place).absolute()
-    pipelines = _planned(paths, options[0].subset, control)
-    lines.start(targets, pipelines)
-    with progress_view(output, quiet=arguments.quiet) as view:
+    with ExitStack() as held:
+        source = held.enter_context(open_paths(paths))
+        pipelines = _planned(source, options[0].subset, control)
+        # Before anything here starts a thread.
+        servers = held.enter_context(target_servers(source, paths, options))
+        lines.start(targets, pipelines)
+        view = held.enter_context(progress_view(output, quiet=arguments.quiet))
 
         async def job(steering: Steering) -> list[TargetResult]:
             return await compile_targets(
@@ -507,6 +513,7 @@ def _compile_targets(
                 listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
                 stop=steering,
                 keep=None if pack is None else pack.take,
+                compiler=servers.compile,
             )
 
         results = trio.run(_until_signal, job, view, control)

@@ -17,10 +17,14 @@ from orchestrator.children.parent import Child
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.run.compile_messages import Answer, Open
 from orchestrator.run.options import CompileOptions
+from orchestrator.sets.pipeline_set import PipelineSet
 
 SERVICE: Final = "compile"
 
 LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
+
+shared_sets: Final[dict[tuple[str, ...], PipelineSet]] = {}
+"""Sets that are open here, by their paths, for the forks of this process."""
 
 
 @define(eq=False)
@@ -28,7 +32,7 @@ class CompileServer:
     """A child that compiles a set, with the memory that it shares with this process. `close` it.
 
     Attributes:
-        child: The process; it opens the set.
+        child: The process; it opens the set, or has it from the process that it is a fork of.
         table: Descriptor of the memory of an `InFlightTable`.
         papers: Descriptor of the memory for what is long.
     """
@@ -39,7 +43,7 @@ class CompileServer:
 
     @classmethod
     def start(cls, archives: Sequence[str], options: CompileOptions, *, fork: bool = False) -> Self:
-        """Start one.
+        """Start one, and let it open a set.
 
         Args:
             archives: Paths of the set.
@@ -49,6 +53,25 @@ class CompileServer:
         Raises:
             OSError: It cannot be started.
         """
+        server = cls._started(program=None if fork else sys.executable)
+        try:
+            server.open(archives, options)
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    @classmethod
+    def fork(cls, shared: PipelineSet) -> Self:
+        """Fork this process, and start no thread, so that it can be forked again; `open` says what it is for.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        return cls._started(program=None, kept=shared.descriptors)
+
+    @classmethod
+    def _started(cls, program: str | None, kept: Sequence[int] = ()) -> Self:
         table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
         papers = os.memfd_create("orchestrator-papers", os.MFD_CLOEXEC)
         try:
@@ -56,15 +79,21 @@ class CompileServer:
                 SERVICE,
                 Answer,
                 limits=LIMITS,
-                program=None if fork else sys.executable,
-                descriptors=(table, papers),
+                program=program,
+                descriptors=(table, papers, *kept),
+                listens=False,
             )
-            child.send(Open(tuple(archives), table, papers, options.trial_limits.opener, options.selector))
         except BaseException:
             os.close(table)
             os.close(papers)
             raise
         return cls(child, table, papers)
+
+    def open(self, archives: Sequence[str], options: CompileOptions) -> None:
+        """Let it open a set, once; the arguments are those of `start`."""
+        self.child.listen()
+        limits = options.trial_limits
+        self.child.send(Open(tuple(archives), self.table, self.papers, limits.opener, options.selector))
 
     def close(self) -> None:
         """End the process and all its forks, and give the memory back. Blocking; idempotent."""

@@ -60,7 +60,7 @@ from orchestrator.run.compile_messages import (
     Trying,
     append,
 )
-from orchestrator.run.compile_server import LIMITS
+from orchestrator.run.compile_server import LIMITS, shared_sets
 from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.keeping import RecordedCosts
@@ -97,7 +97,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
     preload(opening.opener, opening.selector)
     registry()
     try:
-        source = open_paths(opening.archives, indexed=False)
+        source = shared_sets.get(opening.archives) or open_paths(opening.archives, indexed=False)
     except OrchestratorError as error:
         channel.send(Failed.of(0, error))
         return

@@ -2,6 +2,7 @@
 
 Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other rules or of a
 device that answers otherwise is made anew, and the notes say so in one line; one that cannot be kept is a note.
+Where a device has none, that of another one will do if this one answers all that was asked of it alike.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import PipelineJobs
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
-from orchestrator.stores.plan_file import PlanIdentity, find_plans, read_plan, save_plan
+from orchestrator.stores.plan_file import (
+    PlanIdentity,
+    find_plans,
+    find_plans_of_others,
+    read_plan,
+    save_plan,
+)
 from orchestrator.version import VERSION
 
 
@@ -44,11 +51,12 @@ class CompilePlan:
     facts: SetFacts | None = field(default=None, init=False)
     pipelines: PipelineJobs | None = field(default=None, init=False)
     _identity: PlanIdentity | None = field(default=None, init=False)
+    _is_own: bool = field(default=True, init=False)
     _beside: DeviceIdentity | None = field(default=None, init=False)
     _groups: list[PlannedGroup] = field(factory=list, init=False)
 
     def find(self) -> SetPlan | None:
-        """The plan of the set that an earlier run kept."""
+        """The plan of the set that an earlier run kept for this device, else for another one."""
         if self.directory is None or not self.options.plan:
             return None
         # A set that leaves pipelines out is decoded for one run alone.
@@ -56,9 +64,13 @@ class CompilePlan:
         if not files:
             return None
         identity = self._identity = PlanIdentity(
-            files_part(files, self.options, supplied=self.source.provider is not None), rules()
+            files_part(files, self.options, supplied=self.source.provider is not None),
+            rules(),
+            content_hash128(self.options.selector.encode()),
         )
-        for path in find_plans(self.directory, identity)[:1]:
+        found = find_plans(self.directory, identity)
+        self._is_own = bool(found)
+        for path in (found or find_plans_of_others(self.directory, identity))[:1]:
             stored, problem = read_plan(path, identity)
             if stored is not None:
                 try:
@@ -75,7 +87,8 @@ class CompilePlan:
     def outdated(self, why: str) -> None:
         """The plan that was found does not fit."""
         self.facts = self.pipelines = None
-        self.notes.append(f"the plan of the set was made anew: {why}")
+        if self._is_own:
+            self.notes.append(f"the plan of the set was made anew: {why}")
 
     def set_aside(self) -> None:
         """The set leaves pipelines out: what is decoded is for this run alone, and the plan holds too much."""
@@ -116,7 +129,7 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
 
 
 def files_part(files: bytes, options: CompileOptions, *, supplied: bool = False) -> bytes:
-    """Hash of what a plan is made of: the set's files, the part that is compiled, the device's name.
+    """Hash of what a plan is made of: the set's files, and the part that is compiled.
 
     Args:
         files: Hash of the files.
@@ -125,7 +138,7 @@ def files_part(files: bytes, options: CompileOptions, *, supplied: bool = False)
     """
     subset = options.subset
     keys = None if subset.keys is None else sorted(subset.keys)
-    part = msgspec.json.encode([subset.shard, subset.shards, keys, options.selector, supplied])
+    part = msgspec.json.encode([subset.shard, subset.shards, keys, supplied])
     return content_hash128(files + part)
 
 

@@ -210,6 +210,11 @@ class PipelineSet(Closing):
         """Size of all its archives; 0 where it is made of something else."""
         return sum(each.size for each in archives_of(self._source))
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files of all its archives."""
+        return tuple(each.descriptor for each in archives_of(self._source))
+
     def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> int:
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
 

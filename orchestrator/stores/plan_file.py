@@ -1,8 +1,8 @@
 """Plans beside a device's cache file: sets as they were decoded for it, so that the next run need not.
 
 What a plan holds is the caller's; here it is bytes. A file is found by the content of its set, of which its name
-has the first digits, and used where all of the content and the rules by which it was made agree. Header,
-little-endian, and then the bytes:
+has the first digits, and used where all of the content and the rules by which it was made agree. The name has
+digits of the device's name too, so that each device finds its own first. Header, little-endian, and then the bytes:
 
 | offset | size | field                                                               |
 |--------|------|---------------------------------------------------------------------|
@@ -18,13 +18,14 @@ has a bounded number of plans, of bounded size together; the oldest go.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
@@ -39,7 +40,8 @@ _HEADER: Final = struct.Struct("<7sB16s16s16sQ")
 PLAN_MAGIC: Final = b"ORCHPLN"
 """How every plan begins."""
 _VERSION: Final = 1
-_LABEL_BYTES: Final = 8
+_HALF: Final = 4
+"""Bytes of a hash of which a label has the digits; it has those of two."""
 
 MOST_PLANS: Final = 64
 """Plans that a cache file has at most."""
@@ -54,15 +56,17 @@ class PlanIdentity:
     Attributes:
         content: Hash of what it was made of, 16 bytes.
         rules: Hash of the rules that it was made by, 16 bytes.
+        device: Hash of the name of the device that it was made for, 16 bytes; the file does not hold it.
     """
 
     content: bytes
     rules: bytes
+    device: bytes = field(default=bytes(16), eq=False)
 
     @property
     def label(self) -> str:
-        """What tells its file apart from those of other sets."""
-        return self.content[:_LABEL_BYTES].hex()
+        """What tells its file apart from those of other sets and devices."""
+        return self.content[:_HALF].hex() + self.device[:_HALF].hex()
 
 
 @frozen(eq=False)
@@ -81,9 +85,20 @@ class StoredPlan:
 def find_plans(
     directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[Path, ...]:
-    """Files of plans of a set in a directory of cache files, the newest first. Never raises."""
-    ending = f".{identity.label}{PLAN.suffix}"
-    return tuple(path for path, _, _ in _plans(directory, ending, operations))
+    """Files of plans of a set in a directory of cache files, for a device of its name. Never raises.
+
+    The newest first.
+    """
+    return _named(directory, identity.label, operations)
+
+
+def find_plans_of_others(
+    directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[Path, ...]:
+    """As `find_plans`, for devices of other names."""
+    half = 2 * _HALF
+    content, device = identity.label[:half], identity.label[half:]
+    return _named(directory, f"{content}(?!{device})[0-9a-f]{{{half}}}", operations)
 
 
 def read_plan(
@@ -143,12 +158,18 @@ def _decode(data: bytes) -> StoredPlan:
     return StoredPlan(PlanIdentity(content, rules), body)
 
 
+def _named(directory: Path, label: str, operations: FileOperations) -> tuple[Path, ...]:
+    ending = rf"\.{label}{re.escape(PLAN.suffix)}"
+    return tuple(path for path, _, _ in _plans(directory, ending, operations))
+
+
 def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tuple[Path, int, int]]:
-    """Files with an ending: path, time of the last change, size; the newest first."""
+    """Files whose names end so, a regular expression: path, time of the last change, size; the newest first."""
+    ends = re.compile(rf"{ending}\Z")
     found = []
     with suppress(OSError):  # a directory that cannot be listed has none that could be used
         for name in operations.list_directory(directory):
-            if name.endswith(ending) and not name.startswith("."):
+            if ends.search(name) and not name.startswith("."):
                 with suppress(OSError):  # gone since
                     status = operations.stat(directory / name)
                     found.append((directory / name, status.modified_ns, status.size))
@@ -158,11 +179,8 @@ def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tup
 def _bound(cache_file: Path, operations: FileOperations) -> None:
     """Remove the oldest plans of a cache file, beyond what it may have."""
     total = 0
-    own = (
-        each
-        for each in _plans(cache_file.parent, PLAN.suffix, operations)
-        if cache_file_of(each[0]) == cache_file
-    )
+    every = _plans(cache_file.parent, re.escape(PLAN.suffix), operations)
+    own = (each for each in every if cache_file_of(each[0]) == cache_file)
     for number, (path, _, size) in enumerate(own):
         total += size
         if number and (number >= MOST_PLANS or total > MOST_BYTES):

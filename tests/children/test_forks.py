@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import select
+import signal
 import subprocess
 import sys
 
@@ -44,3 +48,54 @@ def test_a_fork_is_what_an_interpreter_of_its_own_would_be() -> None:
         "at the end",
     ]
     assert done.stderr == ""
+
+
+SIBLINGS = """
+import json, os, signal, sys
+from orchestrator.children import parent
+from orchestrator.children.protocol import SERVICES
+from tests.children.misbehaving import SERVICE, Do, Said
+SERVICES[SERVICE] = "tests.children.misbehaving"
+held = int(sys.argv[1])
+forks = [
+    parent.Child(SERVICE, Said, program=None, descriptors=(held,), listens=False) for _ in range(3)
+]
+assert len(os.listdir("/proc/self/task")) == 1
+pipes = []
+for child in forks:
+    child.listen()
+    assert child.ask(Do("echo", 7)).number == 7
+    links = [f"/proc/{child.process_id}/fd/{each}" for each in child.ask(Do("descriptors")).text.split(",")]
+    pipes.append([os.readlink(each) for each in links if os.path.lexists(each)])
+os.kill(forks[1].process_id, signal.SIGSEGV)
+how = forks[1].receive().how
+alive = [child.ask(Do("echo", 8)).number for child in (forks[0], forks[2])]
+print(json.dumps([pipes, how, alive]), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_forks_made_one_after_another_hold_nothing_of_each_other() -> None:
+    alive, held = os.pipe()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-E", "-c", SIBLINGS, str(held)],
+            capture_output=True,
+            text=True,
+            cwd=REPOSITORY,
+            check=False,
+            pass_fds=(held,),
+        )
+    finally:
+        os.close(held)
+    with open(alive, "rb") as alive_file:  # noqa: PTH123 - a descriptor
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        every, how, answers = json.loads(done.stdout)
+        mark = os.readlink(f"/proc/self/fd/{alive}")  # noqa: PTH115
+        own = [{each for each in pipes if each.startswith("pipe:") and each != mark} for pipes in every]
+        assert [len(each) for each in own] == [3, 3, 3]
+        assert len(set().union(*own)) == 9
+        assert (how, answers) == ("signal 11", [8, 8])
+        # Each that lives has the other end.
+        assert select.select([alive_file], [], [], 30.0)[0], "a fork outlives its parent"
+        assert alive_file.read() == b""

@@ -217,3 +217,26 @@ def test_a_set_in_memory_has_no_plan(tmp_path: Path) -> None:
     assert report.counts()[OutcomeStatus.COMPILED] == 1
     assert plans(tmp_path) == []
     assert told(report) == []
+
+
+def test_a_device_without_a_plan_takes_that_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cold = compiled(sample_path(), tmp_path, selector="one")
+    with monkeypatch.context() as patched:
+        patched.setattr(reader, "build_index", None)
+        other = compiled(sample_path(), tmp_path, selector="two")
+    assert_same_but_hits(cold, other)
+    assert told(other) == []
+    assert len(plans(tmp_path)) == 1
+    # One that answers otherwise makes its own, and each then finds its own, whichever is newer.
+    less = compiled(sample_path(), tmp_path, GEOMETRY, selector="three")
+    assert less.skipped
+    assert told(less) == []
+    assert len(plans(tmp_path)) == 2
+    monkeypatch.setattr(reader, "build_index", None)
+    for missing, selector, before in (((), "one", cold), ((GEOMETRY,), "three", less)):
+        again = compiled(sample_path(), tmp_path, *missing, selector=selector)
+        assert again.skipped == before.skipped
+        assert told(again) == []
+    assert len(plans(tmp_path)) == 2

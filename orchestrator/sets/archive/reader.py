@@ -530,6 +530,11 @@ class Archive(Closing):
             return hash_bytes(content)
 
     @property
+    def descriptor(self) -> int:
+        """The open file; a fork that reads it must have it."""
+        return self._require_open()
+
+    @property
     def damage(self) -> Sequence[Damage]:
         """What was found damaged: headers at once, payloads when they are read."""
         self._index  # noqa: B018 - scans

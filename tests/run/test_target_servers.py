@@ -1,0 +1,102 @@
+"""Children for several targets: one process imports and reads, its forks compile, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.target_servers import target_servers
+from orchestrator.sets.opening import open_paths
+from orchestrator.sets.sample import sample_path
+from tests.drivers import REPOSITORY, driver_manifest
+
+PARENT = """
+import json, os, signal, sys, trio
+from orchestrator.process import own_interpreter
+own_interpreter()
+from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.target_servers import target_servers
+from orchestrator.sets.opening import open_paths
+
+path, kind = sys.argv[1:]
+limits = TrialLimits(opener="tests.run.test_target_servers:open_simulated")
+options = [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"]
+before = os.listdir("/proc/self/fd")
+made = []
+
+async def compiled(servers):
+    for each in options[:3]:
+        report = await servers.compile((path,), each, cache_directory=None)
+        made.append(report.outcomes.compiled + report.outcomes.cache_hits)
+
+with open_paths((path,)) as source:
+    with target_servers(source, (path,), options) as servers:
+        forks = len(servers._waiting)
+        if kind == "read once":
+            os.rename(path, path + ".away")
+        if kind == "one is gone":
+            gone = servers._waiting["b"].child.process_id
+            os.kill(gone, signal.SIGKILL)
+            os.waitid(os.P_PID, gone, os.WEXITED | os.WNOWAIT)
+        trio.run(compiled, servers)
+try:
+    os.waitpid(-1, os.WNOHANG)
+    left = True
+except ChildProcessError:
+    left = False
+after = os.listdir("/proc/self/fd")
+print(json.dumps([forks, made, left, len(after) - len(before)]))
+"""
+
+
+def open_simulated(request: DeviceRequest) -> SimulatedDevice:
+    return SimulatedDevice(SimulatedOptions(request=request))
+
+
+@pytest.mark.parametrize("kind", ["read once", "one is gone"])
+def test_targets_are_compiled_by_forks_that_have_the_set(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "set.foz"
+    path.write_bytes(sample_path().read_bytes())
+    done = subprocess.run(
+        [sys.executable, "-c", PARENT, str(path), kind],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    with open_paths([str(path) + (".away" if kind == "read once" else "")]) as source:
+        assert json.loads(done.stdout) == [4, [len(source)] * 3, False, 0]
+
+
+def test_a_process_that_is_not_ours_is_not_forked() -> None:
+    paths = (str(sample_path()),)
+    with open_paths(paths) as source, target_servers(source, paths, [CompileOptions()]) as servers:
+        assert not servers._waiting
+
+
+def test_the_second_target_takes_the_plan_of_the_first(tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    # More workers than processors: one target at a time.
+    command = ["compile", "sample", "-d", "radv:navi21", "-d", "radv:navi22", "-j", "64", "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", *command, "--cache-dir", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    first, second = (each["report"] for each in json.loads(done.stdout)["targets"])
+    assert len(list(tmp_path.glob("*.plan"))) == 1
+    assert len(list(tmp_path.glob("*.pipeline-cache"))) == 2
+    assert "read" in [each["name"] for each in first["stages"]]
+    assert "read" not in [each["name"] for each in second["stages"]]
+    assert {**second["set"], "groups": ()} == {**first["set"], "groups": ()}
+    assert second["skipped"] == first["skipped"]
+    assert second["outcomes"]["compiled"] == first["outcomes"]["compiled"] > 0
