@@ -22,6 +22,8 @@ OF_LMDB = {FOLDER / "binary_store.py", FOLDER / "lmdb_file.py"}
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
 # What is left of os: nothing of a file.
 OS_NAMES = {"strerror", "getpid"}
+# What has methods of these names and is no path: the shim itself, a copy of a struct, the store over LMDB.
+NO_PATHS = {"operations", "inner", "structs", "BinaryStore"}
 # Methods of Path that go to the file system.
 METHODS = {
     *("absolute", "chmod", "cwd", "exists", "expanduser", "glob", "group", "hardlink_to", "home", "is_dir"),
@@ -73,7 +75,7 @@ def accesses(tree: ast.AST) -> Iterator[str]:
                 yield f"os.{node.attr}"
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             owner = ast.unparse(node.func.value)
-            if node.func.attr in METHODS and owner.rpartition(".")[2] not in {"operations", "inner"}:
+            if node.func.attr in METHODS and owner.rpartition(".")[2] not in NO_PATHS:
                 yield f"{owner}.{node.func.attr}()"
 
 
