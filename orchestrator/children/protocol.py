@@ -39,7 +39,8 @@ class ChildLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     Attributes:
         frame_bytes: Size of the body of a frame, in either direction.
         cpu_s: CPU seconds of each process; 0 for no limit.
-        memory_bytes: Address space of each process; 0 for no limit.
+        memory_bytes: Address space of each process, of a fork beside what it shares with its parent; 0 for no
+            limit.
     """
 
     frame_bytes: int = 1 << 20

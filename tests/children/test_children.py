@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -213,8 +214,13 @@ def test_cpu_time_is_limited() -> None:
 def test_memory_is_limited() -> None:
     with started(ChildLimits(memory_bytes=1 << 30)) as child:
         assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
-        end = ended(child.ask(Do("swells", 1 << 30), PATIENCE_S))
+        end = ended(child.ask(Do("swells", 1 << 31), PATIENCE_S))
     assert "MemoryError" in end.words
+
+
+def test_memory_of_the_parent_counts_for_no_child() -> None:
+    with mmap.mmap(-1, 1 << 30), started(ChildLimits(memory_bytes=1 << 29)) as child:
+        assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
 
 
 def test_the_environment_is_a_value(program: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
