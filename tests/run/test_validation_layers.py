@@ -336,9 +336,7 @@ class LayeredRuns:
         if key not in self._done:
             if warm:
                 self.compiled(name, mode)
-            arguments = ["-m", "orchestrator", "compile", set_path(name), "--device", SELECTOR, "--json"]
-            # The older layer hands its own handles to vkGetPipelineKeyKHR, a command that it does not know.
-            arguments += ["--workers", "2", "--mode", mode.value, "--pipeline-keys", "off", "--in-process"]
+            arguments = [*compiling(name), "--mode", mode.value, "--in-process"]
             if warm and mode not in NO_WORKER_CACHES:
                 arguments += ["--merge", "rolling"]
             arguments += ["--cache-dir", str(self.cache_folder(name, mode))]
@@ -353,6 +351,15 @@ class LayeredRuns:
     def verdict(self, name: str, mode: CacheMode, *, warm: bool = False) -> Verdict:
         """What the tables say to a run."""
         return Verdict.of(self.compiled(name, mode, warm=warm), self.layer.version, name, mode)
+
+
+def compiling(name: str) -> list[str]:
+    """Arguments of an interpreter that compiles a set of `SETS`; what a test is about comes behind them."""
+    # The older layer hands its own handles to vkGetPipelineKeyKHR, a command that it does not know.
+    return [
+        *("-m", "orchestrator", "compile", set_path(name), "--device", SELECTOR, "--json"),
+        *("--workers", "2", "--pipeline-keys", "off"),
+    ]
 
 
 def set_path(name: str) -> str:
@@ -438,19 +445,8 @@ def test_the_layer_finds_no_fault_where_cache_files_are_merged(runs: LayeredRuns
 
 def test_the_layer_finds_no_fault_where_statistics_are_asked_for(runs: LayeredRuns, tmp_path: Path) -> None:
     statistics = tmp_path / "statistics.csv"
-    arguments = [
-        "compile",
-        SAMPLE,
-        "--device",
-        SELECTOR,
-        "--json",
-        "--pipeline-keys",
-        "off",
-        "--workers",
-        "2",
-    ]
-    arguments += ["--mode", "none", "--pipeline-stats", str(statistics)]
-    run = run_layered(runs.layer, SELECTOR, tmp_path / "log", ["-m", "orchestrator", *arguments])
+    arguments = [*compiling(SAMPLE), "--mode", "none", "--pipeline-stats", str(statistics)]
+    run = run_layered(runs.layer, SELECTOR, tmp_path / "log", arguments)
     run.document()
     assert len(statistics.read_text("utf-8").splitlines()) > 235
     verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.NONE)
@@ -465,23 +461,12 @@ def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
     What links a library that was made of identifiers is then compiled, with the library made again of its code.
     """
     cache = tmp_path / "cache"
-    arguments = [
-        "compile",
-        SAMPLE,
-        "--device",
-        SELECTOR,
-        "--json",
-        "--pipeline-keys",
-        "off",
-        "--workers",
-        "2",
-    ]
-    arguments += ["--identifiers", "--mode", "shared", "--cache-dir", str(cache)]
+    arguments = [*compiling(SAMPLE), "--identifiers", "--mode", "shared", "--cache-dir", str(cache)]
 
     alarms: set[FalseAlarm] = set()
 
     def compiled(name: str) -> dict[str, Any]:
-        run = run_layered(runs.layer, SELECTOR, tmp_path / name, ["-m", "orchestrator", *arguments])
+        run = run_layered(runs.layer, SELECTOR, tmp_path / name, arguments)
         document = run.document()
         verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.SHARED, OF_IDENTIFIERS)
         assert not verdict.unexpected, listed(verdict.unexpected)

@@ -68,18 +68,17 @@ def named(image: CreateInfoImage) -> list[tuple[Any, ...]]:
     ]
 
 
-def same(one: BuiltImage, other: BuiltImage) -> None:
-    assert named(one.image) == named(other.image)
-    assert (one.problems, one.needs, one.dependencies) == (other.problems, other.needs, other.dependencies)
-    modules = [{each.key: each.load() for each in built.image.modules} for built in (one, other)]
-    assert modules[0] == modules[1]
+def held(built: BuiltImage) -> tuple[Any, ...]:
+    """All that an image holds, by name, and what was found beside it."""
+    modules = {each.key: each.load() for each in built.image.modules}
+    return named(built.image), built.problems, built.needs, built.dependencies, modules
 
 
 def test_one_part_is_the_image_byte_for_byte(sample: PipelineSet) -> None:
     jobs = sample.pipelines
     joined = join_parts(sample, jobs, [build_part(sample, jobs, DEVICE)])
     alone = build_image(sample, jobs, DEVICE)
-    same(joined, alone)
+    assert held(joined) == held(alone)
     for name in CreateInfoImage.__annotations__:
         one, other = getattr(joined.image, name), getattr(alone.image, name)
         if isinstance(one, np.ndarray):
@@ -93,13 +92,13 @@ def test_one_part_is_the_image_byte_for_byte(sample: PipelineSet) -> None:
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_decoders_make_the_image_of_one_thread(sample: PipelineSet, count: int) -> None:
-    same(decoded(sample, count), build_image(sample, sample.pipelines, DEVICE))
+    assert held(decoded(sample, count)) == held(build_image(sample, sample.pipelines, DEVICE))
 
 
 @each_corpus
 def test_decoders_make_the_image_of_one_thread_of_captured_sets(corpus: Corpus) -> None:
     with PipelineSet.open(corpus.path) as opened:
-        same(decoded(opened), build_image(opened, opened.pipelines, DEVICE))
+        assert held(decoded(opened)) == held(build_image(opened, opened.pipelines, DEVICE))
 
 
 def keys_of_both(path: str) -> tuple[int, bool]:
@@ -132,7 +131,7 @@ def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
     with closing(Decoders.start(rest, 2)) as decoders:
         reasons[int(sample.pipelines.keys[3])] = "it ended the driver"
         built = decoders.build_image(rest, rest.pipelines, DEVICE)
-    same(built, build_image(rest, rest.pipelines, DEVICE))
+    assert held(built) == held(build_image(rest, rest.pipelines, DEVICE))
     assert "it ended the driver" in {each.reason for each in built.problems}
 
 
@@ -145,7 +144,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.foz"
     damaged.write_bytes(data)
     with PipelineSet.open(damaged) as one, PipelineSet.open(damaged) as other:
-        same(decoded(one), build_image(other, other.pipelines, DEVICE))
+        assert held(decoded(one)) == held(build_image(other, other.pipelines, DEVICE))
         assert set(one.damage) == set(other.damage) != set()
 
 
@@ -154,7 +153,7 @@ def test_where_a_decoder_is_lost_this_process_decodes(sample: PipelineSet) -> No
         decoders._lines[1].end.shutdown(2)
         built = decoders.build_image(sample, sample.pipelines, DEVICE)
         assert not decoders.process_id
-        same(built, build_image(sample, sample.pipelines, DEVICE))
+        assert held(built) == held(build_image(sample, sample.pipelines, DEVICE))
 
 
 def children_of(process: int) -> list[int]:
