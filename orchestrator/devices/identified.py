@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve, field, frozen, validators
 
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, ranges
 from orchestrator.errors import OrchestratorError
 
 MOST_IDENTIFIER_BYTES: Final = 32
@@ -146,8 +146,7 @@ class IdentifiedModules:
         """Pipelines of whose own stages all identifiers are known, shape (k,)."""
         first = self.image.module_slot_start[indices]
         counts = self.image.module_slot_start[indices + 1] - first
-        places = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
-        unknown = self.sizes[self.image.module_slot_module[places]] == 0
+        unknown = self.sizes[self.image.module_slot_module[ranges(first, counts)]] == 0
         known = np.ones(len(indices), np.bool_)
         known[np.repeat(np.arange(len(indices)), counts)[unknown]] = False
         return known

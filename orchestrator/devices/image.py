@@ -20,7 +20,7 @@ batch goes to the driver.
 from __future__ import annotations
 
 import enum
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +29,12 @@ from attrs import frozen
 
 Offsets = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
+
+
+def ranges(starts: Offsets, counts: npt.NDArray[np.integer[Any]]) -> Offsets:
+    """The numbers of several ranges, one after the other, shape (sum of counts,)."""
+    wide = counts.astype(np.int64)
+    return np.repeat(starts - (np.cumsum(wide) - wide), wide) + np.arange(int(wide.sum()))
 
 
 class PipelineKind(enum.StrEnum):

@@ -40,7 +40,7 @@ from orchestrator.devices.binaries import (
 )
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identifiers import identifier_algorithm
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, ranges
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.records import BinariesRecord
 from orchestrator.stores.files.atomic_file import content_hash128
@@ -341,7 +341,7 @@ class HeldPipelines(BinarySource):
             self._catch_up(pulled, prepared.image, indices)
         with self._lock:
             counts = pulled.counts[indices]
-            rows = _ranges(pulled.starts[indices], counts)
+            rows = ranges(pulled.starts[indices], counts)
             return HeldBinaries(counts, pulled.handles[pulled.slots[rows]])
 
     def release(
@@ -353,7 +353,7 @@ class HeldPipelines(BinarySource):
             return
         with self._lock:
             counts = pulled.counts[indices]
-            slots = pulled.slots[_ranges(pulled.starts[indices], counts)]
+            slots = pulled.slots[ranges(pulled.starts[indices], counts)]
             created = int(np.count_nonzero(counts)) - len(refused)
             pulled.counts[indices] = 0
             np.subtract.at(pulled.users, slots, 1)
@@ -642,13 +642,6 @@ class _Filling:
         users = np.bincount(flat, minlength=made).astype(np.int32)
         sizes = np.array(self.sizes[:made], np.int64)
         return _Pulled(starts, counts, flat, handles, sizes, users, self.later)
-
-
-def _ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """The numbers of several ranges, one after the other."""
-    wide = counts.astype(np.int64)
-    total = int(wide.sum())
-    return np.repeat(starts - (np.cumsum(wide) - wide), wide) + np.arange(total)
 
 
 def _size(pipeline: StoredPipeline) -> int:

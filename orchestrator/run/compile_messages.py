@@ -149,12 +149,16 @@ class Progressed(msgspec.Struct, tag="progress", forbid_unknown_fields=True):
     progress: bytes
 
 
-class Settled(msgspec.Struct, tag="settled", forbid_unknown_fields=True):
-    """Pipelines came to their end; the `Settlement` is in the memory, from `offset` on."""
+class _InMemory(msgspec.Struct, forbid_unknown_fields=True):
+    """What is long: it is in the shared memory, from `offset` on."""
 
     number: int
     offset: int
     size: int
+
+
+class Settled(_InMemory, tag="settled"):
+    """Pipelines came to their end: a `Settlement`."""
 
 
 class Saved(msgspec.Struct, tag="saved", forbid_unknown_fields=True):
@@ -172,20 +176,12 @@ class Obeyed(msgspec.Struct, tag="obeyed", forbid_unknown_fields=True):
     count: int
 
 
-class Prepared(msgspec.Struct, tag="prepared", forbid_unknown_fields=True):
-    """An image goes to the driver; its `ImageTables` are in the memory, from `offset` on."""
-
-    number: int
-    offset: int
-    size: int
+class Prepared(_InMemory, tag="prepared"):
+    """An image goes to the driver: its `ImageTables`."""
 
 
-class Done(msgspec.Struct, tag="done", forbid_unknown_fields=True):
-    """The compile is over; its report is in the memory, from `offset` on."""
-
-    number: int
-    offset: int
-    size: int
+class Done(_InMemory, tag="done"):
+    """The compile is over: its report."""
 
 
 class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):

@@ -230,7 +230,12 @@ class Run:
 
     def __attrs_post_init__(self) -> None:
         self.parts = PreparedParts(self.prepared)
-        self.recorder = OutcomeRecorder(self.prepared.image, keep=self.keep, later=self.later)
+        self.recorder = OutcomeRecorder(
+            self.prepared.image,
+            keep=self.keep,
+            later=self.later,
+            libraries_of=self.parts.libraries_of,
+        )
         self._shared = np.zeros(len(self.table) + self.later, np.bool_)
 
     @classmethod

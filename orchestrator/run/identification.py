@@ -43,12 +43,10 @@ class Identification:
     def begin(self, device: Device, image: CreateInfoImage) -> IdentifiedModules | None:
         """What is known of the modules of an image; None where it is to be prepared with its code."""
         provider = _with_records(self.provider, image)
-        able = (
-            has_identification(device)
-            and device.features.shader_module_identifiers
-            and device.features.compile_required
-        )
-        if not able:
+        features = device.features
+        if not (
+            has_identification(device) and features.shader_module_identifiers and features.compile_required
+        ):
             lack = f"{device.identity.device_name} has no VK_EXT_shader_module_identifier"
             if self.provider is None:
                 self._say(f"{lack}: pipelines are created with their SPIR-V, as without identifiers")
@@ -58,7 +56,6 @@ class Identification:
         identified = IdentifiedModules(image, provider, self._code)
         self._store = None
         if self.directory is not None:
-            assert has_identification(device)  # noqa: S101 - as above
             self._store = ShaderModuleIdentifierStore.of(
                 self.directory, device.identifier_algorithm, provider.revision
             )

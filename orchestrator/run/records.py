@@ -488,13 +488,21 @@ class OutcomeRecorder:
         image: The pipelines.
         keep: Whether to hold the pipeline handles that batches return.
         later: Most pipelines of other images that may be added.
+        libraries_of: Gives the libraries that a pipeline links, also of those images; None: there is one image.
 
     Attributes:
         table: The outcomes. Driver time and worker are there after `attribute`.
         settled_at_start: Pipelines whose outcome was known before anything ran.
     """
 
-    def __init__(self, image: CreateInfoImage, *, keep: bool = False, later: int = 0) -> None:
+    def __init__(
+        self,
+        image: CreateInfoImage,
+        *,
+        keep: bool = False,
+        later: int = 0,
+        libraries_of: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
         table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
         self._columns: dict[str, npt.NDArray[Any]] = {}
         if later:
@@ -508,7 +516,7 @@ class OutcomeRecorder:
             table = msgspec.structs.replace(
                 table, **{name: each[: len(table)] for name, each in self._columns.items()}
             )
-        self._images = [image]
+        self._libraries_of = image.libraries_of if libraries_of is None else libraries_of
         self._links = _links_of(image)
         self.settled_at_start = 0
         self._show(table)
@@ -530,18 +538,9 @@ class OutcomeRecorder:
         new = OutcomeTable.untried(image.keys, image.kinds, keep=self._handles is not None)
         for name, column in self._columns.items():
             column[first:last] = getattr(new, name)
-        self._images.append(image)
         self._links = np.concatenate((self._links, _links_of(image) + first))
         shown = {name: column[:last] for name, column in self._columns.items()}
         self._show(msgspec.structs.replace(self.table, **shown))
-
-    def _libraries_of(self, index: int) -> list[int]:
-        first = 0
-        for image in self._images:
-            if index < first + len(image):
-                break
-            first += len(image)
-        return [first + each for each in image.libraries_of(index - first)]
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
         """Take a batch's results; what they cost comes later, with `attribute`.
@@ -586,7 +585,7 @@ class OutcomeRecorder:
         return [
             index
             for index in indices[silent & np.isin(indices, self._links)].tolist()
-            if (self._status[self._libraries_of(index)] == _CACHE_HIT).all()
+            if (self._status[list(self._libraries_of(index))] == _CACHE_HIT).all()
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:

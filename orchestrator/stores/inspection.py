@@ -191,9 +191,7 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
     DISTRUSTED_KEYS: (
         "distrusted keys",
         "kinds of pipelines whose keys the driver gives twice",
-        lambda path: DISTRUSTED_KEYS.read(path, lambda data: msgspec.json.decode(data, type=DistrustedKeys))[
-            1
-        ],
+        _profile_problem(DISTRUSTED_KEYS, DistrustedKeys),
     ),
     DURATIONS: (
         "compile times",

@@ -36,7 +36,14 @@ from orchestrator.devices.device import (
     no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules, image_of
-from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
+from orchestrator.devices.image import (
+    CreateInfoImage,
+    ImageModule,
+    ImageObject,
+    ObjectKind,
+    PipelineKind,
+    ranges,
+)
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import new_struct
@@ -614,9 +621,7 @@ class _IdentifiedStages:
 
     def _of(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         first = self._start[indices]
-        counts = self._start[indices + 1] - first
-        total = int(counts.sum())
-        return np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(total)
+        return ranges(first, self._start[indices + 1] - first)
 
 
 class ModuleRefusedError(OrchestratorError):
