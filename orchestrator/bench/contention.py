@@ -356,7 +356,8 @@ def _sleep_words(cell: CellReport) -> str:
             "at a lock of the driver or at the kernel's lock of the process's memory, of which page faults are enough: "
             "an allocator that keeps memory tells the two apart"
         )
-    return f"{Arm(cell.cell, False).words}: {cell.blocked_share.median:.0%} of the driver's time asleep, {why} ({counted})"
+    share = f"{cell.blocked_share.median:.0%} of the driver's time asleep"
+    return f"{Arm(cell.cell, False).words}: {share}, {why} ({counted})"
 
 
 def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) -> list[str]:

@@ -1,7 +1,8 @@
 """The verb `install`: takes what a pack has for this device out of it, and says so where that is nothing.
 
 Guarantees: what is installed was proven whole. A cache was given to the driver in a process of its own and
-kept by it, and is merged with what the device's cache file held; binaries are added to the store. Nothing of the pack decides where it is written.
+kept by it, and is merged with what the device's cache file held; binaries are added to the store. Nothing of
+the pack decides where it is written.
 """
 
 from __future__ import annotations

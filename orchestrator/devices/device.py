@@ -373,7 +373,8 @@ class Device(PipelineCaches, Protocol):
     ) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
-        Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No other thread may use one of them.
+        Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No other
+        thread may use one of them.
 
         Raises:
             DeviceError: The device has no pipeline binaries, or `prepared` is another device's.

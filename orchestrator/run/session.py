@@ -235,7 +235,7 @@ class PipelineSession:
         self._total_ns = 0
         self._stale_total = False
         self._begun_ns = 0
-        # What `poll` gives while `_tick` looks for it: made before, so that a frame has next to nothing to do.
+        # What `poll` gives while `tick` looks for it: made before, so that a frame has next to nothing to do.
         self._wanted = trio.Event()
         self._ticking = False
         self._mail: deque[News] = deque()

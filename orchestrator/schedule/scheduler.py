@@ -246,8 +246,9 @@ class Lifecycle:
     waits for libraries only.
 
     Guarantees: every queued job is ready, or waits for code, or for a library or a leader that is queued or
-    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event costs O(jobs that it changes), except `raise_`,
-    which may walk up the same libraries once for each level of urgency or length.
+    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event costs O(jobs
+    that it changes), except `raise_`, which may walk up the same libraries once for each level of urgency or
+    length.
 
     Args:
         jobs: All jobs that there may be.

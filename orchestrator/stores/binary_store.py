@@ -18,8 +18,8 @@ binaries have both in common.
 Guarantees:
 - What is handed out was proven by its hash right before. What is damaged is a miss.
 - What `put` returned from is on disk, whatever happens to this process or to others that use the store.
-- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go first that are worth least, by
-  GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each byte, aged by what went before.
+- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go first that are
+  worth least, by GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each byte, aged by what went before.
 - A file that is truncated, damaged or of somebody else's making is moved into the quarantine, never opened
   (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is read.
 Assumptions: one object a file and process, not used after a fork. Thread-safe. The directory is the user's.

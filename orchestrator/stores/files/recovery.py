@@ -18,7 +18,8 @@ Where none can be made, the load goes on without. A process that is killed from 
 the same trace, so one death proves nothing: content is given up after more deaths in a row than the caller
 forgives. In a row are those that began to load after the one before had died ("after" counts them); processes
 that are killed together, while all of them load, count once. A supervisor that saw a process of its own die
-knows better, and `settle_death` takes its word. What is given up stays as a generation where there is no better one: it is not loaded while its sentinels stand.
+knows better, and `settle_death` takes its word. What is given up stays as a generation where there is no better
+one: it is not loaded while its sentinels stand.
 
 The quarantine takes a file by one rename and keeps the newest. Two processes that pick one number at a time
 keep one of their two files, which is enough for what people look at.
