@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import RunOptions
@@ -22,7 +23,7 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
-from tests.drivers import each_driver
+from tests.drivers import each_driver, unsupported
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of
 from tests.run.test_session import ONE, recorded, report_of
 
@@ -196,6 +197,38 @@ def test_levels_of_a_real_set(driver: str, open_driver_device: Callable[[str], D
     assert len(report) == sum(len(each.image) for each in halves)
     assert report.pipelines.handles is not None
     device.destroy_pipelines(report.pipelines.handles)
+
+
+@each_driver
+def test_a_level_of_a_real_set_is_looked_up_in_a_store_of_binaries(
+    driver: str, open_driver_device: Callable[[str], Device], tmp_path: Path
+) -> None:
+    device = open_driver_device(driver)
+    if not device.features.pipeline_binaries:
+        unsupported("it has no pipeline binaries")
+    with PipelineSet.open(sample_path()) as source, BinaryStore.open(tmp_path) as store:
+        compute = [each for each in source.pipelines if each.kind is PipelineKind.COMPUTE]
+
+        def levels() -> RunReport:
+            first, later = (
+                device.prepare(build_image(source, part, device.capabilities).image)
+                for part in (compute[::2], compute[1::2])
+            )
+            held = HeldPipelines.of(device, store)
+            options = RunOptions(workers=2, mode=CacheMode.BINARIES)
+            with start_session((device, first), options, primary=held) as session:
+                session.submit(range(len(first.image))).result(LIMIT_S)
+                session.submit(session.add(later).result(LIMIT_S)).result(LIMIT_S)
+            held.destroy()
+            first.close()
+            later.close()
+            return session.ended.result()
+
+        cold, warm = levels(), levels()
+    assert cold.compiled == len(compute)
+    assert (warm.compiled, warm.cache_hits) == (0, len(compute))
+    assert warm.binaries is not None
+    assert (warm.binaries.looked_up, warm.binaries.created) == (len(compute), len(compute))
 
 
 def graph(keys: list[int], libraries: dict[int, list[int]], modules: list[int]) -> JobGraph:
