@@ -49,13 +49,13 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
 
     def plus(self, other: _Ended) -> _Ended:
         """Both together."""
-        missed = [each for each in (self.missed, other.missed) if each is not None]
-        return _Ended(
-            {**self.reasons, **other.reasons},
-            self.hits + other.hits,
-            self.elapsed_ns + other.elapsed_ns,
-            np.concatenate(missed) if missed else None,
-        )
+        missed = self.missed
+        if missed is None:
+            missed = other.missed
+        elif other.missed is not None:
+            missed = np.concatenate((missed, other.missed))
+        reasons = {**self.reasons, **other.reasons} if self.reasons or other.reasons else _NO_REASONS
+        return _Ended(reasons, self.hits + other.hits, self.elapsed_ns + other.elapsed_ns, missed)
 
 
 class Worker:

@@ -45,7 +45,6 @@ from orchestrator.schedule.batches import (
     SHARES,
     SHORT,
     Affinity,
-    Bucket,
     Experience,
     Experiences,
     Limits,
@@ -263,7 +262,6 @@ class Lifecycle:
         wave: Those of them that are tried without their code.
         duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker, or one
             for all where they are not pinned.
-        settled: Jobs in the order in which they reached a state that does not change by itself any more.
         costs: Estimated cost of compiling each job, nanoseconds.
         excluded: Jobs that cannot be created, with the reason.
         unassignable: Why jobs that were entered will never be assigned.
@@ -291,7 +289,8 @@ class Lifecycle:
             if keys is not None and not separate
         ]
         self.costs: npt.NDArray[np.int64] = np.empty(0, np.int64)
-        self.settled = Bucket()
+        self._settled: list[Int32s] = []
+        self._settled_alone: list[int] = []
         self.excluded: dict[int, str] = {}
         self.unassignable: dict[int, str] = {}
         self.failures: dict[int, str] = {}
@@ -353,7 +352,8 @@ class Lifecycle:
             self.table.nbytes
             + self.links.nbytes
             + self.costs.nbytes
-            + self.settled.jobs.nbytes
+            + sum(each.nbytes for each in self._settled)
+            + 8 * len(self._settled_alone)
             + sum(queue.nbytes for queue in self._queues)
             + sum(known.nbytes for _, known, _ in self._keys)
         )
@@ -682,7 +682,7 @@ class Lifecycle:
             self.saved_ns += table.cost_at[job]
         if not self._create_followers and not self._is_library(job):
             table.move(job, SHARED)
-            self.settled.push(job)
+            self._settled_alone.append(job)
             self._give_up_libraries(job)
             return
         table.move(job, JOINED)
@@ -707,7 +707,7 @@ class Lifecycle:
             sharing = self.links.dependents[jobs] == 0 if self.links.count else np.ones(len(jobs), np.bool_)
             shared, jobs = jobs[sharing], jobs[~sharing]
             table.move_all(shared, JOINED, SHARED)
-            self.settled.push_all(shared)
+            self._settled.append(shared)
         table.flags[jobs] |= DUPLICATE
         table.cost[jobs] = np.minimum(table.cost[jobs], HIT_COST_NS)
         table.worker[jobs] = worker
@@ -751,7 +751,7 @@ class Lifecycle:
             table.move_all(jobs, ASSIGNED, CREATED)
         else:
             table.move_row(row, ASSIGNED, CREATED)
-        self.settled.push_all(jobs)
+        self._settled.append(jobs)  # copying them would take memory, page by page, while others wait
         if self._joined_any:
             followers: list[int] = []
             for leader in jobs[table.next_follower[jobs] >= 0].tolist():
@@ -805,7 +805,7 @@ class Lifecycle:
         table = self.table
         for job, reason in reasons.items():
             table.move(job, FAILED)
-            self.settled.push(job)
+            self._settled_alone.append(job)
             self.failures[job] = reason
             if table.leader_at[job] == job:
                 for follower in self._take_followers(job):
@@ -832,6 +832,13 @@ class Lifecycle:
                         own or f"links pipeline {library}, which was not created: {cause}"
                     )
                     pending.append(job)
+
+    def take_settled(self) -> Int32s:
+        """Jobs that, since the last call, reached a state which does not change by itself; in any order."""
+        alone = np.array(self._settled_alone, np.int32)
+        jobs = np.concatenate((alone, *self._settled))
+        self._settled, self._settled_alone = [], []
+        return jobs
 
     # --- what a caller may ask for
 
@@ -886,7 +893,7 @@ class Lifecycle:
         # A job that followed has the rest of that chain behind it still; it is not its own.
         leads = table.leader_at[job] == job and table.next_follower_at[job] >= 0
         table.move(job, state)
-        self.settled.push(job)
+        self._settled_alone.append(job)
         if leads:
             self._hand_over(job)
         return 1 + self._give_up_libraries(job)
@@ -1185,9 +1192,7 @@ class Scheduler:
 
     def take_settled(self) -> Int32s:
         """Jobs that were created, shared, lost or cancelled since the last call, and still are; ascending."""
-        settled = self._life.settled
-        jobs = np.unique(settled.jobs[settled.head : settled.tail])
-        settled.head = settled.tail = 0
+        jobs = np.unique(self._life.take_settled())
         return jobs[self._table.state[jobs] > ASSIGNED]
 
     def remaining(self) -> Int32s:
