@@ -46,7 +46,7 @@ OpenDriverDevice = Callable[[str], "Device"]
 
 @pytest.fixture(autouse=True, scope="session")
 def signals_are_heard() -> None:
-    """Undo what a shell says to what it starts in the background: the program leaves an ignored signal ignored."""
+    """Undo what a shell tells its background jobs: the program leaves an ignored signal ignored."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -61,7 +61,7 @@ def require_tool(name: str) -> str:
 
 
 def require_header(name: str, package: str) -> None:
-    """End the test where the C compiler does not find a header, such as "vulkan/vulkan.h", that a package has."""
+    """End the test where the C compiler does not find a package's header, such as "vulkan/vulkan.h"."""
     command = [require_tool("gcc"), "-fsyntax-only", "-x", "c", "-"]
     done = subprocess.run(command, input=f"#include <{name}>\n", capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -1,8 +1,9 @@
-"""Every command that README.md and docs/ show runs, as it stands there, in a shell and in a directory of its own.
+"""Every command of README.md and docs/ runs, as it stands there, in a shell and a directory of its own.
 
-The files that the pages speak of are there: `game.foz` and `unknown.foz` are a few pipelines of the sample set,
-`results/` a small benchmark, `team.key` a key. What would take minutes is run with less (`SMALLER`), what a machine without a GPU
-cannot run on another device. `make` is what runs these tests; its targets are looked up by test_docs.py.
+The files that the pages speak of are there: `game.foz` and `unknown.foz` are a few pipelines of the sample
+set, `results/` a small benchmark, `team.key` a key. What would take minutes is run with less (`SMALLER`),
+what a machine without a GPU cannot run on another device. `make` is what runs these tests; its targets are
+looked up by test_docs.py.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ CODES = {
 
 
 def commands(page: Path) -> list[str]:
-    """The commands of a page, but for placeholders."""
-    return [each for each in _COMMAND.findall(page.read_text("utf-8")) if "VERB" not in each]
+    """The commands of a page, but for placeholders; one that a backslash folds is one."""
+    text = page.read_text("utf-8").replace("\\\n", "")
+    return [each for each in _COMMAND.findall(text) if "VERB" not in each]
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +79,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "team.key").chmod(0o600)
     shutil.copytree(sample_manifest_path().parent / "shaders", path / "shaders")
     shutil.copy(REPOSITORY / "docs" / "examples" / "engine.toml", path / "engine.toml")
-    run(
-        path,
-        "orchestrator bench game.foz -d simulated -j 1 --samples 1 --modes shared,none --start cold -o results/navi21",
-    )
+    options = "-j 1 --samples 1 --modes shared,none --start cold"
+    run(path, f"orchestrator bench game.foz -d simulated {options} -o results/navi21")
     shutil.copytree(path / "results" / "navi21", path / "results" / "navi31")
     run(path, "orchestrator compile game.foz -d radv:navi21 --cache-dir night")
     run(path, "orchestrator compile game.foz -d radv:navi32 --out pack")

@@ -79,7 +79,7 @@ def test_commands_in_pages_exist(page: Path) -> None:
 
 
 def test_the_commands_of_the_page_on_precompiling_do_what_it_says(tmp_path: Path) -> None:
-    """All of them, in their order, in one directory; with a smaller set and pattern, and for a shorter night."""
+    """All of them, in their order, in one directory; with a smaller set and pattern, and a shorter night."""
     driver_manifest("radv:navi21")
     page = (REPOSITORY / "docs" / "precompiling.md").read_text("utf-8")
     commands = re.findall(r"^    ((?:orchestrator|head|chmod) .*)$", page, flags=re.MULTILINE)

@@ -34,7 +34,7 @@ def main():
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """Names that a user of the package may rely on: submodules are none, nor what testing.py imports for itself."""
+    """Names that a user may rely on: no submodules, nor what testing.py imports for itself."""
     assert module.__file__ is not None
     tree = ast.parse(Path(module.__file__).read_text("utf-8"))
     own = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}

@@ -1,8 +1,9 @@
 """Import directions: which room may import which, and which room may use which library.
 
-The table of rooms is the one in docs/design.md, so a new edge between two rooms has to be written down there, in view of a
-reviewer. Every import statement counts: inside functions, under TYPE_CHECKING, relative, and importlib.import_module with a
-literal name. A module that belongs to no room fails, and so does a row that names a module which is gone.
+The table of rooms is the one in docs/design.md, so a new edge between two rooms has to be written down there,
+in view of a reviewer. Every import statement counts: inside functions, under TYPE_CHECKING, relative, and
+importlib.import_module with a literal name. A module that belongs to no room fails, and so does a row that
+names a module which is gone.
 """
 
 from __future__ import annotations

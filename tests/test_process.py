@@ -103,7 +103,10 @@ print(len(os.listdir("/proc/self/task")), gc.get_threshold()[0] > 10_000, *clock
 
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    code = "import os; from orchestrator.process import own_interpreter; own_interpreter(); print(os.environ['OPENBLAS_NUM_THREADS'])"
+    code = (
+        "import os; from orchestrator.process import own_interpreter; own_interpreter(); "
+        "print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
     assert python(code).stdout.strip() == "3"
 
 

@@ -1,4 +1,4 @@
-"""Noise as it was: times of 320 equal runs, microseconds, one after the other, on two cores that others used too."""
+"""Noise as it was: microseconds of 320 equal runs, one after the other, on two cores that others used too."""
 
 # fmt: off
 WALLS_US = (

@@ -190,7 +190,7 @@ class Measured:
     driver_ns: int
 
     def agrees(self, tolerance_ns: float) -> bool:
-        """Whether blocked is what was slept at locks, and all waits for them are within what was asleep or runnable."""
+        """Whether blocked is what was slept at locks, and waits are within what was asleep or runnable."""
         slept = abs(self.blocked_ns - self.truth_asleep_ns) <= tolerance_ns
         return slept and self.truth_ns <= self.blocked_ns + self.run_delay_ns + tolerance_ns
 

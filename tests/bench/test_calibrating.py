@@ -134,7 +134,7 @@ def test_contenders_take_turns_with_a_control_in_every_round() -> None:
 
 
 def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) -> None:
-    """NVIDIA 580.159 gives one key to all ray-tracing pipelines: `compile` then asks for none of that kind."""
+    """NVIDIA 580.159 gives all ray-tracing pipelines one key: `compile` then asks for none of that kind."""
 
     def distrusting(job: Job) -> Answer | None:
         answer = Machine()(job)

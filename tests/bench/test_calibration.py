@@ -250,6 +250,6 @@ def test_what_the_driver_does_not_keep_is_named() -> None:
     probe = ProbeResult(set_pipelines=88, shared_hits=60, missed="28 of 88 ray tracing: 00000000000000ab")
     (keeping, *_) = probe_findings(probe)
     assert keeping.words == (
-        "keeping: of 88 pipelines a new process finds 60 in a saved cache. This driver does not keep 28 of 88 ray "
-        "tracing: 00000000000000ab."
+        "keeping: of 88 pipelines a new process finds 60 in a saved cache. This driver does not keep "
+        "28 of 88 ray tracing: 00000000000000ab."
     )

@@ -1,4 +1,4 @@
-"""Tables of a benchmark for other programs: what they say is what the report says, and nothing in them is a formula."""
+"""Tables of a benchmark for other programs: they say what the report says, and nothing is a formula."""
 
 from __future__ import annotations
 

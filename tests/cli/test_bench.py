@@ -91,7 +91,13 @@ def made_up(path: Path) -> BenchOutcome:
     ]
     rows += [
         FailedSample(
-            device="test", start=Start.COLD, duplicates=0.0, workers=16, mode=CacheMode(mode), round=2, reason="it broke",
+            device="test",
+            start=Start.COLD,
+            duplicates=0.0,
+            workers=16,
+            mode=CacheMode(mode),
+            round=2,
+            reason="it broke",
             control=control,
         )
         for mode, control in (("shared", True), ("per-worker", False), ("none", False))

@@ -1,4 +1,4 @@
-"""Options of every verb: colours, progress, whole lists; tables in narrow terminals and in pipes; completions."""
+"""Options of every verb: colours, progress, lists; tables in narrow terminals and in pipes; completions."""
 
 from __future__ import annotations
 

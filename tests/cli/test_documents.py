@@ -1,4 +1,4 @@
-"""The documents of --json: each verb has its type, each field is described, and the page says what the types say."""
+"""The documents of --json: each verb has its type, each field its words, and the page says what types say."""
 
 from __future__ import annotations
 

@@ -108,5 +108,5 @@ def empty_compute_shader(local_size: int) -> bytes:
 
 
 def like_size(one: int, other: int) -> bool:
-    """Whether two caches may hold the same: drivers that walk a hash set pad its entries in another order each time."""
+    """Whether two caches may hold the same: drivers that walk a hash set change the order of entries."""
     return abs(one - other) <= 16 * PIPELINES

@@ -1,7 +1,7 @@
 """Shader-module identifiers, on every device.
 
-What every device promises about VK_EXT_shader_module_identifier: what is asked, what is created without SPIR-V,
-and what becomes of what is not found.
+What every device promises about VK_EXT_shader_module_identifier: what is asked, what is created without
+SPIR-V, and what becomes of what is not found.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ def state():
         masks = [line for line in file if line.startswith("Sig") and not line.startswith("SigQ")]
     with open("/proc/self/environ", "rb") as file:
         began_with = file.read()
-    return [dict(os.environ), dict(os.environb), os.getcwd(), umask, locale.setlocale(locale.LC_ALL), handlers,
-        masks, began_with, signal.pthread_sigmask(signal.SIG_BLOCK, []), os.getpriority(os.PRIO_PROCESS, 0),
-        threading.excepthook]
+    return [dict(os.environ), dict(os.environb), os.getcwd(), umask, locale.setlocale(locale.LC_ALL),
+        handlers, masks, began_with, signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        os.getpriority(os.PRIO_PROCESS, 0), threading.excepthook]
 def adopted(device):
     of = device.handles
     return adopt_device(instance=of.instance, physical_device=of.physical_device, device=of.device,

@@ -1,4 +1,4 @@
-"""Pixels of PNG files without filters, and of the frame buffer of Xvfb (-fbdir), which is in the XWD format."""
+"""Pixels of PNG files without filters, and of Xvfb's frame buffer (-fbdir), in the XWD format."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A host in Python, by the PyPI package `vulkan`: it creates instance and device by itself and hands over integers.
+"""A host in Python, by the PyPI package `vulkan`: it creates instance and device, and hands over integers.
 
-It shares nothing with this project but the handles. What it enables is a value (`HostSettings`), so that a test can
-open the same device by the project's own way and compare. `watched` puts functions of the host's own before some
-commands, as a layer would, which count who calls them.
+It shares nothing with this project but the handles. What it enables is a value (`HostSettings`), so that a
+test can open the same device by the project's own way and compare. `watched` puts functions of the host's own
+before some commands, as a layer would, which count who calls them.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class PythonHost:
         }
 
     def watched(self) -> int:
-        """Address of a vkGetInstanceProcAddr through which calls of `ENDS_OR_BEGINS` are counted, and not made."""
+        """Address of a vkGetInstanceProcAddr that counts calls of `ENDS_OR_BEGINS`, and makes none."""
         found = self._found("vkGetInstanceProcAddr")
         device_commands = self._found("vkGetDeviceProcAddr")
 

@@ -1,16 +1,17 @@
-"""Proves cache files with the host in C (host.c), which shares nothing with this project but a file's payload.
+"""Proves cache files with the host in C (host.c), which shares only a file's payload with this project.
 
 The tests import this module. It is also a program, for machines that have a driver to prove and no pytest:
 
     python tests/hosts/run_host.py --device nvidia --out results.json [--host PROGRAM]
 
-It compiles the sample here, hands the driver's bytes to the host, opened as the sample's application opens its device,
-and counts hits; then the other way round; then with one thing about the device changed at a time, which says what the
-driver's keys depend on. Exit code 0 where every pipeline was found in both directions, else 1.
+It compiles the sample here, hands the driver's bytes to the host, opened as the sample's application
+opens its device, and counts hits; then the other way round; then with one thing about the device
+changed at a time, which says what the driver's keys depend on. Exit code 0 where every pipeline was
+found in both directions, else 1.
 
-What belongs to the proof needs the standard library only, and knows the file format from docs/cache-file.md. Three
-things use the package, each where there is nothing to prove: compiling, the name of a driver's manifest, and the
-header around a host's bytes.
+What belongs to the proof needs the standard library only, and knows the file format from docs/cache-file.md.
+Three things use the package, each where there is nothing to prove: compiling, the name of a driver's
+manifest, and the header around a host's bytes.
 
 The driver's own caches are off in every process that this module starts.
 """
@@ -40,8 +41,8 @@ COMPILER_FLAGS = ("-std=c11", "-O1", "-Wall", "-Wextra", "-Werror")
 CACHE_CONTROL = "VkPhysicalDevicePipelineCreationCacheControlFeatures::pipelineCreationCacheControl"
 SHADER_OBJECT = "VkPhysicalDeviceShaderObjectFeaturesEXT::shaderObject"
 
-# Of what the host's pipelines need, what an application's record tells: enabled only where it is recorded. The rest is
-# enabled because the pipelines need it; no capture could say that an application had it.
+# Of what the host's pipelines need, what an application's record tells: enabled only where it is recorded.
+# The rest is enabled because the pipelines need it; no capture could say that an application had it.
 _RECORDED_STRUCTURES = (
     "VkPhysicalDeviceMeshShaderFeaturesEXT",
     "VkPhysicalDevicePipelineRobustnessFeatures",
@@ -346,7 +347,7 @@ def cache_file(document: Mapping[str, Any]) -> Path:
 
 
 def sample_statuses(device: str, cache_directory: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Compile the sample in a fresh process with one worker and one cache: what became of each pipeline, by name.
+    """Compile the sample in a fresh process with one worker and one cache: each pipeline's status, by name.
 
     With one worker and one cache, exactly one pipeline of those that are equal to the driver is compiled.
 
@@ -486,7 +487,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def compiled(statuses: Mapping[str, str]) -> set[str]:
-    """Names of the pipelines that were compiled; what only links libraries is left out, since nothing is compiled for it."""
+    """Names of the pipelines that were compiled, without those that only link libraries."""
     return {name for name, status in statuses.items() if status == "compiled" and not name.startswith(_LINKS)}
 
 
@@ -507,7 +508,8 @@ def _lines(document: Mapping[str, Any]) -> Iterable[str]:
     )
     yield from (f"    missed {each}" for each in back["missed"])
     for label, result in document["ours_in_changed_host"].items():
-        yield f"changed: {label}: {counts(result)}; the host's own: {counts(document['host_in_changed_host'][label])}"
+        own = document["host_in_changed_host"][label]
+        yield f"changed: {label}: {counts(result)}; the host's own: {counts(own)}"
 
 
 def _all_found(document: Mapping[str, Any]) -> bool:

@@ -147,12 +147,14 @@ _READ = """
 #include <stdio.h>
 #include <stdlib.h>
 #include "pipeline_cache_file.h"
-/* stdin: a 4-byte size and so many bytes, again and again; stdout: status, size of the data, hash of all bytes. */
+/* stdin: a 4-byte size and so many bytes, again and again.
+   stdout: status, size of the data, hash of all bytes. */
 int main(void) {
     uint8_t head[4];
     while (fread(head, 1, 4, stdin) == 4) {
         size_t size = pipeline_cache_file_u32(head), data_size;
-        uint8_t *content = malloc(size), hash[16] = {0};  /* exactly so large, so that ASan sees a byte too many */
+        /* Exactly so large, so that ASan sees a byte too many. */
+        uint8_t *content = malloc(size), hash[16] = {0};
         const void *data;
         if (fread(content, 1, size, stdin) != size) return 1;
         int status = pipeline_cache_file_read(content, size, NULL, &data, &data_size);

@@ -1,4 +1,4 @@
-"""The example with a window, on lavapipe under Xvfb, and without one: the bar half-way, and the scene at the end."""
+"""The example with a window, on lavapipe under Xvfb, and without: the bar half-way, the scene at the end."""
 
 from __future__ import annotations
 

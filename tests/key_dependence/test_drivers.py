@@ -1,4 +1,4 @@
-"""The bisection on a real driver: it finds by itself what programs that are not ours found, and nothing that contradicts it.
+"""The bisection on a real driver: it finds what programs that are not ours found, and nothing against it.
 
 The whole takes half a minute on two cores (`orchestrator doctor --keys`); here it is a part.
 """
@@ -24,8 +24,12 @@ DRIRC = """<driconf>
     <application name="by name" application_name_match="^Planted.Name$|Other">
       <option name="radv_split_fma" value="true" />
     </application>
-    <engine engine_name_match="PlantedEngine.*"><option name="radv_disable_trunc_coord" value="true" /></engine>
-    <application name="no name" application_name_match="[0-9]{4}"><option name="radv_split_fma" value="true" /></application>
+    <engine engine_name_match="PlantedEngine.*">
+      <option name="radv_disable_trunc_coord" value="true" />
+    </engine>
+    <application name="no name" application_name_match="[0-9]{4}">
+      <option name="radv_split_fma" value="true" />
+    </application>
   </device>
   <device driver="other"><application name="another" executable="another-driver" /></device>
 </driconf>

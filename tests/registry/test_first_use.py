@@ -1,4 +1,4 @@
-"""The first use of the tables by several threads at a time, in a process of its own because it may crash it."""
+"""The first use of the tables by several threads at a time, in a process of its own: it may crash it."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ _MODULE = (
 
 
 def write_chaos(path: Path, count: int, hangs: int | None = None) -> dict[int, Fate | None]:
-    """Write a set in which each fate strikes one pipeline in sixteen, or `hangs` of them; their fates by key."""
+    """Write a set in which each fate strikes a sixteenth of the pipelines, or `hangs`; their fates by key."""
     words = [word for each in _MODULE for word in each]
     quota = Counter(dict.fromkeys(Fate, max(1, count // 16)))
     if hangs is not None:

@@ -48,47 +48,56 @@ This page is made from the docstrings of the types: `python -m tests.run.report_
 
 DOCUMENTS_HEAD = """# The JSON of the other verbs
 
-Each verb writes one JSON document with `--json`, of the type that stands here. `version` says which one it is;
-fields may be added, and one that changes its meaning or goes counts it up. A field of which it says *not there*
-may be missing. An error is a document of its own: [Command line](cli.md#how-every-verb-behaves).
+Each verb writes one JSON document with `--json`, of the type that stands here. `version` says which one it
+is; fields may be added, and one that changes its meaning or goes counts it up. A field of which it says
+*not there* may be missing. An error is a document of its own: [Command line](cli.md#how-every-verb-behaves).
 What `compile` writes is [the report](report.md).
 
 Hashes are 16 hex digits, versions of Vulkan are text such as `1.4.335`, times are seconds, sizes bytes.
 
-This page is made from the docstrings of the types: `python -m tests.run.report_page documents > docs/documents.md`.
+This page is made from the docstrings of the types:
+`python -m tests.run.report_page documents > docs/documents.md`.
 """
 
 CONTROL_HEAD = f"""# Steering a compile from another program
 
-A launcher, an editor or a game may let `orchestrator compile` fill the cache beside it. It hears how far that is, and says what
-comes first, what is left out, and how much time work may take. Both are JSON objects, one a line, version {EVENTS_VERSION}:
+A launcher, an editor or a game may let `orchestrator compile` fill the cache beside it. It hears how far that
+is, and says what comes first, what is left out, and how much time work may take. Both are JSON objects, one a
+line, version {EVENTS_VERSION}:
 
     orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 3>progress.jsonl
 
-writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes commands from descriptor 4, whose answers are events:
+writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes commands from descriptor 4,
+whose answers are events:
 
-    orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
+    orchestrator compile game.foz --device radv:navi21 --quiet \\
+      --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
 
-where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`. A socket may be both.
+where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
+A socket may be both.
 
-[steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of one level
-come first, and then lets the rest go on.
+[steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of
+one level come first, and then lets the rest go on.
 
-**Events.** Fields and events may be added within a version, and a reader passes over what it does not know. A reader that is slow
-loses `progress` and nothing else; what it does not take in five seconds is dropped. One that goes away ends nothing.
+**Events.** Fields and events may be added within a version, and a reader passes over what it does not know. A
+reader that is slow loses `progress` and nothing else; what it does not take in five seconds is dropped. One
+that goes away ends nothing.
 
-**Commands.** They take effect in their order. What was there when the program began holds from the first pipeline on, and what was
-said holds for the rest of the compile: for all targets, for the groups of the set that come later, and after a driver
-ended its process. Each is answered once, when it has taken effect. A line that is no command is an `error` event,
-and nothing else comes of it. When the descriptor is closed a budget is lifted, since nobody would give another one, and the compile goes on to
-its end. The same may be said in Python: `compile_set(..., stop=Steering(steered=True))` and `compile_supervised`.
+**Commands.** They take effect in their order. What was there when the program began holds from the first
+pipeline on, and what was said holds for the rest of the compile: for all targets, for the groups of the set
+that come later, and after a driver ended its process. Each is answered once, when it has taken effect. A line
+that is no command is an `error` event, and nothing else comes of it. When the descriptor is closed a budget
+is lifted, since nobody would give another one, and the compile goes on to its end. The same may be said in
+Python: `compile_set(..., stop=Steering(steered=True))` and `compile_supervised`.
 
-All pipelines begin with one urgency, the longest first; `promote` lifts some above the others. Batches are of about 20 ms where
-there is a `--control`: that, or one pipeline, is what an urgent one waits for a worker. A budget counts from when pipelines can
-begin: opening the device is not of it. It lets at least one pipeline begin where nothing else is in the driver, so that one that takes
-longer than a frame gets its turn. What was cancelled is not run, and the exit code is 0 if all else is well; the next run compiles it.
+All pipelines begin with one urgency, the longest first; `promote` lifts some above the others. Batches are of
+about 20 ms where there is a `--control`: that, or one pipeline, is what an urgent one waits for a worker. A
+budget counts from when pipelines can begin: opening the device is not of it. It lets at least one pipeline
+begin where nothing else is in the driver, so that one that takes longer than a frame gets its turn. What was
+cancelled is not run, and the exit code is 0 if all else is well; the next run compiles it.
 
-This page is made from the docstrings of the types: `python -m tests.run.report_page control > docs/control.md`.
+This page is made from the docstrings of the types:
+`python -m tests.run.report_page control > docs/control.md`.
 """
 
 _ATTRIBUTE = re.compile(r"^(\w+): ((?:.|\n(?!\w+: ))*)", re.MULTILINE)

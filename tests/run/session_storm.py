@@ -208,8 +208,8 @@ class _Callers:
                 count = await self.session.cancel()
         self.cancellations += 1
         self.cancelled_jobs += count
-        # Between the return and this line nothing else runs in the trio thread. Other callers may have submitted them again
-        # while this one waited, and what is linked is created all the same.
+        # Between the return and this line nothing else runs in the trio thread. Other callers may have
+        # submitted them again while this one waited, and what is linked is created all the same.
         if group is None and self.alone and not len(self.image.library_slot_pipeline):
             self.at_rest += 1
             assert not self.device.holds(named), "the driver has a pipeline that was cancelled"
@@ -344,7 +344,7 @@ def _check(
     there: int,
     taken: Sequence[npt.NDArray[np.uint64]],
 ) -> tuple[int, int]:
-    """Nothing is in use, nothing is left, nothing that was compiled is lost, and the report is true: (compiled, lost)."""
+    """Nothing is in use, left, or lost of what was compiled, and the report is true: (compiled, lost)."""
     compiled = device.compile_counts
     assert all(number == 1 for number in compiled.values()), "something was compiled twice"
     assert all(number == 1 for number in device.created.values()), "something was created twice"

@@ -115,7 +115,8 @@ async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary
 async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: BinaryStore) -> None:
     lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
     await run(store, lying, image(PipelineKind.RAY_TRACING))
-    # The same pipelines under states that the store does not know: of their modules the identifiers are known.
+    # The same pipelines under states that the store does not know: of their modules the
+    # identifiers are known.
     unknown = simulated_image(
         range(1001, COUNT + 1001),
         kinds=PipelineKind.RAY_TRACING,

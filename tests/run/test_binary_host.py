@@ -1,6 +1,7 @@
 """What the store keeps is what a program captures that shares nothing with us, and that program can use it.
 
-The host (tests/hosts/binary_host.c) opens its own device and writes its own create info. Ours comes from a set.
+The host (tests/hosts/binary_host.c) opens its own device and writes its own create
+info. Ours comes from a set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""F7, cancellation at random: a part of benchmarks/bench_cancellation.py, which does the same 10,000 times."""
+"""F7, cancellation at random: a part of what benchmarks/bench_cancellation.py does 10,000 times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of a set, compiled: what each device was opened as, where its pipelines are kept, and what the report says."""
+"""Groups of a set, compiled: what devices were opened as, where pipelines are kept, what the report says."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What `compile` makes hits in an application that shares nothing with us, and the other way round.
 
-The application is tests/hosts/host.c: its own instance, device, layouts and create infos, and of a cache file the driver's
-bytes only, without our header. Every process here has the driver's own caches off.
+The application is tests/hosts/host.c: its own instance, device, layouts and create infos, and of a cache file
+the driver's bytes only, without our header. Every process here has the driver's own caches off.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def application(host: Host) -> Application:
 
 @pytest.fixture
 def run(host: Host, environment: dict[str, str], radv: str) -> Opened:
-    """The host on the device under test: an application, a file to load or save, and whether to forbid compiling."""
+    """The host on the device under test: application, file to load or save, whether to forbid compiling."""
     return partial(host.run, environment=environment, device=device_name(radv))
 
 
@@ -218,9 +218,9 @@ def test_what_the_application_makes_hits_in_compile(
 ) -> None:
     """The host's bytes go behind a header that our own writer makes; that header is not what is proven here.
 
-    Of pipelines that are equal to the driver, one is compiled from an empty cache and the others hit. So exactly as many
-    fewer are compiled as the host compiled, and none of the host's is. What only links libraries is left out of that count:
-    nothing is compiled for it, and it is a hit where its libraries are.
+    Of pipelines that are equal to the driver, one is compiled from an empty cache and the others hit. So
+    exactly as many fewer are compiled as the host compiled, and none of the host's is. What only links
+    libraries is left out of that count: nothing is compiled for it, and it is a hit where its libraries are.
     """
     name, like = sample_cache_file
     empty = sample_statuses(radv, tmp_path / "empty", environment)
@@ -245,7 +245,7 @@ def test_what_the_application_makes_hits_in_compile(
 
 
 def packed(table: dict[str, object], folder: Path) -> str:
-    """The sample's pipelines as a set of another application, ``[application]`` of its manifest: path of the archive."""
+    """The sample as a set of another application, ``[application]`` of its manifest: path of the archive."""
     rows = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
     text = MANIFEST.read_text("utf-8").replace('"shaders/', f'"{SHADERS}/')
     text, replaced = re.subn(

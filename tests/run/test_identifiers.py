@@ -1,4 +1,4 @@
-"""Runs whose pipelines are created without their SPIR-V, and of the provider that gives what turns out to be needed."""
+"""Runs without SPIR-V, and with a provider that gives what turns out to be needed."""
 
 from __future__ import annotations
 

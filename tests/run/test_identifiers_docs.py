@@ -1,4 +1,4 @@
-"""The worked example of docs/identifiers.md: its code runs as it stands there, and what the page says of it holds."""
+"""The worked example of docs/identifiers.md: its code runs as it stands, and what the page says holds."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_what_a_module_without_code_cannot_say() -> None:
 
 @pytest.mark.driver(NAVI21)
 def test_binaries_of_whoever_has_the_code_are_found_by_identifiers_alone(tmp_path: Path) -> None:
-    """The same pipelines under other keys: no state of ours is known, so the driver's key and identifiers find them."""
+    """The same pipelines under other keys: the driver's key and identifiers find them."""
     spirv_of, key_of = translator("spirv_of"), translator("key_of")
     described = example("pipelines", "described")
     records = MemoryRecords("with code")

@@ -1,7 +1,7 @@
-"""Real sets without their SPIR-V, on real drivers: what is created of them, what falls back, and what it takes on disk.
+"""Real sets without their SPIR-V, on real drivers: what is created, what falls back, what it takes on disk.
 
-RADV's creation feedback says what it found in the cache; that no SPIR-V was there is sure, because the archive
-has none and the provider fails the test.
+RADV's creation feedback says what it found in the cache; that no SPIR-V was there is sure, because the
+archive has none and the provider fails the test.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is in the driver is in the table, for another process too, and after the death of the one that said so."""
+"""What is in the driver is in the table, for another process too, and after the death of who said so."""
 
 from __future__ import annotations
 

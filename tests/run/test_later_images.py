@@ -1,4 +1,4 @@
-"""Images that come into a session later: numbers behind the others, one schedule, one report; also beside busy workers."""
+"""Images that come into a session later: later numbers, one schedule, one report; beside busy workers too."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_level_is_prepared_beside_a_loop() -> None:
 
 @each_driver
 def test_levels_of_a_real_set(driver: str, open_driver_device: Callable[[str], Device]) -> None:
-    """The sample in two halves, each with the libraries that it links: what both hold is created in each, and hits."""
+    """The sample in two halves, each with the libraries that it links: what both hold hits in the second."""
     device = open_driver_device(driver)
     with PipelineSet.open(sample_path()) as source:
         pipelines = source.pipelines[::3]

@@ -69,8 +69,8 @@ async def test_every_topology_leaves_the_same_keys_in_the_primary(mode: CacheMod
 
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMode) -> None:
-    # The first to compile goes on when the other worker either waits for the lock or compiles beside it. Time passes at
-    # that moment only, so it is known what a wait is.
+    # The first to compile goes on when the other worker either waits for the lock or compiles beside it. Time
+    # passes at that moment only, so it is known what a wait is.
     somebody_came = threading.Event()
     holds = threading.Lock()
 
@@ -266,8 +266,8 @@ async def test_a_bug_in_a_worker_is_raised_as_itself_and_leaves_nothing() -> Non
 
 
 async def test_using_the_cache_beside_the_run_is_an_error_of_the_caller() -> None:
-    # The one way to break external synchronization is a caller who uses a flagged primary meanwhile: the merge
-    # finds it in use.
+    # The one way to break external synchronization is a caller who uses a flagged primary meanwhile:
+    # the merge finds it in use.
     device = SimulatedDevice()
     primary = device.create_pipeline_cache(externally_synchronized=True)
     with pytest.raises(ExternalSynchronizationError), primary.exclusive("the caller's own use"):
@@ -442,8 +442,8 @@ async def test_real_time_is_accounted_for() -> None:
 async def test_time_on_the_run_queue_that_was_not_known_once_is_said_to_be_unknown(
     monkeypatch: pytest.MonkeyPatch, first: bool, later: bool, said: bool
 ) -> None:
-    # A worker asks its meter whenever it ends a stay in its thread. One of the two finds nothing at first, since all
-    # links what the other one compiles, and so stays twice.
+    # A worker asks its meter whenever it ends a stay in its thread. One of the two finds nothing at first,
+    # since all links what the other one compiles, and so stays twice.
     told: list[bool] = []
     somebody_waits = threading.Event()
 

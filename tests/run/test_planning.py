@@ -1,4 +1,4 @@
-"""A compile takes the set from its plan: what it says is the same, nothing of the set is read, and what is stale is told."""
+"""A compile takes the set from its plan: it says the same, reads no archive, and tells what is stale."""
 
 from __future__ import annotations
 

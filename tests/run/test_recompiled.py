@@ -51,7 +51,7 @@ def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImag
 
 
 def test_a_run_says_so(tmp_path: Path) -> None:
-    """The cache of one part in place of that of the whole: times are known, and nothing is found of the rest."""
+    """The cache of one part in place of the whole's: times are known, and nothing is found of the rest."""
 
     def compiled(directory: str, *options: str) -> dict[str, object]:
         arguments: tuple[str | Path, ...] = (

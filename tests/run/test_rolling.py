@@ -32,7 +32,7 @@ SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.
 
 
 class MergesBetweenBatches:
-    """Holds each compile of a list until the primary was merged into again, so that merges are certain to happen."""
+    """Holds each compile of a list until the primary was merged into again, so that merges do happen."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self.keys = frozenset(keys)
@@ -202,8 +202,8 @@ async def test_two_level_hits_need_no_cache_of_their_own() -> None:
 
 @pytest.mark.parametrize("merge_in_driver", [True, False])
 async def test_two_level_keeps_merges_and_look_ups_apart(merge_in_driver: bool) -> None:
-    # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize. Merges take
-    # long here, so that look-ups come meanwhile.
+    # The simulated driver raises where a merge meets a look-up that it did not promise to synchronize. Merges
+    # take long here, so that look-ups come meanwhile.
     slow_merges = CostModel(compile_ns=lambda _key: 1, hit_ns=1, merge_entry_ns=100_000)
     device = SimulatedDevice(
         evolve(without(internally_synchronized_merge=merge_in_driver), clock=CpuClock(), cost=slow_merges)

@@ -27,7 +27,7 @@ OFTEN = MergePolicy(rolling=True, batches=2, gained_bytes=None, age_ns=None)
 
 
 def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = "") -> dict[str, Any]:
-    """For a process of its own: run the sample set from the data in one file, keep it in another, and tell."""
+    """In a process of its own: run the sample from the data in one file, keep it in another, and tell."""
     data = Path(start).read_bytes() if start else b""
 
     async def main() -> dict[str, Any]:

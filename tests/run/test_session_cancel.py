@@ -1,4 +1,4 @@
-"""Cancelling in a session: a job, a group, all; nothing of it is in the driver afterwards, and all of it may come again."""
+"""Cancelling in a session: a job, a group, all; none is in the driver then, and all may come again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:
 
 async def test_a_group_is_cancelled_and_nothing_else() -> None:
     recorder, device = recorded()
-    # 30 links 1, which only group 7 needs; 31 and 32 link 2, which group 8 needs too; 33 links 3, which is wanted itself.
+    # 30 links 1, which only group 7 needs; 31 and 32 link 2, which group 8 needs too; 33 links
+    # 3, which is wanted itself.
     libraries = {30: [1], 31: [2], 32: [2], 33: [3]}
     prepared = device.prepare(simulated_image(range(40), libraries=libraries))
     async with open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session:

@@ -48,7 +48,8 @@ async def test_a_steered_session_leaves_a_cache_in_which_all_hits(mode: CacheMod
             assert session.progress.done == queued - cancelled
             await session.submit(everything, priority=Priority.BACKGROUND, group=LEVEL)
             assert session.remainder.queued == cancelled, "what was created is not queued again"
-            # How many of them fit into a frame is the machine's affair; each is created or cancelled, and none is lost.
+            # How many of them fit into a frame is the machine's affair; each is created or
+            # cancelled, and none is lost.
             left = await session.run_for(0.004)
             assert left.queued <= cancelled
             cancelled = await session.cancel(group=LEVEL)

@@ -126,7 +126,7 @@ async def test_progress_is_reported_of_what_was_submitted() -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None:
-    """With libraries that come along, duplicates, failures, what links them, and what is cancelled on the way."""
+    """With libraries that come along, duplicates, failures, what links them, and what is cancelled."""
     device = RefusingDevice({7: -1})
     prepared = prepared_set(device, libraries={200: [3, 4], 201: [7], 210: [200]})
     options = RunOptions(workers=workers, schedule=ONE, skipped={11: "no"}, time_limit_s=0)

@@ -1,4 +1,4 @@
-"""Sessions in a thread of their own: the same as trio's from a loop, asyncio and callbacks; ends; commands and futures."""
+"""Sessions in a thread of their own: from a loop, asyncio and callbacks; ends; commands, futures."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
 
 
 async def test_what_waits_for_time_hears_that_nothing_is_left() -> None:
-    """A worker waits for time, and what is left is lost with the library that another worker has in flight."""
+    """A worker waits for time; the rest is lost with the library that another worker has in flight."""
     jobs = JobGraph(
         kinds=np.zeros(2, np.uint8),
         library_start=np.array([0, 0, 1], np.int64),

@@ -76,7 +76,7 @@ def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
 
 
 def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
-    """Two are in the driver as a process dies. Alone one crashes, and the driver does not return from the other."""
+    """Two are in the driver as a process dies. Alone one crashes, and the other never returns."""
     marker, entered = Path(os.environ[MARKER]), threading.Event()
 
     def on_compile(key: int) -> None:

@@ -1,19 +1,20 @@
-"""Every call of ours is valid: captured sets and the sample under the Khronos validation layer, in every cache mode.
+"""Every call of ours is valid: sets under the Khronos validation layer, in every cache mode.
 
-Each set is compiled in each mode from nothing, and some of them once more from the cache file that this left, with
-rolling merges; then cache files are merged and statistics are asked for. The layer checks parameters, object lifetimes
-up to the end of device and instance, and the threads that use an object. It must say nothing but what the two tables
-here expect:
+Each set is compiled in each mode from nothing, and some of them once more from the cache file that this left,
+with rolling merges; then cache files are merged and statistics are asked for. The layer checks parameters,
+object lifetimes up to the end of device and instance, and the threads that use an object. It must say nothing
+but what the two tables here expect:
 
-- FALSE_ALARMS: what the layer says only because it is older than what it watches. The newer one of Debian 13 says none
-  of it.
-- FAULTS_OF_SETS: what captured sets do wrong themselves. They are recorded so, drivers take them, and the program does
-  not correct what an application does. Their numbers are exact: one more would be ours.
+- FALSE_ALARMS: what the layer says only because it is older than what it watches. The newer one of
+  Debian 13 says none of it.
+- FAULTS_OF_SETS: what captured sets do wrong themselves. They are recorded so, drivers take them, and the
+  program does not correct what an application does. Their numbers are exact: one more would be ours.
 
-An entry that no run needs any more fails, so that the tables stay true for the versions of the layer that they name.
+An entry that no run needs any more fails, so that the tables stay true for the versions
+of the layer that they name.
 
-Left out: the sets that crash the driver; and the one whose compute shaders take RADV 55 s, which has no structure that the
-others do not have (run by hand, the layer had nothing to say about it).
+Left out: the sets that crash the driver; and the one whose compute shaders take RADV 55 s, which has no
+structure that the others do not have (run by hand, the layer had nothing to say about it).
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class FalseAlarm:
         text: A regular expression that the rest of the message must match somewhere.
         why: Why it is no fault.
         layers: Versions of the layer that say it.
-        follows: The id of another message, without which this one is no false alarm: of the same shader module.
+        follows: The id of another message, without which this one is no false alarm: of
+            the same shader module.
         modes: Cache modes in which it is one; empty for all.
     """
 
@@ -88,7 +90,7 @@ FALSE_ALARMS: Final = (
     FalseAlarm(
         "VUID_Undefined",
         r"Device Extension VK_\w+ is not supported by this layer",
-        "The extension is newer than the layer. The driver has it, and it is enabled because a recorded device had it.",
+        "The extension is newer than the layer. A recorded device had it, so it is enabled.",
     ),
     FalseAlarm(
         "UNASSIGNED-CoreValidation-Shader-InconsistentSpirv",
@@ -127,7 +129,7 @@ FALSE_ALARMS: Final = (
 _MERGED_IN_USE: Final = FalseAlarm(
     "UNASSIGNED-Threading-MultipleThreads",
     r"object of type VkPipelineCache is simultaneously used",
-    "A cache with VK_PIPELINE_CACHE_CREATE_INTERNALLY_SYNCHRONIZED_MERGE_BIT_KHR may be merged into while it is in use.",
+    "VK_PIPELINE_CACHE_CREATE_INTERNALLY_SYNCHRONIZED_MERGE_BIT_KHR allows merges into a cache in use.",
     modes=(CacheMode.TWO_LEVEL,),
 )
 OF_MAINTENANCE8: Final = (
@@ -139,7 +141,7 @@ OF_MAINTENANCE8: Final = (
     ),
     _MERGED_IN_USE,
 )
-"""What the layer says of mode two-level on a device with VK_KHR_maintenance8, which no captured application enabled.
+"""What the layer says of mode two-level with VK_KHR_maintenance8, which no captured application enabled.
 
 Whether a merge meets a look-up depends on the clock, so no run has to show it: a test of its own does.
 """
@@ -148,7 +150,7 @@ FAULTS_OF_SETS: Final = (
     FaultOfSets(
         "UNASSIGNED-CoreValidation-Shader-InputNotProduced",
         r"(fragment|geometry) shader consumes input location \d\.\d which is not written by vertex shader",
-        "The stages do not match; the sets put vertex shaders together with shaders that were not made for them.",
+        "The sets put vertex shaders together with shaders that were not made for them.",
         (OLD,),
         {"sascha": 48, "sascha_mismatch": 584},
     ),
@@ -215,8 +217,8 @@ OF_IDENTIFIERS: Final = tuple(
     FalseAlarm(
         name,
         text,
-        "The layer does not count the stages of a library whose modules are identifiers, so what links it seems to have "
-        "none. In the library itself it takes them for what they are.",
+        "The layer does not count the stages of a library whose modules are identifiers, so what links it "
+        "seems to have none. In the library itself it takes them for what they are.",
     )
     for name, text in (
         (
@@ -396,8 +398,8 @@ def check(runs: LayeredRuns, name: str, mode: CacheMode, *, warm: bool) -> dict[
     if runs.layer.version in BOTH:
         for fault in FAULTS_OF_SETS:
             expected = fault.counts.get(name, 0) if runs.layer.version in fault.layers else 0
-            # Where two levels look something up in vain, a batch is asked for, then each alone, then it is compiled. How
-            # many look-ups come after a merge is up to the clock.
+            # Where two levels look something up in vain, a batch is asked for, then each alone, then it is
+            # compiled. How many look-ups come after a merge is up to the clock.
             most = 3 * expected if mode is CacheMode.TWO_LEVEL else expected
             assert expected <= verdict.faults[fault.id] <= most, (fault.id, expected, verdict.faults)
     return document
@@ -458,7 +460,8 @@ def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
 ) -> None:
     """The sample has libraries, ray tracing and mesh shaders: from nothing, all found, and none of them.
 
-    What links a library that was made of identifiers is then compiled, with the library made again of its code.
+    What links a library that was made of identifiers is then compiled, with the library
+    made again of its code.
     """
     cache = tmp_path / "cache"
     arguments = [*compiling(SAMPLE), "--identifiers", "--mode", "shared", "--cache-dir", str(cache)]
@@ -626,10 +629,12 @@ def test_pipeline_keys_are_not_asked_for_through_an_older_layer(runs: LayeredRun
 
 def test_messages_of_both_forms_are_read() -> None:
     old = """\
-VUID-A(ERROR / SPEC): msgNum: -1 - Validation Error: [ VUID-A ] Object 0: VK_NULL_HANDLE; | MessageID = 0x1 | one
+VUID-A(ERROR / SPEC): msgNum: -1 - Validation Error: [ VUID-A ] Object 0: VK_NULL_HANDLE; \
+| MessageID = 0x1 | one
     Objects: 1
         [0] 0, type: 3, name: NULL
-UNASSIGNED-B(WARN / SPEC): msgNum: 2 - Validation Warning: [ UNASSIGNED-B ] Object 0: VK_NULL_HANDLE; | MessageID = 0x2 | two
+UNASSIGNED-B(WARN / SPEC): msgNum: 2 - Validation Warning: [ UNASSIGNED-B ] Object 0: VK_NULL_HANDLE; \
+| MessageID = 0x2 | two
 """
     new = """\
 Validation Error: [ VUID-A ] | MessageID = 0x1

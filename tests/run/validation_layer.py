@@ -1,13 +1,14 @@
 """The Khronos validation layer over a process of ours: which layer, what it is told, and what it said.
 
 The layer comes in from outside, by the environment, so what it sees is what every program of a user would do.
-A layer that is older than the driver drops the structures that it does not know from the create infos that it copies,
-and what reaches the driver is then not what was asked for. Its setting custom_stype_list names such structures with
-their sizes, and the layer passes them on. Which ones it does not know is read from its library, in which the names of
-those that it knows stand as text; the registry gives type and size. Structures that the layer knows are not listed,
-because it would check nothing of them then.
+A layer that is older than the driver drops the structures that it does not know from the create infos that it
+copies, and what reaches the driver is then not what was asked for. Its setting custom_stype_list names such
+structures with their sizes, and the layer passes them on. Which ones it does not know is read from its
+library, in which the names of those that it knows stand as text; the registry gives type and size. Structures
+that the layer knows are not listed, because it would check nothing of them then.
 
-Messages are read from the layer's log, in both forms that it has: of 1.3.239 (Debian 12) and 1.4.309 (Debian 13).
+Messages are read from the layer's log, in both forms that it has: of 1.3.239 (Debian
+12) and 1.4.309 (Debian 13).
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class ValidationLayer:
         if named.parent != Path():
             return (self.manifest.parent / named).resolve()
         root = self.manifest.parents[3]  # <root>/share/vulkan/explicit_layer.d
-        # Debian's folder by architecture first. Other folders below lib hold copies of other programs (chromium's).
+        # Debian's folder by architecture first. Other folders below lib hold copies of
+        # other programs (chromium's).
         found = [
             path for each in ("lib/*-linux-gnu*", "lib64", "lib") for path in root.glob(f"{each}/{named}")
         ]
@@ -221,7 +223,8 @@ def run_layered(
 class _LogPipe:
     """A named pipe that is read to its end while it is open for others.
 
-    A layer opens its log anew, and empties a file, each time that an instance is created; a process creates several.
+    A layer opens its log anew, and empties a file, each time that an instance is created;
+    a process creates several.
     """
 
     def __init__(self, path: Path) -> None:
@@ -230,7 +233,8 @@ class _LogPipe:
 
     def __enter__(self) -> Self:
         os.mkfifo(self.path, 0o600)
-        # Without a writer a pipe opens for reading only if that may not block; without one of ours it would end early.
+        # Without a writer a pipe opens for reading only if that may not block; without one of
+        # ours it would end early.
         reading = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
         os.set_blocking(reading, True)
         self._writing = os.open(self.path, os.O_WRONLY)

@@ -44,7 +44,8 @@ def test_batches_are_single_where_pipelines_compile() -> None:
 
 def test_batches_aim_at_the_time_asked_for() -> None:
     options = ScheduleOptions(target_ns=40_000_000, expect_hits=0.0)
-    # Costs are believed to be a tenth of what they are; the first job shows it, before a batch is cut by that belief.
+    # Costs are believed to be a tenth of what they are; the first job shows it, before a
+    # batch is cut by that belief.
     scheduler = Scheduler(job_graph(3000, costs=[500_000] * 3000), 1, options)
     found = sizes(scheduler, hit=False, compile_ns=5_000_000)
     assert found[0] == 1
@@ -98,7 +99,7 @@ def test_estimates_stay_positive(batches: list[tuple[int, int, int, int]]) -> No
 
 
 def hit_sizes(count: int, hit_share: float, holes: range = range(0)) -> tuple[list[list[int]], Scheduler]:
-    """Batches of a run whose jobs are all expected to hit, those in holes apart, and how large a share of them does."""
+    """Batches of jobs that are all expected to hit, those in holes apart, and the share that does."""
     hits = np.ones(count, np.bool_)
     hits[holes.start : holes.stop : holes.step] = False
     graph = job_graph(count, costs=[5_000_000 + 1000 * job for job in range(count)], hits=hits.tolist())

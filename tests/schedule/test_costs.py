@@ -80,8 +80,8 @@ def test_fit_leaves_out_what_is_negative_and_fits_the_rest(without: str) -> None
 
 
 def test_fit_first_leaves_out_what_weighs_most_against_the_records() -> None:
-    # Sizes go with stages: the line through all three begins below zero, and falls much with size. Without size
-    # the other two say it well.
+    # Sizes go with stages: the line through all three begins below zero, and falls much with size. Without
+    # size the other two say it well.
     rng = np.random.default_rng(5)
     stages = rng.integers(3, 9, 400)
     sizes = 10_000 * stages - 20_000 + rng.integers(-1000, 1000, 400)

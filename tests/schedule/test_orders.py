@@ -1,4 +1,4 @@
-"""In either order: every job once, libraries first, an end, nothing after cancel; and jobs as they are given."""
+"""In either order: every job once, libraries first, an end, nothing after cancel; jobs as given."""
 
 from __future__ import annotations
 

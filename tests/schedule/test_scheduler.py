@@ -244,7 +244,8 @@ def test_what_turns_out_the_same_when_both_are_in_flight_stays_apart() -> None:
 
 @pytest.mark.parametrize("second", [False, True])
 def test_what_turns_out_the_same_as_one_in_flight_follows_that(second: bool) -> None:
-    # Job 2 has a key of each kind: that of 0, which is in flight, and that of 1, which is queued and follows then too.
+    # Job 2 has a key of each kind: that of 0, which is in flight, and that of 1, which is
+    # queued and follows then too.
     keys, pipeline_keys = ([1, 2, 1], [0, 7, 7]) if second else ([1, 2, 2], [7, 0, 7])
     scheduler = Scheduler(job_graph(3, keys=keys, pipeline_keys=pipeline_keys), 1, STREAM)
     scheduler.enter(some([0, 1]), Priority.SOON)
@@ -386,10 +387,10 @@ def test_a_long_job_does_not_wait_for_its_home() -> None:
 
 
 def homes(shared: str, batch_limit: int = 1) -> Scheduler:
-    """Two workers have created a long job each, 0 and 1; of the short jobs 2 and 3, each may share something with one.
+    """Two workers have created a long job each, 0 and 1; the short jobs 2 and 3 may share something with one.
 
-    With "library" and "module" 2 is at home with worker 0, and 3 with worker 1. With "new module" 3 has a module that
-    nothing was created of yet.
+    With "library" and "module" 2 is at home with worker 0, and 3 with worker 1. With "new module" 3 has a
+    module that nothing was created of yet.
     """
     links: dict[int, Sequence[int]] | None = {2: [0], 3: [1]} if shared == "library" else None
     staged: dict[int, Sequence[int]] | None = None
@@ -427,7 +428,8 @@ def test_what_is_at_home_nowhere_suits_everybody() -> None:
 
 
 def test_libraries_that_were_created_in_one_batch_are_a_home_each() -> None:
-    # 0 is there to be measured, so that batches of more than one are cut after it; libraries 1..4 and their linkers.
+    # 0 is there to be measured, so that batches of more than one are cut after it;
+    # libraries 1..4 and their linkers.
     links = {5: [1], 6: [2], 7: [3], 8: [4]}
     costs = [30 * MS, *[4 * MS] * 4, *[1 * MS] * 4, *[1 * MS] * 400]
     priorities = [Priority.NOW] * 9 + [Priority.BACKGROUND] * 400
@@ -532,7 +534,8 @@ def test_what_is_exempt_begins_after_the_deadline() -> None:
 
 
 def test_the_one_job_of_a_short_time_is_not_one_that_was_cancelled() -> None:
-    # So many long ones that the shorter ones, which are gone, are not come to before the shortest is looked for.
+    # So many long ones that the shorter ones, which are gone, are not come to before
+    # the shortest is looked for.
     costs = [*[80 * MS] * 40, *[20 * MS] * 5]
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
     scheduler = Scheduler(job_graph(45, costs=costs), 1, options)

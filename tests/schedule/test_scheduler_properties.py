@@ -211,7 +211,8 @@ class Schedule(RuleBasedStateMachine):
             asked -= missed  # should they be assigned again, it is not what was cancelled
         for job in missed:
             del self.assigned[job]
-            # One that was cancelled meanwhile is gone, unless another job links it; so is what links one that failed.
+            # One that was cancelled meanwhile is gone, unless another job links it; so is
+            # what links one that failed.
             left = {JobState.WAITING, JobState.UNASSIGNABLE}
             if flags[job] & UNWANTED:
                 left.add(JobState.CANCELLED)

@@ -1,7 +1,8 @@
 """No batch is larger than a worker's share of what is left, followers included, whatever keys and costs say.
 
-Virtual time: workers take batches, and time passes by what jobs really cost. The sets are real ones; the driver is one
-that takes 20 to 40 ms for a pipeline, of which nothing that is known before says how long each takes.
+Virtual time: workers take batches, and time passes by what jobs really cost. The sets are real
+ones; the driver is one that takes 20 to 40 ms for a pipeline, of which nothing that is known
+before says how long each takes.
 """
 
 from __future__ import annotations
@@ -206,7 +207,8 @@ def test_few_followers_are_waited_for_and_so_are_all_where_hits_are_not_told() -
 
 
 def test_who_has_the_state_of_a_follower_that_is_let_go_follows_that() -> None:
-    # 2 has the state of 1, and 1 the second-level key of 0. Those keys are wrong, which those who follow 3 show.
+    # 2 has the state of 1, and 1 the second-level key of 0. Those keys are wrong, which
+    # those who follow 3 show.
     graph = job_graph(7, keys=[1, 2, 2, 3, 4, 5, 6], pipeline_keys=[7, 7, 0, 8, 8, 8, 8], costs=[10**7] * 7)
     scheduler = Scheduler(graph, 8, ScheduleOptions())
     assert [scheduler.leader_of(job) for job in range(4)] == [0, 0, 0, 3]

@@ -1,6 +1,7 @@
-"""docs/capturing.md, for real: a program that we did not write, recorded by Fossilize's layer under Xvfb, compiled here.
+"""docs/capturing.md, for real: a program that is not ours, recorded under Xvfb, and compiled here.
 
-No package has the layer, so a machine names its folder in ORCHESTRATOR_FOSSILIZE_LAYER, or the test is skipped.
+No package has the layer, so a machine names its folder in ORCHESTRATOR_FOSSILIZE_LAYER,
+or the test is skipped.
 """
 
 from __future__ import annotations

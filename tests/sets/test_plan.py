@@ -1,4 +1,4 @@
-"""A set's plan holds what decoding gave, byte for byte, and damage never becomes an image that points outside.
+"""A set's plan holds what decoding gave, byte for byte, and of damage no image comes that points outside.
 
 How long: some hundred damaged plans; ORCHESTRATOR_DAMAGED_PLANS=10000 makes it so many.
 """
@@ -172,9 +172,10 @@ def test_damaged_plans_are_refused_or_stay_inside(planned: tuple[SetPlan, bytes]
 
 
 ARRAYS = [
-    "pointer_slots", "pointer_targets", "object_slots", "object_slot_object", "module_slots", "module_slot_module",
-    "module_slot_start", "library_slots", "library_slot_pipeline", "library_slot_start", "object_start",
-    "object_index", "feedback_next", "flags2_slots",
+    "pointer_slots", "pointer_targets", "object_slots", "object_slot_object",
+    "module_slots", "module_slot_module", "module_slot_start",
+    "library_slots", "library_slot_pipeline", "library_slot_start",
+    "object_start", "object_index", "feedback_next", "flags2_slots",
 ]  # fmt: skip
 
 

@@ -34,14 +34,14 @@ ROBUST = {
 
 
 class Captured(MemoryRecords):
-    """Records of an application as a capture has them: it does not know of features that captures cannot record."""
+    """An application's records as a capture has them: without the features that captures cannot record."""
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
         return super().add(tag, key, payload.replace(b',"othersAsNeeded":true', b""))
 
 
 class Set:
-    """A set under construction: a plain pipeline, one with robustness levels of its own, one with a geometry shader."""
+    """A set under construction: a plain pipeline, one with robustness levels, one with a geometry shader."""
 
     def __init__(self, *, captured: bool = True, **application: Any) -> None:
         self.records = Captured("test") if captured else MemoryRecords("test")
@@ -108,7 +108,7 @@ def test_what_was_not_recorded_and_is_needed_makes_a_group_of_its_own() -> None:
 
 
 def test_a_packed_set_has_what_its_pipelines_need_and_nothing_else() -> None:
-    """What was packed says all of it: so the pipeline that needs more than its application said is apart here too."""
+    """What was packed says it all: what needs more than its application said is apart here too."""
     given = Set(name="game", captured=False)
     recorded, more = groups_of(given, Opener())
     assert keys(recorded) == {given.plain, given.geometry}
@@ -214,11 +214,13 @@ def test_shards_are_disjoint_complete_and_stable() -> None:
     jobs = [PipelineJob(key << 32, kind) for kind in PipelineKind for key in range(500)]
     shards = [Subset(number, 4).of(jobs) for number in range(1, 5)]
     assert sorted(job for shard in shards for job in shard) == sorted(jobs)
-    # Keys whose low bits are all the same are spread as well: 375 in each, give or take four standard deviations.
+    # Keys whose low bits are all the same are spread as well: 375 in each, give or take
+    # four standard deviations.
     assert all(300 < len(shard) < 450 for shard in shards)
     shuffled = random.Random(1).sample(jobs, len(jobs))
     assert [set(Subset(number, 4).of(shuffled)) for number in range(1, 5)] == [set(shard) for shard in shards]
-    # Machines of different versions must agree. The first number of SplitMix64 from seed 0 is in its publication.
+    # Machines of different versions must agree. The first number of SplitMix64 from seed
+    # 0 is in its publication.
     job = PipelineJob(0x9E3779B97F4A7C15, PipelineKind.COMPUTE)
     assert job in Subset(0xE220A8397B1DCDAF % 1009 + 1, 1009)
 
@@ -286,7 +288,7 @@ Shape = dict[str, tuple[set[int], set[tuple[int, bool]]]]
 
 
 def shape(groups: list[OpenedGroup]) -> Shape:
-    """By what the device is opened as: the pipelines that were asked for and are in images, and the problems."""
+    """By what the device is opened as: what was asked for, what is in images, and the problems."""
     found: Shape = {}
     for each in groups:
         asked, problems = found.setdefault(repr(each.group.request), (set(), set()))

@@ -1,4 +1,4 @@
-"""The store of binaries: what it promises, against a model, a bound, other processes, and a file that lies."""
+"""The store of binaries: its promises, against a model, a bound, other processes, and a file that lies."""
 
 from __future__ import annotations
 
@@ -637,7 +637,8 @@ from tests.stores.test_binary_store import GENERATION, content, pipeline
 first = int(sys.argv[2])
 with BinaryStore.open(Path(sys.argv[1]), bound_bytes=4 << 30) as store:
     for number in range(first, first + 100_000, 4):
-        store.put(GENERATION, [pipeline(state, content(state), b"common" * 200) for state in range(number, number + 4)])
+        states = range(number, number + 4)
+        store.put(GENERATION, [pipeline(state, content(state), b"common" * 200) for state in states])
         if number % 3 == 0:
             store.touch(GENERATION, [b"state %d" % number], grain_s=0)
         print(number, flush=True)

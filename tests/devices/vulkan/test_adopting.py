@@ -1,4 +1,4 @@
-"""Devices of a host: adopted by integers, with what the host says that it enabled; and opened with what it wishes for."""
+"""Devices of a host: adopted by integers, with what the host says it enabled; and opened with its wishes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Batches on real drivers: what reaches the driver when pipelines are created.
 
-Each pipeline is created once and stands at its place, with its own flags and chain, whatever kinds a batch mixes, however
-large it is, and on a device that gives no feedback.
+Each pipeline is created once and stands at its place, with its own flags and chain, whatever kinds a batch
+mixes, however large it is, and on a device that gives no feedback.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def image_for(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
 
 
 def some_of_each_kind(image: CreateInfoImage) -> dict[PipelineKind, list[int]]:
-    """A few pipelines of each kind that link nothing and share no module, so that none is like another, by kind."""
+    """By kind, a few pipelines that link nothing and share no module, so that none is like another."""
     found: dict[PipelineKind, list[int]] = {kind: [] for kind in PipelineKind}
     seen: set[int] = set()
     for index in range(len(image)):
@@ -191,7 +191,8 @@ def test_a_batch_of_mixed_kinds_creates_each_pipeline_once(
     )
     assert len({name for name, _ in calls}) == len(by_kind)
     device.destroy_pipelines(batch.handles)
-    # Nothing is asked of the driver for a kind that is not in a batch: it must not be called for no pipelines.
+    # Nothing is asked of the driver for a kind that is not in a batch: it must not be
+    # called for no pipelines.
     calls.clear()
     two_kinds = as_indices([by_kind[PipelineKind.COMPUTE][0], by_kind[PipelineKind.GRAPHICS][0]])
     assert not device.create_pipelines(prepared, two_kinds, NO_SOURCE).results.any()
@@ -369,7 +370,8 @@ def test_without_feedback_the_rest_of_each_chain_stays(
 @pytest.mark.driver(NAVI21)
 @pytest.mark.parametrize("count", [4096, 4097])
 def test_a_batch_may_be_larger_than_any_that_is_usual(count: int, opened: Open, sample: PipelineSet) -> None:
-    # 4096 create feedbacks are what is cleared without asking for memory, and 4096 handles what is kept at hand.
+    # 4096 create feedbacks are what is cleared without asking for memory, and 4096
+    # handles what is kept at hand.
     device = opened(NAVI21)
     image = image_for(device, sample)
     (index,) = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))[:1].tolist()
@@ -390,7 +392,7 @@ def test_a_batch_may_be_larger_than_any_that_is_usual(count: int, opened: Open, 
 def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
     opened: Open, sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As NVIDIA's driver needs it for ray tracing; RADV stands in for it, and gives the same results either way."""
+    """As NVIDIA's driver needs it for ray tracing; RADV stands in for it, with equal results either way."""
     device = opened(NAVI21)
     image = image_for(device, sample)
     rays = as_indices(

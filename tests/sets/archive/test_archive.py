@@ -237,7 +237,7 @@ def test_breaks_are_looked_behind_only_so_often(path: Path) -> None:
 
 
 def stored_record(payload: bytes, *, deflated: bool) -> bytes:
-    """A record whose payload stands in the file as it is: raw, or in a zlib stream that does not compress, unchecked."""
+    """An unchecked record whose payload stands in the file: raw, or in zlib that does not compress."""
     if not deflated:
         return record(1, 5, payload)
     whole = bytearray(record(1, 5, zlib.compress(payload, 0), crc=0, size=len(payload)))
@@ -259,8 +259,8 @@ def test_what_looks_like_a_record_inside_a_good_one_is_its_payload(path: Path, d
 
 @pytest.mark.parametrize(("liars", "found"), [(1, True), (4, False)])
 def test_searches_and_proofs_together_cost_so_much_only(path: Path, liars: int, found: bool) -> None:
-    # The first break is followed by a long stretch without a header. Behind it records lie within one another, each of
-    # which claims to end at the second break, so that each is hashed to that end.
+    # The first break is followed by a long stretch without a header. Behind it records lie within one
+    # another, each of which claims to end at the second break, so that each is hashed to that end.
     inside = bytes(40_000)
     for number in range(liars):
         inside = record(1, 0x10 + number, inside, crc=1)

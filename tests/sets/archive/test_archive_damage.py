@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def use_everything(path: Path) -> dict[tuple[int, int], bytes]:
-    """Everything that can be done with a set; what could be read. Lets only typed errors pass, and catches them."""
+    """Everything that can be done with a set; what could be read. Catches typed errors, and no others."""
     loaded = {}
     with PipelineSet.open(path) as pipelines:
         for tag in RecordTag:
@@ -112,7 +112,8 @@ def test_one_flipped_bit_costs_at_most_the_record_it_is_in(path: Path, bit: int)
     damaged[bit // 8] ^= 1 << bit % 8
     path.write_bytes(damaged)
     loaded = use_everything(path)
-    # A flipped name may be that of another record, which it then hides if it comes first; its bytes stay its own.
+    # A flipped name may be that of another record, which it then hides if it comes
+    # first; its bytes stay its own.
     in_a_name = any(begin <= bit // 8 < begin + 40 for _, begin, _ in SPANS)
     for name, begin, end in SPANS:
         if not begin <= bit // 8 < end:

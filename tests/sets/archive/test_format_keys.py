@@ -1,4 +1,4 @@
-"""A set that we pack has the format's own keys: it merges with a capture, and the format's tool keeps every key."""
+"""A set that we pack has the format's own keys: it merges with a capture, and Fossilize keeps every key."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOOL = "ORCHESTRATOR_FOSSILIZE_REHASH"
 
 
 def members_of(structure: str, document: dict[str, Any]) -> dict[str, Any]:
-    """A captured structure as somebody would describe it: handles as keys, chains by the names of structures."""
+    """A captured structure as somebody would describe it: handles as keys, chains by structures' names."""
     struct = registry().struct(structure)
     found: dict[str, Any] = {}
     for member in flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members:
@@ -104,7 +104,7 @@ def test_a_capture_and_a_pack_of_the_same_are_one_set(name: str, corpora: Path, 
 
 
 def rehashed(path: Path, output: Path) -> Archive:
-    """What the format's own tool makes of an archive: every record that it reads, under the key that it computes.
+    """What the format's own tool makes of an archive: what it reads, under the keys that it computes.
 
     It passes over ray-tracing pipelines, and knows no structure that recorders do not know.
     """

@@ -1,4 +1,4 @@
-"""Every record is proved by its key; what is altered or misnamed is named, and what cannot be judged is left alone."""
+"""Every record is proved by its key: what is altered or misnamed is named, what nobody can judge stays."""
 
 from __future__ import annotations
 

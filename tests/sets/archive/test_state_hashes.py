@@ -1,4 +1,4 @@
-"""Keys are the format's: words by hand, members that do not count, rules of older recorders, captured keys."""
+"""Keys are the format's: words by hand, members without a say, rules of older recorders, captured keys."""
 
 from __future__ import annotations
 

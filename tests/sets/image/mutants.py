@@ -1,9 +1,9 @@
 """Mutants of good documents: one record of a good pipeline changed at random, the rest as it was.
 
 A mutant is made of a pipeline of the sample set: one record that it refers to, or its own, gets one to three
-changes (a value of another kind or range, something left out, repeated, cut or moved, a structure chained that
-does not belong there), and the pipeline and what lies between get names of their own. So thousands of mutants
-make one set. The same seed gives the same mutants.
+changes (a value of another kind or range, something left out, repeated, cut or moved, a structure chained
+that does not belong there), and the pipeline and what lies between get names of their own. So thousands of
+mutants make one set. The same seed gives the same mutants.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from orchestrator.sets.sample import sample_path
 Key = tuple[RecordTag, int]
 
 _VALUES: Final[tuple[Any, ...]] = (
-    None, True, False, 0, 1, 2, 3, 255, 256, -1, -2, -(1 << 31), 0x7FFFFFFF, 0x80000000, 0xFFFFFFFE, 0xFFFFFFFF,
-    1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, 10**40, 0.5, -1.5, 1e300, 1e-300,
+    None, True, False, 0, 1, 2, 3, 255, 256, -1, -2, -(1 << 31), 0x7FFFFFFF, 0x80000000,
+    0xFFFFFFFE, 0xFFFFFFFF, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64, 10**40,
+    0.5, -1.5, 1e300, 1e-300,
     "", "main", "\0", "0" * 16, "f" * 16, "A" * 16, "zz", "AAAA", "é" * 9,
     [], [[]], [None], [0], [{}], ["0" * 16], {}, {"sType": 0}, [0] * 40, [-1, -1],
 )  # fmt: skip
@@ -103,8 +104,12 @@ class Mutants:
             return "nothing is left"
         holder, at, name = self._random.choice(places)
         ways: tuple[Callable[[Any, Any], str], ...] = (
-            self._replace, self._replace, self._replace, self._remove, self._resize, self._chain, self._rename,
-        )  # fmt: skip
+            *(self._replace,) * 3,
+            self._remove,
+            self._resize,
+            self._chain,
+            self._rename,
+        )
         return f"{name} {self._random.choice(ways)(holder, at)}"
 
     def _replace(self, holder: Any, at: Any) -> str:

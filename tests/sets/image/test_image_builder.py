@@ -382,7 +382,7 @@ def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one
 
 
 def test_one_malformed_record_leaves_the_others_alone() -> None:
-    """A binding without descriptorCount in a layout with flags, a negative dynamic state, an absurd binding."""
+    """A binding without descriptorCount in a layout with flags, a negative dynamic state, an absurd one."""
     records = Records()
     inline = {"binding": 0, "descriptorType": 1000138000, "stageFlags": 32}
     flags = {"sType": 1000161000, "bindingFlags": [1]}
@@ -551,7 +551,7 @@ def shared_stage(records: Records, key: int, info: dict[str, Any] | None, *, use
 
 
 def test_shared_memory_that_the_device_has_not_is_unsupported() -> None:
-    """Drivers divide by the number of workgroups that fit: RADV ends with SIGFPE. Unused variables do not count."""
+    """Drivers divide by how many workgroups fit: RADV ends with SIGFPE. Unused variables do not count."""
     records = Records()
     shared_stage(records, 1, None)
     shared_stage(records, 2, specialized(bytes((0, 32, 0, 0)), (0, 0, 4)))

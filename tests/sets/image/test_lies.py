@@ -1,7 +1,7 @@
 """Documents that lie about their counts, arrays and handles.
 
-Every structure of the registry that records can hold, each way of lying about it (lies.py): the document fails
-with the member named, and nothing that is given to a driver makes it read outside of an array.
+Every structure of the registry that records can hold, each way of lying about it (lies.py): the document
+fails with the member named, and nothing that is given to a driver makes it read outside of an array.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compute shaders that do one atomic operation, assembled from words; all of them valid where the operation is."""
+"""Compute shaders that do one atomic operation, assembled from words; valid where the operation is."""
 
 from __future__ import annotations
 

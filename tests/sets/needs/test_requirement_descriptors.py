@@ -1,4 +1,4 @@
-"""Limits on the descriptors of pipeline layouts: every row of the table, how counts are made, and real drivers."""
+"""Limits on descriptors of pipeline layouts: every row of the table, how they are counted, real drivers."""
 
 from __future__ import annotations
 
@@ -39,9 +39,15 @@ Binding = tuple[int, int, int]  # VkDescriptorType, descriptors, stages
 def counted(*bindings: Binding, flags: int = 0) -> DescriptorCounts:
     """A set layout of bindings, counted."""
     values = [
-        make("VkDescriptorSetLayoutBinding", binding=at, descriptorType=kind, descriptorCount=count, stageFlags=stages)
+        make(
+            "VkDescriptorSetLayoutBinding",
+            binding=at,
+            descriptorType=kind,
+            descriptorCount=count,
+            stageFlags=stages,
+        )
         for at, (kind, count, stages) in enumerate(bindings)
-    ]  # fmt: skip
+    ]
     return count_descriptors(make("VkDescriptorSetLayoutCreateInfo", flags=flags, pBindings=values))
 
 

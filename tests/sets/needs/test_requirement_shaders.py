@@ -20,7 +20,8 @@ from tests.sets.needs.fake_capabilities import Bare, Everything, chain, make, ve
 from tests.sets.spirv.shader_words import VOID_FUNCTION, assemble, compute_module, words_of
 
 LIMITS = "VkPhysicalDeviceLimits"
-# Captured layouts with one more sampler than lavapipe allows; those who counted its pipelines left these out too.
+# Captured layouts with one more sampler than lavapipe allows; those who counted its
+# pipelines left these out too.
 SAMPLERS = f"property {LIMITS}::maxPerStageDescriptorSamplers 1000000 < 1000001"
 ROOMY: dict[tuple[str, str], int | float | tuple[int, ...]] = {
     (LIMITS, "maxComputeWorkGroupSize"): (128, 128, 64),
@@ -198,7 +199,8 @@ def test_subgroups_of_a_workgroup() -> None:
         }
     )
     assert stage(wide, compute_module(local_size=(32, 1, 1)), flags=2) == (
-        "property VkPhysicalDeviceVulkan11Properties::subgroupSize 64, of which 32 invocations in x fill none or not all"
+        "property VkPhysicalDeviceVulkan11Properties::subgroupSize 64, "
+        "of which 32 invocations in x fill none or not all"
     )
     assert stage(wide, compute_module(local_size=(32, 1, 1)), flags=3) is None
     assert stage(wide, compute_module(local_size=(64, 1, 1)), flags=2) is None

@@ -1,9 +1,9 @@
 """Kills that are aimed: at the load, at the save, and at the rename, four processes at a time on one file.
 
-Each process loads, compiles its next pipeline, saves and acknowledges, and kills itself (SIGKILL) at the aim as
-often as a seeded choice says. Whoever watches them starts the next, and says what it saw (`settle_death`). It
-forgives as many deaths as it runs processes: so many may not have been told yet. Without it, one process at a
-time, a load between two deaths clears the first.
+Each process loads, compiles its next pipeline, saves and acknowledges, and kills itself (SIGKILL) at the aim
+as often as a seeded choice says. Whoever watches them starts the next, and says what it saw (`settle_death`).
+It forgives as many deaths as it runs processes: so many may not have been told yet. Without it, one process
+at a time, a load between two deaths clears the first.
 
 ORCHESTRATOR_AIMED_KILLS says how many, for a longer run.
 """

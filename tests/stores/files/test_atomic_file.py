@@ -329,7 +329,7 @@ FILE = Path("/home/me/cache/x.file")
         (
             {FILE: 0o600},
             7,
-            "the file /home/me/cache/x.file belongs to user 7 and not to user 1000, who runs this (mode 0600)",
+            f"the file {FILE} belongs to user 7 and not to user 1000, who runs this (mode 0600)",
         ),
     ],
 )

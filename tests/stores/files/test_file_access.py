@@ -15,8 +15,8 @@ SHIM = FOLDER / "files" / "atomic_file.py"
 # What of it makes the calls; the rest of the module goes through these, like every other one.
 REAL = {"FileOperations", "lock_byte", "_boot_id", "_owned", "_status"}
 
-# LMDB makes its own calls, which no shim can fail: there the real file is damaged, filled and read-only, and processes
-# are killed (test_binary_store.py). What proves the file maps it as LMDB does.
+# LMDB makes its own calls, which no shim can fail: there the real file is damaged, filled and read-only, and
+# processes are killed (test_binary_store.py). What proves the file maps it as LMDB does.
 OF_LMDB = {FOLDER / "binary_store.py", FOLDER / "lmdb_file.py"}
 
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
