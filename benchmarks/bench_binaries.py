@@ -1,21 +1,26 @@
-"""Question: is a store of pipeline binaries as fast as the driver's pipeline cache, and what memory do binaries take?
+"""Question: is a store of pipeline binaries as fast as the driver's cache, and what memory do they take?
 
-Whole processes, warm, in turn: mode binaries, the driver's cache in two topologies, and the first of those once more as
-the A/A control. Then, in processes of their own: what the driver says of its binaries and its keys, what its own cache
-has when that is on, what the calls take, and what memory so many binaries take while they are held and after they were
-destroyed. It needs the package and its dependencies, and the sets. A JSON line a sample; at the end of each set one a figure
-("figure" is in it): of each contender, and as a ratio to the cache, pair by pair.
+Whole processes, warm, in turn: mode binaries, the driver's cache in two topologies, and the first of those
+once more as the A/A control. Then, in processes of their own: what the driver says of its binaries and its
+keys, what its own cache has when that is on, what the calls take, and what memory so many binaries take
+while they are held and after they were destroyed. It needs the package and its dependencies, and the sets.
+A JSON line a sample; at the end of each set one a figure ("figure" is in it): of each contender, and as a
+ratio to the cache, pair by pair.
 
     wall_s, cpu_s, peak_mib   of the whole process, from outside: fork to reaping
-    look_up_s, created        of mode binaries: the one pass before the first pipeline; pipelines made from binaries
-    *_us                      CPU time of one pipeline: its binaries made of data, itself made of those, or taken from a cache
+    look_up_s, created        of mode binaries: the one pass before the first pipeline; pipelines made from
+                              binaries
+    *_us                      CPU time of one pipeline: its binaries made of data, itself made of those, or
+                              taken from a cache
     virtual, resident         MiB more than before, held and after release
-    own_cache_*               pipelines of those asked for that the driver's own cache had, empty and after compiling: by
-                              modules and by identifiers alone; in the process that compiled, and in a new one
-    keys, key_*               different keys of the driver, and pipelines of each kind with the lists of their modules
+    own_cache_*               pipelines of those asked for that the driver's own cache had, empty and after
+                              compiling: by modules and by identifiers alone; in the process that compiled,
+                              and in a new one
+    keys, key_*               different keys of the driver, and pipelines of each kind with the lists of their
+                              modules
 
-Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken out of
-the environment. On a busy machine compare CPU time.
+Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken
+out of the environment. On a busy machine compare CPU time.
 
 Command: python benchmarks/bench_binaries.py --device radv:navi21 --samples 7 --output FILE SET.foz...
          python benchmarks/bench_binaries.py --device nvidia --workers 16 --output FILE SET.foz...
@@ -175,7 +180,7 @@ def said(able: PipelineBinaries, prepared: PreparedPipelines) -> Figures:
 
 
 def own_cache(job: Job) -> Figures:
-    """What the driver's own cache, which is on in this process, has of a set; compiles it where the job says so."""
+    """What the driver's own cache, on in this process, has of a set; compiles it where the job says so."""
 
     def opener(request: DeviceRequest) -> Device:
         return open_device(job["device"], request=request, driver_caches=True)

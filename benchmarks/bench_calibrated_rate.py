@@ -2,11 +2,12 @@
 
 Both for the same set, device, mode, workers and start, each in a fresh process, interleaved:
 
-    compile      `orchestrator compile`: `compile_set`, cold in an empty directory, warm with the cache file of a run before
+    compile      `orchestrator compile`: `compile_set`, cold in an empty directory, warm with the cache file
+                 of a run before
     calibration  the sample that `orchestrator calibrate` takes
 
-The rate is pipelines over the time from the first job to the barrier. A warm sample of a calibration passes over the
-set several times; `--passes 1` makes it as long as the compile's run.
+The rate is pipelines over the time from the first job to the barrier. A warm sample of a calibration passes
+over the set several times; `--passes 1` makes it as long as the compile's run.
 
 Command: python benchmarks/bench_calibrated_rate.py --device radv:navi21 --set SET.foz --output FILE
 """

@@ -2,8 +2,8 @@
 
 How quickly does a set become create infos: archive to records, records to one image for a device?
 
-The plan is what `compile` keeps of a decoded set: its contender proves and takes the bytes of one, in place of
-reading records and decoding them.
+The plan is what `compile` keeps of a decoded set: its contender proves and takes the bytes of one, in place
+of reading records and decoding them.
 
 The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded
 and no driver is loaded. Files are in the page cache after the warm-up.

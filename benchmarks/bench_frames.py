@@ -1,8 +1,8 @@
 """What a session adds to the frames of a host in Python, at 60 Hz, with 3 ms of the host's own work in each.
 
-Each sample is a process: it opens the set's device, measures 150 frames without a session, then frames with a session
-beside them until all pipelines are created, in fresh caches. A frame is a fixed amount of Python (3 ms alone), `poll`
-where there is a session, and sleep until the next frame is due.
+Each sample is a process: it opens the set's device, measures 150 frames without a session, then frames with a
+session beside them until all pipelines are created, in fresh caches. A frame is a fixed amount of Python (3
+ms alone), `poll` where there is a session, and sleep until the next frame is due.
 
 added_*      how much longer work and poll took than the median of the frames without a session
 beside_*     the same of the frames without a session: what the machine does by itself
@@ -10,8 +10,9 @@ poll_*       what `poll` took, of that; poll_cpu_* on the processor, which no ot
 late         frames that were over 18 ms after the one before them, in percent; alone_late without a session
 rate         pipelines a second; `unpaced` is run_pipelines without a host, by as many workers
 
-Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval`, the interpreter's
-switch interval at 0.5 ms in place of 5 ms; `child`, the run in a process of its own. `hits` must be 0.
+Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval`,
+the interpreter's switch interval at 0.5 ms in place of 5 ms; `child`, the run in a process of
+its own. `hits` must be 0.
 
 What this cannot show: a host in C++, whose frames need no interpreter; and more processors than there are.
 

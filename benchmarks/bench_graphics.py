@@ -1,11 +1,13 @@
 """The topology on real graphics sets: matrix and calibration of each set on each driver, within a time limit.
 
-What does a shared cache cost on captured graphics pipelines, cold and warm, and what would `calibrate` choose?
+What does a shared cache cost on captured graphics pipelines, cold and warm, and what would `calibrate`
+choose?
 
-For each driver and set: `orchestrator bench` (shared and per-worker, with all processors), then, where that is
-asked for, `orchestrator calibrate`, which takes as long again and again; each with its share of the time. What a share does
-not allow is left out whole, so that what is there has its pairs and its control. The folder then holds DEVICE-SET.results.jsonl,
-.report.html, .report.csv, .report.md, .calibration.json and .calibration.txt, and README.md with all of it.
+For each driver and set: `orchestrator bench` (shared and per-worker, with all processors), then, where that
+is asked for, `orchestrator calibrate`, which takes as long again and again; each with its share of the time.
+What a share does not allow is left out whole, so that what is there has its pairs and its control. The folder
+then holds DEVICE-SET.results.jsonl, .report.html, .report.csv, .report.md, .calibration.json and
+.calibration.txt, and README.md with all of it.
 
 Command on 16 cores: python benchmarks/bench_graphics.py --sets ../shared/corpora --minutes 8.5 --out OUT
 """
@@ -29,7 +31,8 @@ from orchestrator.run.execution import available_workers
 from orchestrator.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
-# A pipeline takes the second driver several times as long as the first; so does a process until it has a device.
+# A pipeline takes the second driver several times as long as the first; so does a process until it has a
+# device.
 WEIGHTS = {"nvidia": 2.0}
 BENCH_SHARE = 0.25
 START_UP_S = 4.0
@@ -128,9 +131,9 @@ def write_readme(out: Path, minutes: float, stems: list[str], failed: list[str])
     lines = [
         "# Real graphics sets: matrix and calibration",
         "",
-        f"{available_workers()} cores of {processor_name()}; Python {platform.python_version()}, orchestrator {VERSION}. "
-        f"Taken by `benchmarks/bench_graphics.py` in one call of {minutes:g} minutes; the sets are captures of real "
-        "programs, and lie beside the checkout.",
+        f"{available_workers()} cores of {processor_name()}; Python {platform.python_version()}, "
+        f"orchestrator {VERSION}. Taken by `benchmarks/bench_graphics.py` in one call of {minutes:g} "
+        "minutes; the sets are captures of real programs, and lie beside the checkout.",
         "",
     ]
     lines += [f"- failed: {each}" for each in failed]

@@ -1,10 +1,11 @@
 """The same session in a loop, in asyncio and in trio: do they create the same pipelines, at the same rate?
 
-Each sample is a process: it opens the set's device, submits everything to a session with fresh caches, and waits as
-such a program does: a loop polls 60 times a second, asyncio awaits the ticket's future, trio the ticket.
+Each sample is a process: it opens the set's device, submits everything to a session with fresh
+caches, and waits as such a program does: a loop polls 60 times a second, asyncio awaits the
+ticket's future, trio the ticket.
 
 rate         pipelines a second, from the first submit to the report's barrier
-cpu_rate     pipelines a second of processor time of the whole process, which other programs of the machine disturb less
+cpu_rate     pipelines a second of processor time of the whole process, which other programs disturb less
 same         a hash over what became of each pipeline, by key; the script fails where hosts differ in it
 
 The first host is measured twice in each round: what the ratio of the two shows is noise.

@@ -1,24 +1,25 @@
-"""Question: from process start to all pipelines, are identifiers faster than translating, or than SPIR-V on disk?
+"""Question: from process start to all pipelines, do identifiers beat translating, or SPIR-V on disk?
 
 Whole processes in turn, each a program that calls `compile_set` with a primed cache file in mode shared:
 
-    identifiers       the archive has no SPIR-V; identifiers are known, and the provider is there and not needed
+    identifiers       the archive has no SPIR-V; identifiers are known, and the provider is not needed
     translate         the archive has no SPIR-V, no identifier is known: every shader costs its translation
     stored            the archive has all SPIR-V, deflated, which is read and inflated
     ... (again)       identifiers once more: the A/A control
 
-All with the plan of the decoded set, as in every second start, or `--no-plan`, where each decodes its archive.
+All with the plan of the decoded set, as in every second start, or `--no-plan`, where each
+decodes its archive.
 
-A translation burns so much processor time, without the GIL, as `--cost-ms` says; as many run at a time as there are
-workers.
+A translation burns so much processor time, without the GIL, as `--cost-ms` says; as many run at a
+time as there are workers.
 
     wall_s, cpu_s     of the whole process, from outside: fork to reaping
     created           pipelines; `without` of them without SPIR-V
     asked, provider_s shaders that were translated, and the time from asking to the answer, summed up
-    bytes             what the contender keeps of shaders on disk: identifiers, or modules as the archive has them
+    bytes             what the contender keeps of shaders on disk: identifiers, or modules as in the archive
 
-Python's byte code must be written: PYTHONDONTWRITEBYTECODE is taken out of the environment. On a busy machine compare
-CPU time.
+Python's byte code must be written: PYTHONDONTWRITEBYTECODE is taken out of the environment. On a
+busy machine compare CPU time.
 
 Command: python benchmarks/bench_identifiers.py --device radv:navi21 --samples 7 --output FILE SET.foz...
 """
@@ -61,7 +62,7 @@ def iterations_of(cost_ms: float) -> int:
 
 
 def copied(path: Path, target: Path, *, code: bool) -> int:
-    """Write the archive anew, deflated, with its shader modules or without; returns how many bytes those take."""
+    """Write the archive anew, deflated, with or without its shader modules; how many bytes those take."""
     with PipelineSet.open(path) as source, ArchiveWriter(target) as writer:
         for tag in RecordTag:
             if tag is not RecordTag.SHADER_MODULE or code:

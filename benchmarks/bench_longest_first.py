@@ -167,8 +167,8 @@ def main() -> None:
     for row in rows:
         off = ", ".join(f"{name[4:]} {row[name]:.0f} %" for name in row if name.startswith("eta_"))
         print(
-            f"round {row['round']} {row['contender']:16} {row['seconds']:.1f} s, {row['over_bound']:.3f} x the bound; "
-            f"time to go off by: {off}",
+            f"round {row['round']} {row['contender']:16} {row['seconds']:.1f} s, {row['over_bound']:.3f} x "
+            f"the bound; time to go off by: {off}",
             file=sys.stderr,
         )
 

@@ -68,7 +68,7 @@ def measure(job: Job) -> Figures:
 
 
 def reading_s() -> float:
-    """What the two readings around a call take, where the thread has to be asked for its run delay each time."""
+    """What the two readings around a call take, where each asks the thread for its run delay."""
     count = 20_000
     with ThreadMeter() as meter:
         began = time.perf_counter()
@@ -119,8 +119,9 @@ def main() -> None:
             rows = compare(__file__, jobs, options, figure="seconds")
             shares = [row["share"] for row in rows if row["round"] >= 0 and row["clocks"]]
             print(
-                f"{name}: readings take {statistics.median(row['reading_us'] for row in rows):.2f} us a call at most, "
-                f"{statistics.median(shares):.2%} of the workers' time [{min(shares):.2%}, {max(shares):.2%}]",
+                f"{name}: readings take {statistics.median(row['reading_us'] for row in rows):.2f} us a call "
+                f"at most, {statistics.median(shares):.2%} of the workers' time [{min(shares):.2%}, "
+                f"{max(shares):.2%}]",
                 file=sys.stderr,
             )
 

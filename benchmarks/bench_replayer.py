@@ -1,18 +1,22 @@
 """Question: what does a whole process take, from a file on disk to the last pipeline, against a replayer?
 
-Both compile the same set on the same device with the same number of threads, first with no cache, then with the one
-that they kept. The replayer is the user's: Fossilize's `fossilize-replay`, built from its public sources. It runs twice
-in each round, which is the A/A control. Contenders take turns; the driver's own caches are off.
+Both compile the same set on the same device with the same number of threads, first with no cache, then
+with the one that they kept. The replayer is the user's: Fossilize's `fossilize-replay`, built from its
+public sources. It runs twice in each round, which is the A/A control. Contenders take turns; the
+driver's own caches are off.
 
-    wall_s, cpu_s, peak_mib   of the whole process, from outside: fork to reaping; CPU time with all that it started
-    clock                     where our process says that its time went, and `told`, the share of wall_s that it tells of
+    wall_s, cpu_s, peak_mib   of the whole process, from outside: fork to reaping; CPU time with all that it
+                              started
+    clock                     where our process says that its time went, and `told`, the share of wall_s that
+                              it tells of
 
 A set of one pipeline is measured in the end against an interpreter that imports what a run needs.
 
-Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken out of
-the environment. On a busy machine compare CPU time.
+Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken
+out of the environment. On a busy machine compare CPU time.
 
-Command: python benchmarks/bench_replayer.py --replayer fossilize-replay --threads 16 --samples 5 --output FILE SET.foz...
+Command: python benchmarks/bench_replayer.py --replayer fossilize-replay --threads 16 --samples 5
+         --output FILE SET.foz...
 """
 
 from __future__ import annotations
@@ -46,7 +50,8 @@ _FIGURES = ("wall_s", "cpu_s", "peak_mib")
 def measured(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Figures:
     """Run a process and wait for it; what it prints goes to a file.
 
-    CPU time is that of all processes that it started, also of those that it does not wait for: a supervised compile is one.
+    CPU time is that of all processes that it started, also of those that it does not wait for: a
+    supervised compile is one.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     cpu_s, peak, wall_s = 0.0, 0, 0.0
@@ -155,7 +160,7 @@ def rounds_of(contest: Contest, set_path: Path, samples: int) -> Iterator[dict[s
 
 
 def alone(contest: Contest, set_path: Path, samples: int) -> Iterator[dict[str, Any]]:
-    """A process for one pipeline, and the interpreter that it cannot do without, in turn; the cache is warm."""
+    """A process for one pipeline, and the interpreter that it needs, in turn; the cache is warm."""
     names = (LIBRARIES, OURS, LIBRARIES + CONTROL)
     contest.take(OURS, set_path, "cold")
     for number in range(-1, samples):

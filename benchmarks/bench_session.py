@@ -108,7 +108,7 @@ async def frames(device: Device, prepared: PreparedPipelines, job: Job) -> Figur
 
 
 def beyond(report: RunReport, begins: npt.NDArray[np.int64]) -> Figures:
-    """How long driver calls went on beyond the budget of the frame that they began in, over all frames with a call."""
+    """How long driver calls outlasted their frame's budget, over all frames with a call."""
     over: dict[int, float] = {}
     avoidable: dict[int, float] = {}
     late = 0

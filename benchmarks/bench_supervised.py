@@ -1,10 +1,11 @@
 """Cost of supervising.
 
-What does compiling in a supervised child cost, against threads in the same process, on a set that never crashes?
+What does compiling in a supervised child cost, against threads in the same process, on a set that never
+crashes?
 
-Each sample is a whole `orchestrator compile` with an empty cache directory, timed from outside, start to end; its CPU
-time is that of all its processes, and says more on a busy machine. `run_s` is the time from the first pipeline to the
-barrier, as the report has it. A set of one pipeline shows what starting costs.
+Each sample is a whole `orchestrator compile` with an empty cache directory, timed from outside, start to end;
+its CPU time is that of all its processes, and says more on a busy machine. `run_s` is the time from the first
+pipeline to the barrier, as the report has it. A set of one pipeline shows what starting costs.
 
 Command: python benchmarks/bench_supervised.py --device radv:navi21 --set sascha.foz --samples 9
 """

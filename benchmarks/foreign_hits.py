@@ -1,20 +1,23 @@
-"""Does what we compile hit in a program that is not ours, on the application's own device, with compiling forbidden?
+"""Does what we compile hit in a program that is not ours, on its own device, with compiling forbidden?
 
-A second run of our own cannot show a miss, since both runs use our device. So each set is compiled by `orchestrator compile`,
-and the driver's bytes of the cache file are given to a replayer that the user names: Fossilize's `fossilize-replay`, built
-from its public sources, never changed. It opens its device from what the capture recorded, and is told to fail where a
-compile would be required. Then the other way round: the replayer fills a cache, and `compile` loads it.
+A second run of our own cannot show a miss, since both runs use our device. So each set is compiled by
+`orchestrator compile`, and the driver's bytes of the cache file are given to a replayer that the user names:
+Fossilize's `fossilize-replay`, built from its public sources, never changed. It opens its device from what
+the capture recorded, and is told to fail where a compile would be required. Then the other way round: the
+replayer fills a cache, and `compile` loads it.
 
     hits       pipelines that the replayer found in our cache
     misses     pipelines for which it would have had to compile
-    own        its misses with a cache that it filled itself: the control, since a driver may keep some pipelines in no cache
+    own        its misses with a cache that it filled itself: the control, since a driver may keep some
+               pipelines in no cache
     theirs     pipelines that `compile` found in the replayer's cache, and how many it compiled all the same
-    left       the others: the replayer does not try them, since its own checks say that the device lacks something, or the driver
-               says nothing of them (RADV of links of libraries)
+    left       the others: the replayer does not try them, since its own checks say that the device lacks
+               something, or the driver says nothing of them (RADV of links of libraries)
 
 The exit code is 1 where more was missed than in the control. Lines of JSON, one a set.
 
-Command: ORCHESTRATOR_REPLAYER=fossilize-replay python benchmarks/foreign_hits.py --device radv:navi21 SET.foz...
+Command: ORCHESTRATOR_REPLAYER=fossilize-replay
+         python benchmarks/foreign_hits.py --device radv:navi21 SET.foz...
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _FORBID = ("--fail-on-pipeline-compile-required", "--skip-pipelines-on-compile-r
 
 
 def replay(program: str, selector: str, archive: Path, cache: Path, *, forbid: bool) -> tuple[int, int]:
-    """Replay a set with a cache of the driver's own bytes, which the replayer writes back; its hits and misses."""
+    """Replay a set with a cache of the driver's own bytes, which it writes back; its hits and misses."""
     environment = {**os.environ, **environment_of(selector)}
     command = [program, "--num-threads", "2", "--on-disk-pipeline-cache", str(cache)]
     done = subprocess.run(
@@ -119,8 +122,9 @@ def main() -> int:
     for archive in given.sets:
         with tempfile.TemporaryDirectory() as folder:
             rows.append(check(program, given.device, archive, Path(folder)))
-        print("{set}: hits {hits} misses {misses} (own {own_misses}) left {left}, theirs {theirs_hits} + {theirs_compiled}"
-              .format(**rows[-1]), file=sys.stderr)  # fmt: skip
+        line = "{set}: hits {hits} misses {misses} (own {own_misses}) left {left}, "
+        line += "theirs {theirs_hits} + {theirs_compiled}"
+        print(line.format(**rows[-1]), file=sys.stderr)
     lines = "".join(json.dumps(each) + "\n" for each in rows)
     if given.output:
         given.output.write_text(lines)

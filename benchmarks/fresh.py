@@ -1,11 +1,12 @@
-"""What the scripts here share: contenders in fresh processes, interleaved, the first one twice as an A/A control.
+"""What the scripts here share: contenders in fresh processes, in turn, the first one twice as an A/A control.
 
-A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns figures. It
-calls itself with --measure JOB for each sample. `opened` gives a job its device and pipelines, `run_now` a run.
+A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns
+figures. It calls itself with --measure JOB for each sample. `opened` gives a job its device and
+pipelines, `run_now` a run.
 
-Guarantees: JSON lines out, and a small table with medians, intervals and ratios. The first round is a warm-up and is
-left out of the table, not of the lines. Every line names the machine, its load, the versions, the script and the
-command; of files it says the name and not the folder, so that lines can be handed on.
+Guarantees: JSON lines out, and a small table with medians, intervals and ratios. The first round is a warm-up
+and is left out of the table, not of the lines. Every line names the machine, its load, the versions, the
+script and the command; of files it says the name and not the folder, so that lines can be handed on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A large set of compute pipelines: shaders of other sets, each with many values of a specialization constant.
+"""A large set of compute pipelines: shaders of other sets, each with many specializations.
 
-The constant is one that no shader has, so all permutations of a shader compile to the same code, in the same time,
-under keys of their own. So a set of any size has the driver's work of a real one, and anyone can make it again.
+The constant is one that no shader has, so all permutations of a shader compile to the same code, in
+the same time, under keys of their own. So a set of any size has the driver's work of a real one,
+and anyone can make it again.
 
 Run as a script it writes the set: python benchmarks/permuted.py OUT.foz --each 100 game.foz other.foz
 """

@@ -1,8 +1,9 @@
-"""What the scripts about warm creation share: a set that is made here, a cache that holds it, and a run over it.
+"""What the scripts about warm creation share: a set made here, a cache that holds it, and a run over it.
 
 The set: permutations of specialization constants of the sample's compute shaders, about a thousand different
-pipelines, so that a cache is neither trivial to look into nor slow to fill, and anyone can make it again. The cache's
-data go through a file from the process that fills it to those that are measured, within one run of a script.
+pipelines, so that a cache is neither trivial to look into nor slow to fill, and anyone can make it
+again. The cache's data go through a file from the process that fills it to those that are measured,
+within one run of a script.
 
 Run as a script it writes the set: python benchmarks/warm.py FOLDER [--every 4]
 """

@@ -2,10 +2,10 @@
 
     python docs/build.py [OUT]      default: build/docs
 
-The pages are README.md and docs/*.md; the reference is made by pdoc from the docstrings of what `orchestrator`
-exports. Needs no network, and the site asks for none. Every link within the site is checked, its anchors too:
-a broken one ends the build with exit code 1. Links to files of the source lead to the reference of their module
-where it is part of the library, else to a copy of the file.
+The pages are README.md and docs/*.md; the reference is made by pdoc from the docstrings of what
+`orchestrator` exports. Needs no network, and the site asks for none. Every link within the site is checked,
+its anchors too: a broken one ends the build with exit code 1. Links to files of the source lead to the
+reference of their module where it is part of the library, else to a copy of the file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ MODULES = ("orchestrator", "orchestrator.testing")
 
 _STYLE = """
 :root { color-scheme: light dark; --text: #222; --back: #fff; --line: #ddd; --code: #f4f4f4; }
-@media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --back: #16191d; --line: #3a4048; --code: #22272e; } }
-body { font: 16px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem; color: var(--text);
-  background: var(--back); } a { color: #2a7ab8; } code, pre { background: var(--code); border-radius: .2rem; }
-pre { padding: .6rem; overflow-x: auto; } table { border-collapse: collapse; display: block; overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6e6e6; --back: #16191d; --line: #3a4048; --code: #22272e; }
+}
+body { font: 16px/1.55 system-ui, sans-serif; margin: 0 auto; max-width: 60rem; padding: 1rem;
+  color: var(--text); background: var(--back); }
+a { color: #2a7ab8; }
+code, pre { background: var(--code); border-radius: .2rem; }
+pre { padding: .6rem; overflow-x: auto; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
 th, td { border: 1px solid var(--line); padding: .2rem .5rem; text-align: left; vertical-align: top; }
 nav { border-bottom: 1px solid var(--line); padding-bottom: .5rem; font-size: .9rem; }
 """
@@ -93,7 +98,7 @@ def build(out: Path) -> list[str]:
 
 
 def _without_inherited(text: str) -> str:
-    """A page of pdoc's without its links to members that a class inherits, which have no place of their own."""
+    """A page of pdoc's without its links to inherited members, which have no place of their own."""
     places = Page(text).places
     return re.sub(
         r'<a href="#([^"]+)">(.*?)</a>',

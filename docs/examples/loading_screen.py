@@ -1,11 +1,11 @@
 """A loading screen to look at: a window with its own VkDevice, a bar while pipelines come in, then the scene.
 
-    python loading_screen.py                         a window (needs the PyPI packages vulkan and glfw, and a display)
+    python loading_screen.py                         a window (needs a display, and from PyPI vulkan and glfw)
     python loading_screen.py --headless --save DIR   no window: DIR/loading.png and DIR/scene.png
 
-The host creates instance and device with the PyPI package `vulkan` and owns them. The session runs beside the frame
-loop, on the adopted device; the loop only looks, once a frame. The bar needs no pipeline: vkCmdClearAttachments draws
-it. The scene is 48 tiles, each with the pipeline that the session made for it.
+The host creates instance and device with the PyPI package `vulkan` and owns them. The session runs beside the
+frame loop, on the adopted device; the loop only looks, once a frame. The bar needs no pipeline:
+vkCmdClearAttachments draws it. The scene is 48 tiles, each with the pipeline that the session made for it.
 
 With --step it stops half-way and at the end, says so, and goes on with the next line of stdin.
 """
@@ -228,7 +228,7 @@ class Window:
         )
 
     def show(self) -> bool:
-        """Copy the canvas, for which the host's commands are still open, to the window; False when it is closed."""
+        """Copy the canvas, whose commands the host has still open, to the window; False when it is closed."""
         host, image_layout = self.host, vk.VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL
         index = self._acquire(host.device, self.swapchain, 10**10, self._ready, None)
         image = self.images[index]
@@ -373,7 +373,7 @@ def write_png(path: Path, pixels: bytes) -> None:
 
 
 def opener_on(host: Host) -> Any:
-    """What the session calls in its own thread: adopt the host's device, and prepare the scene's pipelines on it."""
+    """What the session calls in its thread: adopt the host's device, and prepare the scene's pipelines."""
 
     def opener() -> Any:
         device = adopt_device(

@@ -1,7 +1,7 @@
 """A translator of the smallest shading language there is, as the provider of docs/identifiers.md.
 
-A shader is a text such as "mul 3; add 7": what is done with every element of a buffer. `spirv_of` makes a compute
-shader of it. A real translation layer has DXBC or its like in the place of the text, and more to do.
+A shader is a text such as "mul 3; add 7": what is done with every element of a buffer. `spirv_of` makes a
+compute shader of it. A real translation layer has DXBC or its like in the place of the text, and more to do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 import struct
 
 REVISION = "buffer language 1"
-"""Another text where the same shader may give other SPIR-V: the version of the translator, and its settings."""
+"""Another text where a shader may give other SPIR-V: the version of the translator, and its settings."""
 
 _OPERATIONS = {"add": 128, "sub": 130, "mul": 132, "and": 199, "or": 197, "xor": 198}  # OpIAdd, OpISub, ...
 
