@@ -5,10 +5,10 @@ Guarantees:
   help opens no driver and loads no numpy.
 - A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
   its traceback, because it is what a report needs, and has an exit code of its own.
-- A reader that goes away (`orchestrator list x | head`) ends the program quietly. A stdout that cannot be written
-  is exit code 2; a stderr that cannot be written changes nothing.
-- A signal that asks it to end before a verb has begun, or a verb that saves nothing, ends it with 130 and, with
-  --json, a document.
+- A reader that goes away (`orchestrator list x | head`) ends the program quietly. A stdout that cannot be
+  written is exit code 2; a stderr that cannot be written changes nothing.
+- A signal that asks it to end before a verb has begun, or a verb that saves nothing, ends it with 130
+  and, with --json, a document.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(tokens, results, json=json)
             results.flush()
         except BrokenPipeError:
-            # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its end.
+            # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its
+            # end.
             discard(sys.stdout)
             return ExitCode.BROKEN_PIPE
         except OutputError as error:

@@ -2,8 +2,8 @@
 
 Guarantees:
 - Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
-- Ctrl-C, SIGTERM, SIGHUP and a time limit end it in order: what was measured is kept and shown, and the same command
-  goes on.
+- Ctrl-C, SIGTERM, SIGHUP and a time limit end it in order: what was measured is kept and shown,
+  and the same command goes on.
 - Medians stand with their intervals and the number of samples; a difference is called one only where the
   statistics say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80
   columns.
@@ -67,8 +67,8 @@ class BenchArguments:
         batch: Largest number of pipelines in a call of a cold run.
         warm_batch: Largest number of pipelines in a call of a warm run.
         warm_passes: How often the set is in a warm run.
-        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`; a number alone is
-            seconds.
+        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`;
+            a number alone is seconds.
         trace: Write a timeline of one sample of each cell, for Perfetto.
     """
 

@@ -61,9 +61,9 @@ def binaries_verb(
 ) -> int:
     """Look at the store of pipeline binaries, check it, exchange it, and make room in it.
 
-    `compile --mode binaries` fills the store. `stat` says what it holds. `verify` checks all of it: structure,
-    hashes, references. `export` writes a pack for others, `import` takes one. `prune` removes what is of
-    another build of a driver that is here.
+    `compile --mode binaries` fills the store. `stat` says what it holds. `verify` checks all of it:
+    structure, hashes, references. `export` writes a pack for others, `import` takes one. `prune` removes what
+    is of another build of a driver that is here.
 
     **EXAMPLES**
 

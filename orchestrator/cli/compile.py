@@ -1,9 +1,9 @@
 """The verb `compile`: opens the set, hands it to `compile_set`, shows how far it is, and reports.
 
 Guarantees:
-- SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, the driver calls in
-  flight are waited for (they cannot be cancelled), what was compiled is merged and saved, and the report is
-  shown.
+- SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, the
+  driver calls in flight are waited for (they cannot be cancelled), what was compiled is merged and
+  saved, and the report is shown.
 - A place that cannot be written is refused before anything is compiled.
 - Every figure of the report for people is one of `CompileReport`; lists are cut where they get long, and say
   so.
@@ -131,8 +131,8 @@ class CompileArguments:
             pipeline; a number alone is seconds. What is done is kept, and running again goes on.
         shard: Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them,
             which its key decides. For several processes or machines that share the work.
-        plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes instead of
-            reading the set. `off`: neither.
+        plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes
+            instead of reading the set. `off`: neither.
         identifiers: Create pipelines from identifiers of their shader modules first, and read the SPIR-V only
             of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
             in the cache directory.
@@ -141,10 +141,10 @@ class CompileArguments:
         retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
             leave the quarantine.
         timeout: What the driver may take for one pipeline, such as `5s`, before its process is killed and the
-            pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more; longer
-            on a machine that is busy.
-        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G`. What is worth
-            least leaves it first.
+            pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more;
+            longer on a machine that is busy.
+        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G`. What is
+            worth least leaves it first.
         binaries_memory: What binaries may have that are made ahead of time, such as `1G`; the others are read
             when they are needed.
         memory: What a process that compiles may have for its data, such as `2G` or `500M`. Where a pipeline
@@ -452,7 +452,7 @@ def _compile_here(
 
 
 def _planned(source: PipelineSet, subset: Subset, control: ControlLines) -> int:
-    """How many pipelines are to be created on a device, those of each group counted; commands may name them."""
+    """How many pipelines a device is to create, those of each group counted; commands may name them."""
     jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
     if control.wanted:
         control.known = {job.key for each in jobs for job in each}
@@ -590,7 +590,7 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 async def _until_signal(
     job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines
 ) -> _T:
-    """Run a job that the first ending signal asks to stop, and commands steer; the report of what was done."""
+    """Run a job that the first ending signal stops, and commands steer; the report of what was done."""
     import trio
 
     from orchestrator.run.steering import Steering
@@ -908,8 +908,8 @@ def _binary_rows(binaries: BinariesRecord) -> _Rows:
         share = binaries.stored_bytes / binaries.captured_bytes if binaries.captured_bytes else 0.0
         yield (
             "",
-            f"{plural(binaries.captured, 'pipeline')} captured: {byte_text(binaries.captured_bytes)}, of which "
-            f"{byte_text(binaries.stored_bytes)} were new ({share:.0%})",
+            f"{plural(binaries.captured, 'pipeline')} captured: {byte_text(binaries.captured_bytes)}, of "
+            f"which {byte_text(binaries.stored_bytes)} were new ({share:.0%})",
         )
     told = (
         (binaries.collisions, "share the driver's key with another one that has other binaries"),
@@ -982,8 +982,8 @@ def _time_rows(report: CompileReport) -> _Rows:
     if timing.waiting_ns or timing.ending_ns:
         yield (
             "  idle",
-            f"{timing.idle_share:.1%} of the workers' time: {_time(timing.waiting_ns)} for a library or the same "
-            f"work in another worker, {_time(timing.ending_ns)} for the last batches of others",
+            f"{timing.idle_share:.1%} of the workers' time: {_time(timing.waiting_ns)} for a library or the "
+            f"same work in another worker, {_time(timing.ending_ns)} for the last batches of others",
         )
     yield (
         "  before",

@@ -1,8 +1,8 @@
-"""`--control FD`: commands for a compile that goes on, one JSON object a line; docs/control.md describes them.
+"""`--control FD`: commands for a compile that goes on, one JSON object a line (docs/control.md).
 
-Guarantees: a line that is no command is an `error` event and nothing else; commands take effect in their order,
-and each gets one `answer`. A descriptor that is closed says no more: a budget is lifted then, and the compile goes
-on to its end. Commands that come before the compile begins wait for it.
+Guarantees: a line that is no command is an `error` event and nothing else; commands take effect in their
+order, and each gets one `answer`. A descriptor that is closed says no more: a budget is lifted then, and the
+compile goes on to its end. Commands that come before the compile begins wait for it.
 Assumptions: nothing else reads from the descriptor. What is read and not yet obeyed is bounded.
 """
 
@@ -66,7 +66,8 @@ class ControlLines:
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"--control {descriptor}: it is not open for reading: {error}",
-                f"open it, as in `orchestrator compile SET --progress jsonl:3 --control {descriptor} {descriptor}<FILE`",
+                f"open it, as in `orchestrator compile SET --progress jsonl:3 --control {descriptor} "
+                f"{descriptor}<FILE`",
             ) from None
         return cls(descriptor, lines)
 
@@ -128,8 +129,8 @@ class ControlLines:
             shown = line[:_SHOWN].decode("utf-8", "replace") + ("..." if len(line) > _SHOWN else "")
             self._lines.error(
                 self._number,
-                f"{error}; an object is expected whose `command` is promote, cancel, budget or stop; the line is "
-                f"{shown!r}",
+                f"{error}; an object is expected whose `command` is promote, cancel, budget or stop; the "
+                f"line is {shown!r}",
             )
             return None
         self._unanswered[self._number] = (command, unknown)
@@ -162,7 +163,7 @@ class ControlLines:
 
 
 def _lines_of(descriptor: int) -> Iterator[bytes]:
-    """Lines; of one that is too long the beginning, which is no command. An empty one once no more are there yet."""
+    """Lines; of one that is too long the beginning, which is no command. An empty one once none are there."""
     held, skips, waits = bytearray(), False, False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

@@ -1,4 +1,6 @@
-"""How output looks, whatever the verb: colours, progress, how much of a list. Said once a call, before or behind the verb.
+"""How output looks, whatever the verb: colours, progress, how much of a list.
+
+Said once a call, before or behind the verb.
 
 Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing.
 """

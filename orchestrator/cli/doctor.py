@@ -2,8 +2,8 @@
 
 With --keys it finds out what a driver's keys depend on (doctor_keys.py).
 
-Guarantees: without --keys it leaves everything as it was: a cache directory that is not there is not made. Every finding
-that is not good has a next step. One device that cannot be opened hides no other.
+Guarantees: without --keys it leaves everything as it was: a cache directory that is not there is not made.
+Every finding that is not good has a next step. One device that cannot be opened hides no other.
 """
 
 from __future__ import annotations

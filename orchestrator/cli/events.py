@@ -1,7 +1,7 @@
 """What `compile` and a program beside it say to each other: one type an event, and one a command.
 
-The page docs/control.md is made from these types. Version 1: events and their fields may be added, and a reader
-passes over what it does not know; a command that is not known is an `error`.
+The page docs/control.md is made from these types. Version 1: events and their fields may be added, and a
+reader passes over what it does not know; a command that is not known is an `error`.
 
 Assumptions: loaded where `--progress jsonl` asks for it, because the records bring numpy.
 """
@@ -102,7 +102,7 @@ class Progress(Event, frozen=True, kw_only=True, rename=None, tag="progress"):
 
 
 class Settled(Event, frozen=True, kw_only=True, rename=None, tag="settled"):
-    """Pipelines came to their end, by key; with `--control`. Each is named once for each application it is of.
+    """Pipelines came to their end, by key; with `--control`. Each is named once an application it is of.
 
     Attributes:
         target: The selector.
@@ -250,7 +250,7 @@ class Promote(Command, frozen=True, kw_only=True, tag="promote"):
 
 
 class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
-    """Leave pipelines out that have not begun, for the rest of this compile. What another one links is created.
+    """Leave pipelines out that have not begun, for all of this compile. What another one links is created.
 
     Attributes:
         pipelines: Their keys.

@@ -1,4 +1,4 @@
-"""The verb `export`: the driver's bytes of a cache file, without our header, for engines that want them alone.
+"""The verb `export`: the driver's bytes of a cache file without our header, as engines want them.
 
 Guarantees: what is written was proven byte for byte, and is exactly what the driver gave. Nothing is written
 where something is wrong; a file that is there is replaced in one step.

@@ -42,8 +42,8 @@ def install_verb(
 ) -> int:
     """Take the cache of this device and driver out of a pack, so that `compile` has only the rest to do.
 
-    Pipeline binaries, where the pack has some, go into the store that `compile --mode binaries` uses. The exit
-    code is 0 where the pack has either, 1 where it has neither for this device and driver, with what is
+    Pipeline binaries, where the pack has some, go into the store that `compile --mode binaries` uses. The
+    exit code is 0 where the pack has either, 1 where it has neither for this device and driver, with what is
     nearest and how it differs, and 2 where the pack is damaged or nobody vouches for it. What is there
     already is kept: the two are merged.
 

@@ -157,7 +157,7 @@ def usable_directory(given: Path | None) -> Path:
 
 
 def unfit_directory(directory: Path) -> str | None:
-    """Why nothing can be kept in a directory that is there, with the command that mends it; None where it can.
+    """Why nothing can be kept in a directory that is there, with the command that mends it; None if it can.
 
     `compile` refuses it in these words, and `doctor` finds it in the same.
     """

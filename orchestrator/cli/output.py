@@ -98,7 +98,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 
 
 PIPE_WIDTH = 10_000
-"""Columns where the output is no terminal and COLUMNS does not say: a row is a line, so that it can be searched."""
+"""Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""
 
 _WORD = re.compile(r"\S+\s*")
 
@@ -263,7 +263,8 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
         show_edge=False,
     )
     for number, heading in enumerate(columns):
-        # A number that is folded is another one: words give way first, then the terminal folds the whole line.
+        # A number that is folded is another one: words give way first, then the terminal folds the whole
+        # line.
         number_like = number in right
         made.add_column(
             heading, justify="right" if number_like else "left", overflow="fold", no_wrap=number_like

@@ -34,8 +34,8 @@ def prune_verb(
 
     Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and
     files of another build of a driver that is here. Files of devices that are not here stay, unless they are
-    old or too large. Binaries of `compile --mode binaries` go by the same rules, generation by generation; where
-    there is no room, those that are worth least.
+    old or too large. Binaries of `compile --mode binaries` go by the same rules, generation by generation;
+    where there is no room, those that are worth least.
 
     **EXAMPLES**
 

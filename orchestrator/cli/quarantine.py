@@ -71,7 +71,8 @@ def _clear(directory: Path, keys: list[str]) -> int:
     total = sum(clear_quarantine(path, keys or None) for path in usable)
     if keys and not total:
         raise UsageError(
-            f"{path_text(directory)}: {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not in quarantine",
+            f"{path_text(directory)}: {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not in "
+            "quarantine",
             "`orchestrator quarantine list` shows what is",
         )
     return total

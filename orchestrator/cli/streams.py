@@ -1,8 +1,8 @@
 """The process's streams, for verbs that must not fail on them: stdout that says so, stderr that never does.
 
-Guarantees: a stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that cannot be
-written raises OutputError, once; a reader that went away stays a BrokenPipeError. What a stream could not write is
-dropped, so that nothing tries again at the end of the process.
+Guarantees: a stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that
+cannot be written raises OutputError, once; a reader that went away stays a BrokenPipeError. What a stream
+could not write is dropped, so that nothing tries again at the end of the process.
 """
 
 from __future__ import annotations
@@ -88,9 +88,12 @@ class Messages(_Stream):
 
 @contextmanager
 def own_streams() -> Iterator[Results]:
-    """stdout and stderr as above, for the block; where the caller closed one (`>&-`), one that goes nowhere."""
+    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere."""
     before = sys.stdout, sys.stderr
-    out, err = (open(os.devnull, "w", encoding="utf-8") if each is None else each for each in before)  # noqa: SIM115, PTH123
+    out, err = (
+        open(os.devnull, "w", encoding="utf-8") if each is None else each  # noqa: SIM115, PTH123
+        for each in before
+    )
     results = Results(out)
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
     try:

@@ -57,8 +57,8 @@ class TargetsView:
         if result.report is not None:
             counts = result.report.outcomes
             said = (
-                f"{counts.compiled:,} compiled, {counts.cache_hits:,} cache hits, {counts.skipped:,} skipped, "
-                f"{counts.failed:,} failed"
+                f"{counts.compiled:,} compiled, {counts.cache_hits:,} cache hits, {counts.skipped:,} "
+                f"skipped, {counts.failed:,} failed"
             )
             problem = result.report.cache_file.error or ""
         if self._says_ends:

@@ -58,10 +58,11 @@ def verify_verb(
     """Prove cache files and archives whole.
 
     Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan: hash,
-    permissions, and that all its parts agree. Of identifiers of shader modules: exact length, hash, permissions.
-    Of a store of binaries: structure, hashes, references. Of an archive: every record is read and its key
-    recomputed. Of a pack: its manifest, each file that it names, and with --key its MAC. Of another directory:
-    its permissions and all such files in it. The exit code is 0 where nothing is wrong, else 2.
+    permissions, and that all its parts agree. Of identifiers of shader modules: exact length, hash,
+    permissions. Of a store of binaries: structure, hashes, references. Of an archive: every record
+    is read and its key recomputed. Of a pack: its manifest, each file that it names, and with --key
+    its MAC. Of another directory: its permissions and all such files in it. The exit code is 0
+    where nothing is wrong, else 2.
 
     **EXAMPLES**
 
