@@ -97,8 +97,8 @@ class CapturedPipeline(msgspec.Struct, frozen=True):
         pipeline_key: vkGetPipelineKeyKHR; None where the driver gives none.
         binaries: Its binaries, in the driver's order.
         driver_ns: What compiling it took, by creation feedback; 0 where that is not known.
-        identifiers: vkGetShaderModuleIdentifierEXT of the module of each stage, in order; none where the device
-            has no identifiers.
+        identifiers: vkGetShaderModuleIdentifierEXT of the module of each stage, in order; none where the
+            device has no identifiers.
     """
 
     index: int
@@ -267,7 +267,7 @@ class PipelineBinaries(Device, Protocol):
 
 
 def has_binaries(device: Device) -> TypeGuard[PipelineBinaries]:
-    """Whether a device has the methods of `PipelineBinaries`; whether the driver has binaries, its features say.
+    """Whether a device has the methods of `PipelineBinaries`; if the driver has binaries, its features say.
 
     `isinstance` evaluates properties (before Python 3.12), of which `Device.supported` takes milliseconds.
     """

@@ -143,7 +143,7 @@ def _texts_of_families() -> tuple[str, ...]:
 
 
 def _constants(content: mmap.mmap) -> int:
-    """Where the constants of a library begin: texts are found at once there, and its code is not looked through."""
+    """Where the constants of a library begin: texts are found there at once, without its code."""
     (headers,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
     segments = (struct.unpack_from("<IIQ", content, headers + each * size) for each in range(count))
     return max((start for kind, flags, start in segments if (kind, flags) == _READ_ONLY), default=0)
@@ -183,8 +183,8 @@ def no_family(name: str, near: Sequence[str] | None = None) -> str:
         near = _like(name, known)
     like = f"near to it are {', '.join(near)}; " if near else ""
     return (
-        f"the installed RADV has no family {name!r}: {like}`orchestrator devices --device 'radv:*'` lists those "
-        "that it has"
+        f"the installed RADV has no family {name!r}: {like}`orchestrator devices --device 'radv:*'` lists "
+        "those that it has"
     )
 
 

@@ -1,8 +1,8 @@
 """What is known of shader modules whose code is not there at first, and who gives it.
 
 `SpirvProvider` is the application's side, `SuppliedCode` what it gave, `IdentifiedModules` the modules of one
-image: which identifiers are known, and which pipelines still lack code (VK_EXT_shader_module_identifier; what a
-device does with them is identifiers.py).
+image: which identifiers are known, and which pipelines still lack code (VK_EXT_shader_module_identifier; what
+a device does with them is identifiers.py).
 """
 
 from __future__ import annotations

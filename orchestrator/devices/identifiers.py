@@ -1,12 +1,12 @@
-"""Shader-module identifiers (VK_EXT_shader_module_identifier): pipelines that are created without their SPIR-V.
+"""Shader-module identifiers (VK_EXT_shader_module_identifier): pipelines created without their SPIR-V.
 
 A driver's cache finds a pipeline by hashes of its modules. Where those are known, the modules themselves are
-not needed: a stage carries the identifier and no module, and the driver says VK_PIPELINE_COMPILE_REQUIRED where
-it has to see the code. What is known of the modules is in identified.py; `ModuleIdentification` is what a device
-offers, and `create_speculatively` the one way from both to a batch.
+not needed: a stage carries the identifier and no module, and the driver says VK_PIPELINE_COMPILE_REQUIRED
+where it has to see the code. What is known of the modules is in identified.py; `ModuleIdentification` is what
+a device offers, and `create_speculatively` the one way from both to a batch.
 
-Guarantees: a pipeline is asked for by identifiers until all code that it needs is there, and never after. What
-links a library that was made of identifiers either forbids compiling too, or gets a library made of code
+Guarantees: a pipeline is asked for by identifiers until all code that it needs is there, and never after.
+What links a library that was made of identifiers either forbids compiling too, or gets a library made of code
 (VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-06855).
 """
 
@@ -40,7 +40,7 @@ SHADER_MODULE_IDENTIFIERS: Final[frozenset[Feature]] = frozenset(
 
 
 def identifier_algorithm(capabilities: DeviceCapabilities) -> bytes:
-    """shaderModuleIdentifierAlgorithmUUID, 16 bytes: what identifiers are good for; empty where there is none."""
+    """shaderModuleIdentifierAlgorithmUUID, 16 bytes: what identifiers are good for; else empty."""
     struct = "VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT"
     value = capabilities.property_value(struct, "shaderModuleIdentifierAlgorithmUUID")
     return bytes(value) if isinstance(value, tuple) else b""
@@ -100,7 +100,7 @@ def create_speculatively(
     keep: bool,
     fail_on_compile_required: bool,
 ) -> CreationBatch:
-    """`Device.create_pipelines` where code may be lacking: from identifiers what lacks it, with code the rest."""
+    """`Device.create_pipelines` where code may be lacking: what lacks it is made from identifiers."""
     identified = prepared.identified
     assert identified is not None  # noqa: S101 - a device asks for this where there are
     batch = CreationBatch.of_zeros(len(indices))

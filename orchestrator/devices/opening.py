@@ -2,8 +2,8 @@
 
 A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
 null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
-one target. Opening a device changes nothing in the environment, nor does adopting a host's. A program that owns its process calls
-`own_process` first; any other is told by NoDeviceError what to set.
+one target. Opening a device changes nothing in the environment, nor does adopting a host's. A program that
+owns its process calls `own_process` first; any other is told by NoDeviceError what to set.
 
 Nothing else above devices/vulkan imports the binding, and it is imported when a Vulkan device is asked for.
 """
@@ -134,7 +134,7 @@ def open_device(
     count_host_memory: bool = False,
     wishes: HostWishes = NO_WISHES,
 ) -> Device:
-    """Open a device. Leaves the process as it is. Blocks for as long as the driver needs: any thread may call it.
+    """Open a device. Leaves the process as it is. Blocks as long as the driver needs: any thread may call it.
 
     Args:
         selector: ``radv:navi21`` (RADV on null hardware, by family), ``radv``, ``lavapipe``, ``nvidia``, the
@@ -194,10 +194,10 @@ def adopt_device(
 ) -> Device:
     """Use a VkDevice that its host created. Nothing of the host's is destroyed, and no instance is created.
 
-    Vulkan cannot be asked what is enabled on a device, so the host says it. What it does not say counts as off:
-    pipelines that need it are skipped, with that reason, before the driver sees them. Any thread may call this
-    and use the device beside the host: no queue is used, and objects are this package's own. Several devices
-    may be adopted and opened in one process.
+    Vulkan cannot be asked what is enabled on a device, so the host says it. What it does not say counts as
+    off: pipelines that need it are skipped, with that reason, before the driver sees them. Any thread may
+    call this and use the device beside the host: no queue is used, and objects are this package's own.
+    Several devices may be adopted and opened in one process.
 
     Args:
         instance: VkInstance.

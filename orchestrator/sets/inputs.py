@@ -1,7 +1,7 @@
 """Files that a person names, read whole: regular ones up to a cap, links followed.
 
-Guarantees: nothing blocks (a named pipe without a writer), nothing without an end is read (a device), and no more
-is held than the cap, whatever the system says of the size.
+Guarantees: nothing blocks (a named pipe without a writer), nothing without an end is read (a device), and no
+more is held than the cap, whatever the system says of the size.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class PipelineSet(Closing):
         return record_place(self._source, RecordTag.SHADER_MODULE, key)
 
     def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
-        """What a hash says of the bytes of all its archives; empty where the set is made of something else."""
+        """A hash of the bytes of all its archives; empty where the set is made of something else."""
         found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
         return hash_bytes(b"".join(found)) if found else b""
 
@@ -219,7 +219,8 @@ class PipelineSet(Closing):
         """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
 
         Args:
-            progress: Told now and then how many records were read, of how many. What it raises ends the reading.
+            progress: Told now and then how many records were read, of how many. What it raises ends the
+                reading.
 
         Returns:
             Number of records that cannot be used, or are not what they are named.

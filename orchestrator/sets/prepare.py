@@ -280,7 +280,7 @@ def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> 
 
 
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys with their bits mixed (the finalizer of SplitMix64): the low bits of recorders' hashes are poor."""
+    """Keys with their bits mixed (SplitMix64's finalizer): the low bits of recorders' hashes are poor."""
     keys = (keys ^ keys >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ keys >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return keys ^ keys >> np.uint64(31)

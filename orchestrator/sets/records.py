@@ -195,7 +195,7 @@ class PipelineJobs(Sequence[PipelineJob]):
 
     @classmethod
     def of_records(cls, source: RecordSource) -> PipelineJobs:
-        """All pipelines of a source, each once: graphics, compute, ray tracing, each in the source's order."""
+        """All pipelines of a source, once each: graphics, compute, ray tracing, in the source's order."""
         keys = [source.keys(tag) for tag in KIND_OF_TAG]
         return cls(
             np.concatenate([np.array(each, np.uint64) for each in keys]),

@@ -431,7 +431,7 @@ class SimulatedDevice:
         *,
         keep: bool = False,
     ) -> CreationBatch:
-        """See `ModuleIdentification.create_identified`; what no module has for its identifier is not found."""
+        """See `ModuleIdentification.create_identified`; an identifier that no module has is not found."""
         what = "create_identified"
         ours = self._ours(prepared, what)
         known = identified_places(prepared, indices)

@@ -131,14 +131,14 @@ class SimulatedDriver:
         return hashlib.blake2b(told, digest_size=32, person=b"identifier").digest()
 
     def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:
-        """The binaries of a pipeline: one a module, which pipelines share; one of its own where it has none."""
+        """The binaries of a pipeline: one a module, shared by pipelines; one of its own where it has none."""
         entries = [self._entry(each) for each in (modules or (key,))]
         return tuple(PipelineBinary(each.key, each.payload) for each in entries)
 
     def create_from_binaries(
         self, key: int, modules: Sequence[int], given: Sequence[PipelineBinary]
     ) -> Creation:
-        """Create one pipeline from binaries; whose they are no driver looks at, but `wrong_binaries` counts."""
+        """Create one pipeline from binaries; no driver asks whose they are, but `wrong_binaries` counts."""
         work = self._clock.begin_work()
         self._clock.spend(self._cost.hit_ns)
         if key in self._bugs.binaries_refused:

@@ -63,7 +63,7 @@ class Binaries:
         return self.pipeline_keys(infos)[0]
 
     def pipeline_keys(self, infos: npt.NDArray[np.uint8]) -> list[bytes | None]:
-        """The keys of pipelines, by their contiguous create infos; None for those of which the driver has none."""
+        """The keys of pipelines, by their contiguous create infos; None where the driver has none."""
         info, key = new_struct("VkPipelineCreateInfoKHR"), new_struct("VkPipelineBinaryKeyKHR")
         get, device = self._context.commands.vkGetPipelineKeyKHR, self._context.handle
         address, (count, stride) = int(infos.ctypes.data), infos.shape

@@ -162,7 +162,8 @@ _BUILT_ON: Final[tuple[tuple[Feature, Feature], ...]] = (
         ("VkPhysicalDeviceVariablePointersFeatures", "variablePointers"),
         ("VkPhysicalDeviceVariablePointersFeatures", "variablePointersStorageBuffer"),
     ),
-    # VUID-VkPhysicalDeviceRayTracingPipelineFeaturesKHR-rayTracingPipelineShaderGroupHandleCaptureReplayMixed-03575
+    # VUID-VkPhysicalDeviceRayTracingPipelineFeaturesKHR-
+    # rayTracingPipelineShaderGroupHandleCaptureReplayMixed-03575
     (
         (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplayMixed"),
         (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay"),

@@ -288,7 +288,8 @@ def _queue_family(instance: VulkanInstance, physical: PhysicalDevice, wanted: in
     instance.commands.vkGetPhysicalDeviceQueueFamilyProperties(physical.handle, count, ffi.NULL)
     if wanted is not None and not 0 <= wanted < count[0]:
         raise NoDeviceError(
-            f"{physical.identity.device_name} has no queue family {wanted}: its families are 0 to {count[0] - 1}"
+            f"{physical.identity.device_name} has no queue family {wanted}: its families are 0 to "
+            f"{count[0] - 1}"
         )
     return wanted or 0
 
@@ -302,7 +303,7 @@ def _create(
     queue_family: int,
     cache_control: bool,
 ) -> Any:
-    """Create a VkDevice with one queue, without the driver's internal caches where the device lets that be said."""
+    """Create a VkDevice with one queue, without the driver's internal caches where that can be said."""
     priority = ffi.new("float *", 1.0)
     queue = new_struct(
         "VkDeviceQueueCreateInfo", queueFamilyIndex=queue_family, queueCount=1, pQueuePriorities=priority

@@ -124,7 +124,7 @@ class PipelineCreation:
         handles: npt.NDArray[np.uint64],
         source: PipelineSource,
     ) -> tuple[npt.NDArray[np.int32], int]:
-        """`call`, and ask again, one by one, for what was not created; each one's VkResult, and the call's."""
+        """`call`, then ask again for what was not created, one by one; each VkResult, and the call's."""
         result = self.call(kind, infos, handles, source)
         count = len(handles)
         if result == SUCCESS and count <= len(_SUCCESSES):

@@ -291,7 +291,7 @@ class VulkanDevice:
     def _remake_libraries(
         self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], source: PipelineSource
     ) -> None:
-        """What links a library made of identifiers must forbid compiling; so make it of code, for this may not."""
+        """What links a library of identifiers must forbid compiling; this may not, so make it of code."""
         if not bound.has_libraries or not len(bound.libraries_of_identifiers(indices)):
             return
         with bound.remaking:  # two workers may link one library
@@ -355,8 +355,8 @@ class VulkanDevice:
         self._require_binaries("no pipeline keys")
         bound = _own(prepared)
         image = bound.image
-        # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the process, the libraries
-        # there.
+        # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the
+        # process, the libraries there.
         links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
         keys: list[bytes | None] = [None] * len(indices)
         batched = ~links

@@ -55,7 +55,7 @@ class Library:
 
     @classmethod
     def at(cls, get_instance_proc_addr: int) -> Self:
-        """A host's, by the address of its vkGetInstanceProcAddr, which stays valid as long as this is used."""
+        """A host's, by the address of its vkGetInstanceProcAddr, which outlives this."""
         _check_process()
         found = ffi.cast("PFN_vkVoidFunction (*)(VkInstance, const char *)", get_instance_proc_addr)
         return cls("the host's", found)
@@ -245,8 +245,8 @@ _NO_DRIVER: Final = (
     "driver"
 )
 _NO_GPU: Final = (
-    "the Vulkan loader found a driver, and no device that it is for: radv:navi21 needs no GPU where Mesa's AMD "
-    "driver is installed, and simulated needs no driver"
+    "the Vulkan loader found a driver, and no device that it is for: radv:navi21 needs no GPU where Mesa's "
+    "AMD driver is installed, and simulated needs no driver"
 )
 
 
@@ -367,8 +367,8 @@ class VulkanInstance:
         version = api_version or _API_VERSION_1_0
         if version < _API_VERSION_1_1 and _PROPERTIES_2 not in extensions:
             raise DeviceError(
-                f"the host's instance is Vulkan 1.0 without {_PROPERTIES_2}: what the device is and has cannot "
-                "be asked; create it with Vulkan 1.1 or later, or with that extension"
+                f"the host's instance is Vulkan 1.0 without {_PROPERTIES_2}: what the device is and has "
+                "cannot be asked; create it with Vulkan 1.1 or later, or with that extension"
             )
         opened = Library.at(handles.get_instance_proc_addr) if handles.get_instance_proc_addr else library()
         instance = ffi.cast("VkInstance", handles.instance)

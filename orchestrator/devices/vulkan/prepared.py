@@ -386,7 +386,7 @@ class VulkanPreparedPipelines:
         return chosen[self.identified_libraries[chosen]]
 
     def replace_libraries(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> None:
-        """Link what was made of code from now on; what was made of identifiers may be in use, and lives on."""
+        """From now on link what was made of code; what is of identifiers may be in use, and lives on."""
         made = batch.results == SUCCESS
         old = self.library_handles[indices[made]]
         self.library_handles[indices[made]] = batch.handles[made]
@@ -451,7 +451,7 @@ class VulkanPreparedPipelines:
             self._words[image.module_slots[first:last] >> 3] = 0
 
     def use_identifiers(self, indices: npt.NDArray[np.int32]) -> None:
-        """Let the stages of pipelines carry identifiers in the place of modules, until modules are acquired."""
+        """Let stages of pipelines carry identifiers in place of modules, until modules are acquired."""
         if self._stages is not None:
             self._stages.enter(indices)
 

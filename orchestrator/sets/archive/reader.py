@@ -107,8 +107,8 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
         entries: Most records; an archive of more is refused.
         total_bytes: Largest sum of the uncompressed sizes; an archive of more is refused.
         free_bytes: A sum that is allowed whatever the size of the file.
-        expansion: Largest sum beyond that, as a multiple of the file's size. Captures have less than 2; a file of
-            little that decodes to much is made to waste time.
+        expansion: Largest sum beyond that, as a multiple of the file's size. Captures have less than 2; a
+            file of little that decodes to much is made to waste time.
     """
 
     entry_bytes: int = 64 << 20
@@ -302,7 +302,7 @@ class _Resume:
         return end if flags in (FLAG_RAW, FLAG_DEFLATE) and sizes_agree and end <= self._size else None
 
     def _sound(self, offset: int) -> bool:
-        """Whether a record's payload proves its stored size: by crc, or as a zlib stream that ends with it."""
+        """Whether a record's payload proves its stored size: by its crc, or as zlib that ends with it."""
         if self._plausible_end(offset) is None:
             return False
         stored, flags, crc, size = _PARAMETERS.unpack_from(self._data, offset + 40)
@@ -392,7 +392,7 @@ def _keys_of(nibbles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 def _positions(
     tags: npt.NDArray[np.uint8], keys: npt.NDArray[np.uint64], tag: RecordTag, refusals: dict[int, str]
 ) -> dict[int, int]:
-    """Element of each hash of a tag: the first of equal names, but one that is not refused if there is one."""
+    """Element of each hash of a tag: of equal names the first that is not refused, if there is one."""
     rows = np.flatnonzero(tags == tag)
     names = keys[rows].tolist()
     elements = rows.tolist()

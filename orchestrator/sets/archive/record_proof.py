@@ -146,8 +146,8 @@ def _named(key: int, actual: int) -> str | None:
     if key == actual:
         return None
     return (
-        f"its content has the key {actual:016x}: not the record that was recorded under this name, or named by a "
-        "program with a rule of its own"
+        f"its content has the key {actual:016x}: not the record that was recorded under this name, or named "
+        "by a program with a rule of its own"
     )
 
 

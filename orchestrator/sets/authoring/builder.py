@@ -46,8 +46,10 @@ Flags = str | int | Sequence[str | int]
 Layout = int | Literal["auto"] | None
 
 _FORMATS = {
-    ("bool", 4): "<I", ("int", 1): "<b", ("int", 2): "<h", ("int", 4): "<i", ("int", 8): "<q", ("uint", 1): "<B",
-    ("uint", 2): "<H", ("uint", 4): "<I", ("uint", 8): "<Q", ("float", 2): "<e", ("float", 4): "<f", ("float", 8): "<d",
+    ("bool", 4): "<I",
+    ("int", 1): "<b", ("int", 2): "<h", ("int", 4): "<i", ("int", 8): "<q",
+    ("uint", 1): "<B", ("uint", 2): "<H", ("uint", 4): "<I", ("uint", 8): "<Q",
+    ("float", 2): "<e", ("float", 4): "<f", ("float", 8): "<d",
 }  # fmt: skip
 
 
@@ -226,7 +228,8 @@ _STRUCTURES = {
 _ATTACHMENT = "VkPipelineColorBlendAttachmentState"
 _OWN = ("blend", "color_write_mask")
 _CHAINS = {f"{snake}_p_next": table for snake, table in (
-    ("input_assembly", "inputAssemblyState"), ("tessellation", "tessellationState"), ("viewport", "viewportState"),
+    ("input_assembly", "inputAssemblyState"), ("tessellation", "tessellationState"),
+    ("viewport", "viewportState"),
     ("rasterization", "rasterizationState"), ("multisample", "multisampleState"),
     ("depth_stencil", "depthStencilState"), ("color_blend", "colorBlendState"),
 )}  # fmt: skip
@@ -680,8 +683,8 @@ class PipelineSetBuilder:
             struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
             if struct in registry().structs and struct not in RECORDED_STRUCTURES:
                 raise ManifestError(
-                    f"{self.where}.features: captures cannot record {struct}: leave it out, since what they cannot "
-                    "record is enabled wherever the device has it. They record "
+                    f"{self.where}.features: captures cannot record {struct}: leave it out, since what they "
+                    "cannot record is enabled wherever the device has it. They record "
                     f"{', '.join(sorted(RECORDED_STRUCTURES))}, and robust_buffer_access"
                 )
         chain = encode_chain("VkPhysicalDeviceFeatures2", features, f"{self.where}.features")

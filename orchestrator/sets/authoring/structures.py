@@ -29,7 +29,8 @@ from orchestrator.sets.image.documents import (
 # Structures whose count is written although it could be counted: the array may be absent (dynamic state), or
 # the format's reference reader asks for it.
 _COUNT_WRITTEN = frozenset({
-    "VkDescriptorSetLayoutBinding", "VkPipelineViewportStateCreateInfo", "VkPipelineVertexInputDivisorStateCreateInfo",
+    "VkDescriptorSetLayoutBinding", "VkPipelineViewportStateCreateInfo",
+    "VkPipelineVertexInputDivisorStateCreateInfo",
     "VkPipelineColorWriteCreateInfoEXT", "VkPipelineDiscardRectangleStateCreateInfoEXT",
     "VkRenderingAttachmentLocationInfo", "VkRenderingInputAttachmentIndexInfo",
 })  # fmt: skip

@@ -727,7 +727,7 @@ def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
 
 
 def descriptor_count(binding: Any) -> int:
-    """VkDescriptorSetLayoutBinding::descriptorCount; as many as there are immutable samplers where it is absent."""
+    """VkDescriptorSetLayoutBinding::descriptorCount; where it is absent, the number of immutable samplers."""
     count = binding.descriptorCount
     return len(binding.pImmutableSamplers or ()) if count is None else count
 
@@ -843,8 +843,8 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
     """State that goes with the parts that a pipeline holds itself.
 
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
-    states that may replace it; one of each is looked for here. VUID-VkGraphicsPipelineCreateInfo-pStages-00729
-    to -00731 for tessellation.
+    states that may replace it; one of each is looked for here.
+    VUID-VkGraphicsPipelineCreateInfo-pStages-00729 to -00731 for tessellation.
     """
     parts, stages = own_parts(value), 0
     for each in value.pStages or ():
@@ -923,8 +923,8 @@ class GraphicsParts(msgspec.Struct, frozen=True):
 def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | None:
     """What a pipeline of any kind lacks, its libraries considered; drivers read it without looking for it.
 
-    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -flags-06609 and -06610, "Complete Graphics
-    Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
+    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -flags-06609 and -06610, "Complete
+    Graphics Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
     """
     graphics = type(value).__name__ == _GRAPHICS
     own = own_parts(value) if graphics else _ALL_PARTS
@@ -1029,8 +1029,9 @@ def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: Dyn
     return Malformed(f"{count} sample locations where grid and samples make {expected}")
 
 
-# The greatest binding number that is taken. Drivers make tables as long as the greatest number of a layout, which
-# the specification advises to keep low (VkDescriptorSetLayoutBinding); captures stay below some thousands.
+# The greatest binding number that is taken. Drivers make tables as long as the greatest number of
+# a layout, which the specification advises to keep low (VkDescriptorSetLayoutBinding); captures
+# stay below some thousands.
 _LAST_BINDING = (1 << 20) - 1
 
 

@@ -318,8 +318,9 @@ class ShaderRequirements:
         if required is not None and entry.execution_model == _GL_COMPUTE:
             most = self._answers.property(_SUBGROUP_PROPERTIES, "maxComputeWorkgroupSubgroups")
             if isinstance(most, int) and invocations > most * required.requiredSubgroupSize:
+                name = f"{_SUBGROUP_PROPERTIES}::maxComputeWorkgroupSubgroups"
                 room = most * required.requiredSubgroupSize
-                return f"property {_SUBGROUP_PROPERTIES}::maxComputeWorkgroupSubgroups {most} (room for {room}) < {invocations}"
+                return f"property {name} {most} (room for {room}) < {invocations}"
         if not value.flags & _FULL_SUBGROUPS:
             return None
         if required is not None:
@@ -331,7 +332,8 @@ class ShaderRequirements:
         )
         subgroup = self._answers.property(struct, member)
         if isinstance(subgroup, int) and subgroup and width % subgroup:
-            return f"property {struct}::{member} {subgroup}, of which {width} invocations in x fill none or not all"
+            name = f"{struct}::{member}"
+            return f"property {name} {subgroup}, of which {width} invocations in x fill none or not all"
         return None
 
 

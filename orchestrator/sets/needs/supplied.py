@@ -68,7 +68,8 @@ class SuppliedJudge:
         for stage in sorted(self._stages.get(module, ()), key=lambda each: (each.stage, each.pName)):
             if stage_entry_point(stage, spirv) is None:
                 return Refusal(
-                    f"the provider gave code without the entry point {stage.pName!r} of stage {stage.stage:#x}"
+                    f"the provider gave code without the entry point {stage.pName!r} of stage "
+                    f"{stage.stage:#x}"
                 )
         return None
 

@@ -21,7 +21,8 @@ from orchestrator.sets.sample import sample_manifest_path
 
 #: Extensions that glslangValidator knows a stage by.
 STAGES = (
-    "comp", "vert", "frag", "geom", "tesc", "tese", "task", "mesh", "rgen", "rmiss", "rchit", "rahit", "rint", "rcall",
+    "comp", "vert", "frag", "geom", "tesc", "tese", "task", "mesh",
+    "rgen", "rmiss", "rchit", "rahit", "rint", "rcall",
 )  # fmt: skip
 TARGET = "vulkan1.2"
 

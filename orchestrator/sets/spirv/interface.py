@@ -48,7 +48,8 @@ _UNIFORM_CONSTANT, _INPUT, _UNIFORM, _PUSH_CONSTANT, _STORAGE_BUFFER = 0, 1, 2, 
 _FORMATS = {
     ("float", 32): (100, 103, 106, 109), ("int", 32): (99, 102, 105, 108), ("uint", 32): (98, 101, 104, 107),
     ("float", 16): (76, 83, 90, 97), ("int", 16): (75, 82, 89, 96), ("uint", 16): (74, 81, 88, 95),
-    ("float", 64): (112, 115, 118, 121), ("int", 64): (111, 114, 117, 120), ("uint", 64): (110, 113, 116, 119),
+    ("float", 64): (112, 115, 118, 121), ("int", 64): (111, 114, 117, 120),
+    ("uint", 64): (110, 113, 116, 119),
     ("int", 8): (14, 21, 28, 42), ("uint", 8): (13, 20, 27, 41),
 }  # fmt: skip
 
@@ -158,8 +159,8 @@ def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
 
 
 _SOURCE_TEXT: Final = (
-    "it is text, such as GLSL or HLSL, and SPIR-V is needed: `glslangValidator -V a.comp -o a.comp.spv` makes it of "
-    "GLSL (Debian: glslang-tools), and `dxc -spirv` of HLSL"
+    "it is text, such as GLSL or HLSL, and SPIR-V is needed: `glslangValidator -V a.comp -o a.comp.spv` "
+    "makes it of GLSL (Debian: glslang-tools), and `dxc -spirv` of HLSL"
 )
 
 

@@ -1,10 +1,10 @@
 """Which variables an entry point statically uses: those that a function it may call names.
 
-Asked only where a pipeline's layout lacks what a module declares, since a module may declare more than it uses,
-and the layout need not have that (Vulkan specification, "Shader Resource Interface").
+Asked only where a pipeline's layout lacks what a module declares, since a module may declare more than it
+uses, and the layout need not have that (Vulkan specification, "Shader Resource Interface").
 
-Guarantees: what is returned is used. An instruction that is not looked at may use more. Any bytes give a result
-or a SpirvError; each function is visited once.
+Guarantees: what is returned is used. An instruction that is not looked at may use more. Any bytes give a
+result or a SpirvError; each function is visited once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Collection
 from orchestrator.sets.spirv.walk import ATOMIC_POINTERS, OP_FUNCTION, instructions, spirv_words
 
 _FUNCTION_CALL = 57
-# Where an instruction names a variable, in words from its first: image texel pointer, load, store, copy, access
-# chains, array length, copy of an object.
+# Where an instruction names a variable, in words from its first: image texel pointer, load, store, copy,
+# access chains, array length, copy of an object.
 _POINTERS: dict[int, tuple[int, ...]] = {
     60: (3,), 61: (3,), 62: (1,), 63: (1, 2), 65: (3,), 66: (3,), 67: (3,), 68: (3,), 70: (3,), 83: (3,),
     **{opcode: (at,) for opcode, at in ATOMIC_POINTERS.items()},
