@@ -1,4 +1,4 @@
-"""`HeldPipelines`: the source of a run in mode BINARIES. It looks pipelines up in a store and stores new ones.
+"""`HeldPipelines`: the source of a run in mode BINARIES, which looks up in a store and stores what is new.
 
     pull_in   store ──> binaries of all known pipelines, in one pass before the first is created
     hold      ──────>   their handles, for one call

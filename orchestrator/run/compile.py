@@ -511,7 +511,7 @@ class CompileJob:
         return msgspec.structs.replace(report, identifiers=identification.told(record))
 
     async def _leave_plan(self, waiting: FeatureGroup | PlannedGroup) -> None:
-        """Go on without the plan: from the start where nothing was done yet, else with the groups that it has."""
+        """Go on without the plan: from the start if nothing was done yet, else with its groups."""
         if self._device is None:
             await self._read_groups()
         else:
@@ -574,7 +574,7 @@ class CompileJob:
         return report
 
     def _ask_keys(self, schedule: CompileSchedule, device: Device, prepared: PreparedPipelines) -> None:
-        """Ask for pipeline keys, but for those that are remembered to be worth nothing; remember such. Blocking."""
+        """Ask for pipeline keys, but for those remembered to be worth nothing; remember such. Blocking."""
         directory, known = self.cache.directory, frozenset[PipelineKind]()
         if directory is not None:
             known, problem = read_distrusted(directory, device.identity)
@@ -795,7 +795,8 @@ async def compile_set(
         cache_directory: Where the cache file is kept; None keeps none.
         opener: Opens the device instead of `options.selector`, as each group of the set asks for it.
         stop: Ends the job early when set: calls in flight are waited for, what is done is merged and saved,
-            and the report says NOT_RUN for the rest. A `Steering` may say more, and hears what comes to its end.
+            and the report says NOT_RUN for the rest. A `Steering` may say more, and hears what comes to its
+            end.
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
         clock: Counts the time of the stages, beside what it has counted before; None for one that begins now.

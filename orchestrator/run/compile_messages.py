@@ -1,6 +1,7 @@
 """What a process that supervises a compile and its child say to each other.
 
-    supervisor ── Open, Compile, Try, Stop, Steer, Kill ──> server ── forks ──> a worker process, or trial processes
+    supervisor ── Open, Compile, Try, Stop, Steer, Kill ──> server ── forks ──> a worker
+    process, or trial processes
                <── answers of all of them, one pipe ──────────────────┘
 
 Every frame is short enough to be whole in the pipe, whoever writes beside it or is killed. What may be longer
@@ -53,7 +54,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True, forbid_unknown_fields=Tr
 
 
 class Budget(msgspec.Struct, tag="budget", frozen=True, forbid_unknown_fields=True):
-    """Let batches begin for so long from when a run hears it, at least one, if it is not 0; None: for ever."""
+    """Let batches begin for so long from when a run hears it, at least one unless 0; None: for ever."""
 
     limit_ns: int | None
 

@@ -152,7 +152,7 @@ class _Server:
                 pass  # its fork has ended
 
     def let_go(self) -> None:
-        """End the forks, for nobody is there to see it; and hold it against no cache file that they were loading."""
+        """End the forks, since nobody sees them any more; blame no cache file that they were loading."""
         forks = list(self._forks.values())
         for fork in forks:
             fork.kill()
@@ -177,7 +177,8 @@ class _Server:
                 self.channel.forked()
                 work(heard)
                 code = 0
-            except BaseException as error:  # noqa: BLE001 - a fork must not return into what its parent is doing
+            # A fork must not return into what its parent is doing.
+            except BaseException as error:  # noqa: BLE001
                 traceback.print_exc()
                 self.channel.send(Failed.of(number, error))
             finally:

@@ -1,4 +1,4 @@
-"""A supervisor's connection to the server of its child: requests out, answers in, by the fork they are about."""
+"""A supervisor's connection to the server of its child: requests out, answers in, by fork."""
 
 from __future__ import annotations
 

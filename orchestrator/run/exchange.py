@@ -35,8 +35,8 @@ _WAIT = Wait()
 class Exchange:
     """The scheduler, shared by the workers and who steers.
 
-    `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all else belongs to
-    the trio thread.
+    `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all else
+    belongs to the trio thread.
 
     Args:
         scheduler: Who decides what is next; nobody else may use it from now on.
@@ -235,8 +235,8 @@ class Exchange:
     def limit_time(self, limit_ns: int | None, *, held: bool = False) -> None:
         """Let batches begin for so long from now, in the place of what was said before; None: for ever.
 
-        With `held` a worker waits for more time then, and a limit that is not 0 lets at least one batch begin;
-        without, it is sent away, unless jobs may still be entered.
+        With `held` a worker waits for more time then, and a limit that is not 0 lets at least one batch
+        begin; without, it is sent away, unless jobs may still be entered.
         """
         with self.steering() as scheduler:
             self._timed, self.held = limit_ns is not None, held

@@ -1,8 +1,8 @@
 """`run_pipelines`: a pipeline set, in parallel, and what it cost.
 
-    Run.of ──> exchange ──> execute:  open caches ──> worker 0 ─┐
-    (checks)   (schedule)                             worker 1 ─┼─> barrier ──> merge ──> read back ──> destroy
-                                                      ...      ─┘
+    Run.of ──> exchange ──> execute: open caches ──> worker 0 ─┐
+    (checks)   (schedule)                            worker 1 ─┼─> barrier ─> merge ─> read back ─> destroy
+                                                     ...      ─┘
 
 `run_pipelines` is this from one end to the other; a session (session.py) has it beside a caller who submits,
 promotes and cancels through the exchange. With a rolling merge (caches.py) workers also rotate their caches
@@ -299,7 +299,7 @@ class Run:
     # --- before and beside the workers
 
     def add(self, prepared: PreparedPipelines, skipped: Mapping[int, str]) -> range:
-        """Number the pipelines of another image behind the others; their outcomes are known so far as at the start.
+        """Number the pipelines of another image behind the others; outcomes are known so far as at the start.
 
         Args:
             prepared: The image.
@@ -353,7 +353,7 @@ class Run:
         return self.recorder.progress(in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
 
     def take_handles(self, settled: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
-        """Take over the pipelines that were kept of some that no worker has any more. Any thread: each once."""
+        """Take over what was kept of pipelines that no worker has any more. Any thread: each once."""
         handles = self.table.handles
         if handles is None:
             return np.zeros(len(settled), np.uint64)
@@ -485,8 +485,8 @@ async def run_pipelines(
             one with estimated costs. Where pipelines share the outcome of others that are the same work
             (`Followers.SHARE`), they get that status, no driver time and no worker, for nobody tried.
         stop: Ends the run early when set: the batches in flight are waited for, everything is merged, and the
-            report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.) A `Steering` may
-            say more.
+            report is returned with NOT_RUN for the rest. (Cancelling instead loses the report.)
+            A `Steering` may say more.
         on_merged: Called in a thread after each merge on the way, with the primary, which it may read and
             save; what it raises ends the run. The merge at the barrier does not call it: the primary is the
             caller's then.
@@ -497,8 +497,8 @@ async def run_pipelines(
 
     Raises:
         ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE, or of a kind
-            that the mode does not use; mode SHARED or TWO_LEVEL with an externally synchronized primary; pipelines are to be kept that would only
-            share an outcome.
+            that the mode does not use; mode SHARED or TWO_LEVEL with an externally synchronized primary;
+            pipelines are to be kept that would only share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.

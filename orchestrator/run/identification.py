@@ -3,8 +3,9 @@
 `ModuleIdentification` of a device asks the driver; `ShaderModuleIdentifierStore` keeps the answers beside the
 cache files; the set says who gives code (`PipelineSet.supplied_by`), which else is in its records.
 
-Guarantees: a file that cannot be read or written is a note, never an error. Where the device has no identifiers,
-a set that has its code is compiled as always, and one that has not gets all of it from its provider.
+Guarantees: a file that cannot be read or written is a note, never an error. Where the device
+has no identifiers, a set that has its code is compiled as always, and one that has not gets all
+of it from its provider.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class InFlightTable:
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
     def marks(self) -> npt.NDArray[np.uint32]:
-        """How long the driver took for what was compiled, by number in the image, microseconds; 0: it was not.
+        """Microseconds that the driver took for what was compiled, by number in the image; 0: it was not.
 
         A copy; empty before there is an image.
         """

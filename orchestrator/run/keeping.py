@@ -372,8 +372,9 @@ def decide(
         warm: Whether the run begins with a cache that holds something.
         available: Processors that there are. A calibration never asks for more workers than that.
         selector: What the device was called, for the note.
-        held: Whether the cache is expected to hold all. Then, without a calibration, all workers look it up: a copy
-            for each would take longer to make than to use, and what it lacks after all is compiled into it.
+        held: Whether the cache is expected to hold all. Then, without a calibration, all workers
+            look it up: a copy for each would take longer to make than to use, and what it lacks
+            after all is compiled into it.
         binaries: Whether the mode may be BINARIES, where the calibration says that it is faster.
     """
     choice = _choice(loaded, warm=warm, binaries=binaries)
@@ -639,7 +640,7 @@ class CompileCache:
         )
 
     def _holds_all(self, device: Device) -> bool:
-        """Whether earlier runs recorded what each wanted pipeline took to compile: then the file should have it."""
+        """Whether earlier runs recorded each wanted pipeline's compile time: then the file should have it."""
         if self.directory is None or self.wanted is None or not len(self.wanted):
             return False
         return RecordedCosts.open(self.directory, device.identity).knows(self.wanted)

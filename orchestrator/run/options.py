@@ -223,16 +223,17 @@ class CompileOptions:
         workers: Number of workers; None for what a calibration of the device found best, or else one a
             processor.
         mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
-            cache directory. Where there is none it is SHARED if the cache file should hold everything by recorded
-            times, else PER_WORKER; the report's notes say which.
-        cache_file_needed: Whether mode None must keep a cache file, such as for a pack: BINARIES is not chosen then.
+            cache directory. Where there is none it is SHARED if the cache file should hold everything by
+            recorded times, else PER_WORKER; the report's notes say which.
+        cache_file_needed: Whether mode None must keep a cache file, such as for a pack:
+            BINARIES is not chosen then.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
-        binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk from now on; None for
-            what was said before, or else 512 MiB.
-        binary_memory_bytes: In mode BINARIES: what binaries that are pulled in ahead of time may have; the others
-            are read when they are needed.
+        binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk from now on; None
+            for what was said before, or else 512 MiB.
+        binary_memory_bytes: In mode BINARIES: what binaries that are pulled in ahead of time may have; the
+            others are read when they are needed.
         spirv_val: What is done about shader modules that may be invalid.
         trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
             device.

@@ -344,7 +344,7 @@ def _with(target: Target, parts: Sequence[Part], files: Sequence[PackedFile]) ->
 
 
 def _went_on(report: CompileReport) -> bool:
-    """Whether what is kept holds what it held before: no cache file was begun anew, or went back a generation."""
+    """Whether what is kept holds what it held: no cache file was begun anew, or went back a generation."""
     file = report.cache_file
     if report.mode is CacheMode.BINARIES:
         return True  # they are joined with those that the pack had

@@ -1,8 +1,9 @@
 """The plan of one compile: looked for before the set is read, and made where there is none that fits.
 
-Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other rules or of a
-device that answers otherwise is made anew, and the notes say so in one line; one that cannot be kept is a note.
-Where a device has none, that of another one will do if this one answers all that was asked of it alike.
+Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other
+rules or of a device that answers otherwise is made anew, and the notes say so in one line; one that
+cannot be kept is a note. Where a device has none, that of another one will do if this one answers all
+that was asked of it alike.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class CompilePlan:
             self.notes.append(f"the plan of the set was made anew: {why}")
 
     def set_aside(self) -> None:
-        """The set leaves pipelines out: what is decoded is for this run alone, and the plan holds too much."""
+        """The set leaves pipelines out: what is decoded is for this run, and the plan holds too much."""
         self.facts = self.pipelines = self._identity = None
 
     def take(self, opened: OpenedGroup) -> None:

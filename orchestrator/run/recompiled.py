@@ -1,8 +1,9 @@
 """What a warm run compiled although a cache was loaded: which pipelines, what they have in common, and why.
 
-Times of earlier compiles are kept beside the cache file. A pipeline with such a time was compiled here before, so the
-cache should hold it; one without is new. What the driver compiles again, run after run, it does not keep.
-Traits are facts of the create infos; one is named where all of the compiled have it and nothing that was found.
+Times of earlier compiles are kept beside the cache file. A pipeline with such a time was compiled here
+before, so the cache should hold it; one without is new. What the driver compiles again, run after run,
+it does not keep. Traits are facts of the create infos; one is named where all of the compiled have it
+and nothing that was found.
 """
 
 from __future__ import annotations
@@ -70,9 +71,9 @@ def recompiled_note(
     told = []
     if before.any():
         told.append(
-            f"{before.sum():,} were compiled on this device before, and the driver did not find them in the cache: "
-            f"{describe(image, before, found)}. Where a run adds nothing to the cache and the next one compiles them "
-            "again, this driver does not keep them"
+            f"{before.sum():,} were compiled on this device before, and the driver did not find them in the "
+            f"cache: {describe(image, before, found)}. Where a run adds nothing to the cache and the next "
+            "one compiles them again, this driver does not keep them"
         )
     if new.any():
         told.append(f"{new.sum():,} are new to this device: {describe(image, new, found)}")

@@ -488,7 +488,8 @@ class OutcomeRecorder:
         image: The pipelines.
         keep: Whether to hold the pipeline handles that batches return.
         later: Most pipelines of other images that may be added.
-        libraries_of: Gives the libraries that a pipeline links, also of those images; None: there is one image.
+        libraries_of: Gives the libraries that a pipeline links, also of those images; None: there is one
+            image.
 
     Attributes:
         table: The outcomes. Driver time and worker are there after `attribute`.
@@ -506,8 +507,8 @@ class OutcomeRecorder:
         table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
         self._columns: dict[str, npt.NDArray[Any]] = {}
         if later:
-            # Room behind each column: memory that is not touched costs nothing, and threads that write rows of a
-            # shorter view write into the same memory.
+            # Room behind each column: memory that is not touched costs nothing, and threads that write rows
+            # of a shorter view write into the same memory.
             for name in _COLUMNS_OF_OUTCOMES:
                 column = getattr(table, name)
                 if column is not None:
@@ -923,8 +924,8 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
         created: Pipelines that were created from binaries.
         refused: Pipelines that the driver did not create from their binaries; they were compiled.
         damaged: Pipelines whose entry or binaries were not as they had been stored; they were compiled.
-        ambiguous: Pipelines whose modules are known by identifiers alone, which with the driver's key name several
-            stored ones with different binaries; they were compiled.
+        ambiguous: Pipelines whose modules are known by identifiers alone, which with the driver's key name
+            several stored ones with different binaries; they were compiled.
         captured: Pipelines that were compiled and captured.
         stored: Those that are stored.
         lost: Those that could not be stored.
@@ -1054,11 +1055,11 @@ class Timing(Sums, frozen=True):
         make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first
             job.
         read_back_ns: Reading the primary's data, where the run does.
-        waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library or for
-            a pipeline of the same key. In a session also for the caller.
+        waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library
+            or for a pipeline of the same key. In a session also for the caller.
         ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
-        blocked_without_faults_ns: Of `blocked_ns`: in calls in which the thread met no page fault, so hardly at the
-            kernel's lock of the process's memory.
+        blocked_without_faults_ns: Of `blocked_ns`: in calls in which the thread met no page fault, so hardly
+            at the kernel's lock of the process's memory.
         minor_faults: Page faults of the workers' threads that needed no disk.
         major_faults: Page faults that did.
         sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
@@ -1635,8 +1636,8 @@ class Clock(Sums, frozen=True):
         save_ns: Writing cache files, recorded times and notes.
         inspect_ns: Asking the driver about the code of pipelines.
         close_ns: Closing devices.
-        report_ns: Making the report and writing it. What the reader takes to read the last line is not in it, nor
-            is the end of the process.
+        report_ns: Making the report and writing it. What the reader takes to read the last line is not in it,
+            nor is the end of the process.
     """
 
     start_ns: Nanoseconds = 0

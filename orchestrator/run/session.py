@@ -190,7 +190,8 @@ MOST_LATER = 1 << 18
 TICK_S = 0.008
 """How long what got done may wait to be told, to tickets and to `poll`, while workers have more to do.
 
-Being told of each batch would take the interpreter from workers and from the host some hundred times a second.
+Being told of each batch would take the interpreter from workers and from the host some hundred times a
+second.
 """
 
 _NOTHING: Int32s = np.empty(0, np.int32)
@@ -653,7 +654,7 @@ class PipelineSession:
                     each.event.set()
 
     async def tick(self) -> None:
-        """Tell now and then what got done, as long as somebody waits for it; only `open_session` does this."""
+        """Tell now and then what got done, while somebody waits for it; only `open_session` does this."""
         exchange, seen = self._exchange, -1
         while not self._ended.is_set():
             self._wanted = trio.Event()
@@ -696,7 +697,7 @@ class PipelineSession:
         return self._report
 
     def _gather(self) -> Int32s:
-        """Give outcomes that follow from others, and count what is new; returns what was settled. Any thread."""
+        """Give outcomes that follow from others, and count what is new; what was settled. Any thread."""
         with self._news_lock, self._exchange.looking() as schedule:
             news = schedule.take_settled()
             if len(news):

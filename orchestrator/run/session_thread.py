@@ -1,8 +1,8 @@
 """A session for any host: trio in a thread of its own, and a face that every thread may use.
 
-    host's threads:  submit, require, promote, cancel, limit_time, add ──> commands, in order ─┐
-                     futures <── outcomes, numbers, report                                     ├─ the session's thread
-                     poll, progress, remainder, take  (at once, beside it)                     ┘
+    host's threads: submit, require, promote, cancel, limit_time, add ──> commands, in order ─┐ the
+                    futures <── outcomes, numbers, report                                     ├─ session's
+                    poll, progress, remainder, take (at once, beside it)                      ┘ thread
 
 It is the session of session.py, with the same names, and gives the same guarantees. What waits there is a
 `concurrent.futures.Future` here: a loop asks `done()`, asyncio has `asyncio.wrap_future`, callbacks are
@@ -73,7 +73,8 @@ class Ticket(Future[tuple[PipelineOutcome, ...]]):
 class SessionThread:
     """A session in a thread of its own; made by `start_session`. Thread-safe.
 
-    Leaving its block finishes what was submitted and waits for the end; by an exception, it closes the session.
+    Leaving its block finishes what was submitted and waits for the end; by an exception, it closes the
+    session.
 
     Attributes:
         opened: The device and what is prepared on it, when it is open; its exception where it could not be.
@@ -152,7 +153,7 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def require(self, pipeline: int) -> Future[PipelineOutcome]:
-        """Get a pipeline before everything else, as `PipelineSession.require`; `result(timeout)` has the bound.
+        """Get a pipeline before all else, as `PipelineSession.require`; `result(timeout)` has the bound.
 
         What is due NOW passes a time limit until the future is done; a wait that is given up ends nothing.
         """
@@ -172,7 +173,7 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
-        """Cancel as `PipelineSession.cancel` does: done when nothing is in flight, with how many were cancelled."""
+        """Cancel as `PipelineSession.cancel`: done when nothing is in flight; how many were cancelled."""
 
         async def enter(session: PipelineSession) -> _Rest:
             cancellation = session.begin_cancel(

@@ -1,12 +1,13 @@
-"""What a compile is told while it goes on: what comes first, what is dropped, how long work may begin, and to stop.
+"""What a compile is told while it goes on: what is first, what is dropped, until when work begins, to stop.
 
     who steers ──> Steering ──> each run that goes on (SteeredRun, in this process)
                      │      └─> each supervised process, which has a Steering of its own
                      └── what was said, for runs that begin later
 
-Guarantees: what was said holds for the rest of the compile. A run that begins later is told all of it before its
-first batch: that of another group of the set, or of a process that comes in the place of one that died. Commands
-take effect in their order. A run that waits for time to be given ends with what stops it, and with its time limit.
+Guarantees: what was said holds for the rest of the compile. A run that begins later is told all of it
+before its first batch: that of another group of the set, or of a process that comes in the place of one
+that died. Commands take effect in their order. A run that waits for time to be given ends with what stops
+it, and with its time limit.
 Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it when nothing more will be said.
 """
 
@@ -31,7 +32,7 @@ from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, stat
 from orchestrator.schedule import Cancellation, Priority, Scheduler
 
 STEERED_BATCHES_S: Final = 0.4
-"""Batches of a compile that is steered are as short as under this time limit: what is urgent waits for them."""
+"""Batches of a steered compile are as short as under this time limit: what is urgent waits for them."""
 
 
 Wait = Callable[[], "trio.Event | None"]
@@ -162,15 +163,15 @@ class Steering:
         self.say(Budget(None))
 
     def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> Told:
-        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Keys that are not there do nothing."""
+        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing."""
         return self.say(Promote(tuple(keys), int(priority)))
 
     def cancel(self, keys: Collection[int]) -> Told:
-        """Leave pipelines out for the rest of this compile, but for those that have begun or that others link."""
+        """Leave pipelines out for the rest of this compile, unless they have begun or others link them."""
         return self.say(Cancel(tuple(keys)))
 
     def limit_time(self, seconds: float | None) -> Told:
-        """Let batches begin for so long from now, at least one, then wait for more time; 0: none, None: for ever."""
+        """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end."""
         return self.say(Budget(None if seconds is None else math.ceil(seconds * 1e9)))
 
     def say(self, *said: Said) -> Told:
@@ -199,7 +200,7 @@ class Steering:
         return *promoted, *cancelled, Budget(limit_ns)
 
     def until_ns(self) -> int | None:
-        """When the budget is over, on the clock of time.perf_counter_ns; it begins now, if it had not begun."""
+        """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
         memory = self._memory
         if memory.until_ns is None and memory.limit_ns is not None:
             memory.until_ns = time.perf_counter_ns() + memory.limit_ns
@@ -271,7 +272,7 @@ class SteeredRun:
             yield
 
     async def watch(self) -> None:
-        """Beside the workers: end the run when that is said, and one that waits for time when its limit is over."""
+        """Beside the workers: end the run when told to, or as it waits for time and its limit is over."""
         if self._steering.steered and self._end_ns is not None:
             with trio.move_on_after(max(0.0, (self._end_ns - time.perf_counter_ns()) / 1e9)):
                 await self._steering.stop.wait()

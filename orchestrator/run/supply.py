@@ -6,8 +6,8 @@
 
 Guarantees: a shader is asked for once, however many pipelines want it, and in however many images. What the
 provider raises, gives that is no code, or does not give in time is the outcome of the pipelines that need it,
-and of nobody else. A provider that is stuck keeps its thread, and so its place among those that are asked at a
-time, until it returns; nobody waits for it.
+and of nobody else. A provider that is stuck keeps its thread, and so its place among those that are asked at
+a time, until it returns; nobody waits for it.
 Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
 """
 

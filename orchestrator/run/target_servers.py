@@ -1,13 +1,13 @@
-"""Child processes for several targets, forked from one process that has imported everything and opened the set.
+"""Child processes for several targets, forked from one that has imported everything and opened the set.
 
     this process ── open the set, import ──> fork, fork, fork ... ──> threads, an event loop, the first target
 
-A process may only be forked while it has one thread, so all forks are made first, and each waits for its turn. A
-waiting fork costs its page tables; what it reads is this process's own memory.
+A process may only be forked while it has one thread, so all forks are made first, and each waits for its
+turn. A waiting fork costs its page tables; what it reads is this process's own memory.
 
 Guarantees: no process is left. A fork holds no pipe of another one, so each ends with this process.
-Assumptions: as `may_fork`; where that does not hold, or files may not be open in such numbers, a target's process
-is an interpreter of its own.
+Assumptions: as `may_fork`; where that does not hold, or files may not be open in such numbers, a target's
+process is an interpreter of its own.
 """
 
 from __future__ import annotations

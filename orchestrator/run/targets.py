@@ -1,10 +1,11 @@
-"""Compiles one set for several devices, each in a supervised child process, side by side or one after another.
+"""Compiles one set for several devices, each in a supervised child process, side by side or in turn.
 
-    targets ──> as many at a time as there are processors and memory ──> compile_supervised ──> report or problem
+    targets ──> as many at a time as there are processors and memory ──> compile_supervised ──> report or
+    problem
 
 Drivers read their target once, so a process is one target. Most of a compile is the driver's own, and that of
-two families has nothing in common. What has: `target_servers` imports and reads the set once, and a target that
-begins later takes the plan of an earlier one.
+two families has nothing in common. What has: `target_servers` imports and reads the set once, and a target
+that begins later takes the plan of an earlier one.
 
 Guarantees: what happens to one target changes no other one. Each has a cache file of its own, by the identity
 of its device. The total is fixed from the start, and what is done never gets less.

@@ -146,8 +146,8 @@ def is_from_outside(status: int) -> bool:
 def time_limit_s(limits: TrialLimits, recorded_ns: int = 0) -> float:
     """What the driver may take for a pipeline now, seconds, if this was recorded of it.
 
-    The usual limit is longer where the machine has more to do than it can: a driver that waits for a processor
-    does not hang. A limit of the caller's own is what it is.
+    The usual limit is longer where the machine has more to do than it can: a driver that waits for a
+    processor does not hang. A limit of the caller's own is what it is.
     """
     limit_s = limits.limit_s(recorded_ns)
     if limits.pipeline_s is not None:
