@@ -11,7 +11,7 @@ class OrchestratorError(Exception):
 
 
 class ArchiveError(OrchestratorError):
-    """A `.foz` archive as a whole cannot be read: missing, not an archive, an unsupported version, over a cap.
+    """A `.foz` archive as a whole cannot be read: missing, no archive, an unsupported version, over a cap.
 
     Attributes:
         path: The file, as the caller named it.
@@ -74,7 +74,7 @@ class DriverError(DeviceError):
 
 
 class ExternalSynchronizationError(OrchestratorError):
-    """Two users of one externally synchronized object at a time: the caller's bug, caught before the driver's.
+    """Two users of one externally synchronized object at once: the caller's bug, caught before the driver's.
 
     A cache created with VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT may be used by one thread at a
     time, merge and read-back included (specification, VkPipelineCacheCreateFlagBits).

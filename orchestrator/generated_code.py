@@ -3,10 +3,10 @@
 attrs writes the methods of a class as text and compiles it when the class is made: 0.3 ms for each of the 180
 classes of a compile, those of libraries included. It was a seventh of the start.
 
-Guarantees: what is run is the byte code of the text that attrs wrote, but for the number that it mixes into the
-hashes of a class, another one in each process: that is the one of the process that compiled it. A file that is
-missing, damaged or of another interpreter costs the time of compiling. It lies where the interpreter keeps byte
-code (PYTHONPYCACHEPREFIX), and is not written where that is not (PYTHONDONTWRITEBYTECODE).
+Guarantees: what is run is the byte code of the text that attrs wrote, but for the number that it mixes into
+the hashes of a class, another one in each process: that is the one of the process that compiled it. A file
+that is missing, damaged or of another interpreter costs the time of compiling. It lies where the interpreter
+keeps byte code (PYTHONPYCACHEPREFIX), and is not written where that is not (PYTHONDONTWRITEBYTECODE).
 Assumptions: the process is ours. Should attrs compile by another way, nothing is gained and nothing lost.
 """
 

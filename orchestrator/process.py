@@ -2,8 +2,8 @@
 
 Its interpreter's settings, its end, and the clock that divides its time into stages.
 
-Guarantees: nothing is imported that the settings are meant for. The stages of a clock add up to the time since it
-began.
+Guarantees: nothing is imported that the settings are meant for. The stages of a clock add up to
+the time since it began.
 Assumptions: a program that embeds the library owns its interpreter; the settings and the end are not for it.
 Linux.
 """
@@ -79,8 +79,8 @@ def began_ns() -> int:
 def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
     """How long ago a process began, ns.
 
-    The system says it in ticks of 10 ms. Within the tick, a process whose one thread has used so much CPU time began
-    at least that long ago; alone on its processor, exactly that long.
+    The system says it in ticks of 10 ms. Within the tick, a process whose one thread has used so much CPU
+    time began at least that long ago; alone on its processor, exactly that long.
 
     Args:
         stat: Its /proc/PID/stat.
@@ -95,8 +95,8 @@ def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
 def own_interpreter() -> None:
     """Set this interpreter up for one job; before numpy is imported.
 
-    BLAS starts a thread for each processor when numpy is imported, and they spin: 2 s of CPU on 16 cores. What
-    is solved here has three unknowns. Children inherit the setting; where the user made one, it stays.
+    BLAS starts a thread for each processor when numpy is imported, and they spin: 2 s of CPU on 16 cores.
+    What is solved here has three unknowns. Children inherit the setting; where the user made one, it stays.
 
     Importing makes a hundred thousand objects that live as long as the process. To look through them for
     cycles again and again is a tenth of the start.
@@ -119,7 +119,7 @@ def own_interpreter() -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process in order, but do not take the interpreter apart, which takes as long as numpy's import.
+    """End this process in order, but do not take the interpreter apart: that costs as much as numpy's import.
 
     What is registered with `atexit` is called, and what Python and C (a driver that prints) hold in streams
     is written. Other threads are not waited for.
@@ -140,5 +140,5 @@ def flush_c_streams() -> None:
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process is whole: the process is ours and has one thread, whoever made others."""
+    """Whether a fork of this process is whole: the process is ours and has one thread."""
     return bool(_own) and len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - names alone

@@ -1,8 +1,9 @@
 """Whether a driver's pipeline keys tell pipelines apart: what they are worth beside what we know ourselves.
 
-A key (vkGetPipelineKeyKHR) counts only together with kind, modules and libraries. Where two pipelines of different
-code have one key, the driver's keys of that kind are worth nothing: NVIDIA 580.159 gives one key to all ray-tracing
-pipelines. That keys of a kind tell pipelines apart is proven where those of different code differ.
+A key (vkGetPipelineKeyKHR) counts only together with kind, modules and libraries. Where two
+pipelines of different code have one key, the driver's keys of that kind are worth nothing: NVIDIA
+580.159 gives one key to all ray-tracing pipelines. That keys of a kind tell pipelines apart is
+proven where those of different code differ.
 
 Pure and thread-safe.
 """

@@ -86,7 +86,7 @@ HIT_COST_NS = 5_000
 """Estimated cost of creating what a cache has."""
 
 _CALLS_OF_HITS: Final = 8
-"""Most calls that a worker makes of one batch of expected hits: asking costs many workers more than a call."""
+"""Most calls of a worker for one batch of expected hits: asking costs many workers more than a call."""
 
 _LEAST_NS: Final = 250_000
 """No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them."""
@@ -245,9 +245,9 @@ class Lifecycle:
     waits for libraries only.
 
     Guarantees: every queued job is ready, or waits for code, or for a library or a leader that is queued or
-    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event costs O(jobs
-    that it changes), except `raise_`, which may walk up the same libraries once for each level of urgency or
-    length.
+    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event
+    costs O(jobs that it changes), except `raise_`, which may walk up the same libraries once for each
+    level of urgency or length.
 
     Args:
         jobs: All jobs that there may be.
@@ -260,8 +260,8 @@ class Lifecycle:
         queue: Ready jobs that any worker may take.
         hits: Those of them that a cache is expected to hold.
         wave: Those of them that are tried without their code.
-        duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker, or one
-            for all where they are not pinned.
+        duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker,
+            or one for all where they are not pinned.
         costs: Estimated cost of compiling each job, nanoseconds.
         excluded: Jobs that cannot be created, with the reason.
         unassignable: Why jobs that were entered will never be assigned.
@@ -497,7 +497,8 @@ class Lifecycle:
         followed = (table.flags & DUPLICATE > 0) & (table.state <= PINNED)
         told = table.flags & BY_PIPELINE_KEY > 0
         if by_pipeline_key and self._state_keys is not None:
-            # Who follows by its state key one that follows by the other has that one's leader, and not its work.
+            # Who follows by its state key one that follows by the other has that one's leader, and not its
+            # work.
             told |= (
                 self._state_keys != self._state_keys[table.find_all(np.arange(table.count, dtype=np.int32))]
             )
@@ -771,7 +772,7 @@ class Lifecycle:
                 self._make_ready(job)
 
     def missed(self, jobs: Int32s) -> None:
-        """Assigned jobs were not found without their code: from now on they are like all others, and wait for it."""
+        """Assigned jobs were not found without their code: from now on they wait for it, like all others."""
         table = self.table
         table.flags[jobs] &= ~(SPECULATIVE | DUPLICATE) & 0xFF
         table.cost[jobs] = self.costs[jobs]
@@ -1081,7 +1082,7 @@ class Scheduler:
         return self._table.count - states[ABSENT] - states[CANCELLED]
 
     def estimated_ns(self, jobs: Int32s | None = None) -> int:
-        """Estimated cost of compiling some jobs, or all that were entered, whatever became of them, nanoseconds.
+        """Estimated nanoseconds of compiling some jobs, or all that were entered, whatever became of them.
 
         It does not change with what is learned.
         """
@@ -1227,7 +1228,8 @@ class Scheduler:
         life, experience = self._life, self._experiences.followers[1]
         found = self._choose(worker, priorities, left_ns)
         if found is None and self.tells_hits and not experience.proven and life.doubt(self.workers):
-            # Nobody has seen yet whether such keys are true. Rather than do nothing, a worker believes one less.
+            # Nobody has seen yet whether such keys are true. Rather than do nothing, a worker
+            # believes one less.
             found = self._choose(worker, priorities, left_ns)
         if found is not None:
             return found
@@ -1293,7 +1295,8 @@ class Scheduler:
             hits: As in `finished`.
             compiles: As in `finished`.
             elapsed_ns: As in `finished`.
-            missed: Speculative jobs of it that were not found; each waits until it is `supplied`, or excluded.
+            missed: Speculative jobs of it that were not found; each waits until it is
+                `supplied`, or excluded.
 
         Raises:
             ValueError: It is not what the worker was assigned last, or a reason is for another job.
@@ -1359,7 +1362,8 @@ class Scheduler:
 
         Args:
             deadline_ns: On the clock that `request` is told; None: for ever.
-            at_least_one: Whether a batch begins also where nobody asks before it: who said it may be far away.
+            at_least_one: Whether a batch begins also where nobody asks before it: who said it may be far
+                away.
         """
         self._deadline_ns = math.inf if deadline_ns is None else deadline_ns
         self._fresh_deadline = deadline_ns is not None

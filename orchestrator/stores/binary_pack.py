@@ -7,8 +7,8 @@ frames, little-endian:
     frame    u8 kind · 3 zeros · u32 length · content                                            (repeated)
       1      a generation, MessagePack; what follows is of it
       2      a binary: 16 bytes xxh3_128 · u32 size · u8 how (0 as it is, 1 deflate) · data
-      3      a pipeline, MessagePack: state key, driver's key, cost, [key, hash, size] of each binary, and what
-             names its modules by identifiers
+      3      a pipeline, MessagePack: state key, driver's key, cost, [key, hash, size] of each binary, and
+             what names its modules by identifiers
       4      the end, MessagePack: number of generations, binaries, pipelines
       5      the proof: 32 bytes MAC (mac.py, purpose "binaries") of the BLAKE2b of all before, or none
 
@@ -119,7 +119,7 @@ def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -
 
 
 def device_binaries(store: BinaryStore, identity: ProfileIdentity) -> bytes:
-    """What a store holds for one device, as an unsigned pack of binaries; b"" where that is nothing. Blocking.
+    """What a store holds for one device, as an unsigned pack of binaries; b"" if that is nothing. Blocking.
 
     Raises:
         StoreError: The store cannot be read.

@@ -9,19 +9,21 @@
     references    hash of a binary                     -> how many pipelines use it
 
 A pipeline is found by the driver's key and a state key of its caller's. Drivers are known to give one key to
-different pipelines (NVIDIA 580.159, ray tracing) and one key to different binaries (RADV 25.0.7, ray tracing),
-so neither kind of key is trusted alone: states that share a driver's key and differ in binaries are told as
-collisions, and a binary is named by the hash of its bytes. Whoever has the identifiers of modules and not the
-modules knows no state: then driver's key and identifiers name a pipeline, unless several with different
-binaries have both in common.
+different pipelines (NVIDIA 580.159, ray tracing) and one key to different binaries (RADV 25.0.7, ray
+tracing), so neither kind of key is trusted alone: states that share a driver's key and differ in binaries are
+told as collisions, and a binary is named by the hash of its bytes. Whoever has the identifiers of modules and
+not the modules knows no state: then driver's key and identifiers name a pipeline, unless several with
+different binaries have both in common.
 
 Guarantees:
 - What is handed out was proven by its hash right before. What is damaged is a miss.
 - What `put` returned from is on disk, whatever happens to this process or to others that use the store.
-- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go first that are
-  worth least, by GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each byte, aged by what went before.
+- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go
+  first that are worth least, by GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each
+  byte, aged by what went before.
 - A file that is truncated, damaged or of somebody else's making is moved into the quarantine, never opened
-  (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is read.
+  (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is
+  read.
 Assumptions: one object a file and process, not used after a fork. Thread-safe. The directory is the user's.
 """
 
@@ -189,8 +191,8 @@ class StoredPipeline(msgspec.Struct, frozen=True):
         binaries: Its binaries in the driver's order; of a look-up they are memory of the store, valid as long
             as the reading.
         cost_ns: What compiling it took; 0 where that is not known.
-        identifiers: What names the modules of its stages, where modules are not known, at most 32 bytes; empty
-            where it can only be found by its state.
+        identifiers: What names the modules of its stages, where modules are not known, at most 32 bytes;
+            empty where it can only be found by its state.
     """
 
     state_key: bytes
@@ -347,15 +349,15 @@ class BinaryStore:
 
         Args:
             directory: The directory of cache files; created where it is missing.
-            bound_bytes: What the store may hold from now on, at least 4 MiB; None for what was said before, or
-                else `DEFAULT_BOUND`. A store that is larger loses what is worth least, once nobody else has it
-                open. Processes that have it open already keep the bound that they began with.
+            bound_bytes: What the store may hold from now on, at least 4 MiB; None for what was said before,
+                or else `DEFAULT_BOUND`. A store that is larger loses what is worth least, once nobody else
+                has it open. Processes that have it open already keep the bound that they began with.
             create: Make one where there is none, or where the one that is there must not be opened.
             operations: The calls to use.
 
         Raises:
-            StoreError: There is none, or none that may be opened, and none is to be made; others may write it; another process did not
-                finish opening it in time; the disk does not take it.
+            StoreError: There is none, or none that may be opened, and none is to be made; others may write
+                it; another process did not finish opening it in time; the disk does not take it.
             ValueError: The bound is too small.
         """
         if bound_bytes is not None and bound_bytes < LEAST_BOUND:
@@ -605,8 +607,8 @@ class BinaryStore:
     def touch(self, generation: Generation, state_keys: Sequence[bytes], grain_s: int = _GRAIN_S) -> int:
         """Note that pipelines were used, all in one commit; how many had to be noted.
 
-        What was used less than `grain_s` seconds before is not noted again, and less than a day before not while
-        nothing was evicted since: its place in the row is the same then.
+        What was used less than `grain_s` seconds before is not noted again, and less than a day before not
+        while nothing was evicted since: its place in the row is the same then.
 
         Raises:
             StoreError: It cannot be written.
@@ -1235,7 +1237,7 @@ class _Opening:
         )
 
     def _reserve_lock(self) -> None:
-        """Have the disk promise the pages of LMDB's lock file, which it maps and writes: SIGBUS where it has none."""
+        """Have the disk promise the pages of LMDB's lock file, which it maps: without them SIGBUS."""
         lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600)
         try:
             os.posix_fallocate(lock, 0, _LOCK_BYTES)

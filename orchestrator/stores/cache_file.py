@@ -21,8 +21,8 @@ the bytes are whole, and that the same driver in the same ABI wrote them. All nu
        112    16  headerHash          xxh3_128 of bytes 0 to 111, canonical order
 
 Reading proves in this order: size cap, owner, magic and version, header hash, exact length, identity field by
-field, data hash, VkPipelineCacheHeaderVersionOne agrees with ours. Nothing is LOADED that is not, byte for byte, what the
-same driver gave. A later format that uses reserved fields counts up formatVersion.
+field, data hash, VkPipelineCacheHeaderVersionOne agrees with ours. Nothing is LOADED that is not, byte for
+byte, what the same driver gave. A later format that uses reserved fields counts up formatVersion.
 
 Loading tries the current generation and then the previous one; with neither the cache is empty. A file that
 the driver failed on goes to the quarantine, if it is still what is there. So does one that the driver died of
@@ -416,8 +416,8 @@ class LoadPolicy(msgspec.Struct, frozen=True):
             known to change pipelineCacheUUID whenever their data changes.
         tolerated_crashes: Processes that may have died with a file's data, one after the other, before it is
             taken for what kills them. One death proves nothing: whoever kills a process that loads leaves the
-            same trace. A supervisor of several processes forgives as many as it runs, and tells `settle_death`
-            what it saw.
+            same trace. A supervisor of several processes forgives as many as it runs, and tells
+            `settle_death` what it saw.
     """
 
     cap: int = DEFAULT_CAP

@@ -1,7 +1,7 @@
-"""What is remembered of a driver whose pipeline keys do not tell pipelines apart: of which kinds, by device identity.
+"""What is remembered, by device identity, of drivers whose keys do not tell pipelines of a kind apart.
 
-Kept beside the cache file, so that the next run asks for no such keys, whatever set it has. Another driver, or
-another version of it, begins anew. Thread-safe.
+Kept beside the cache file, so that the next run asks for no such keys, whatever set it has. Another driver,
+or another version of it, begins anew. Thread-safe.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FILE = ProfileFile(DISTRUSTED_KEYS, DistrustedKeys)
 def read_distrusted(
     directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[frozenset[PipelineKind], str]:
-    """What is remembered of a device's driver, and why a file that is there was not used, or "". Never raises."""
+    """What is remembered of a device's driver, and why a file there was not used, or "". Never raises."""
     loaded = _FILE.load(directory, identity, operations)
     return frozenset() if loaded.profile is None else frozenset(loaded.profile.kinds), loaded.problem
 

@@ -39,7 +39,7 @@ CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
 """How the name of every cache file ends."""
 
 STORE_NAME: Final = "pipeline-binaries.lmdb"
-"""Name of the one store of binaries in a directory: LMDB's, with files of its own beside it (binary_store.py)."""
+"""Name of the one store of binaries in a directory: LMDB's, with its own files beside it."""
 
 _LABEL: Final = re.compile(r"\.[0-9a-f]{16}\Z")
 

@@ -1,15 +1,15 @@
 """Proves the structure of an LMDB file before LMDB opens it.
 
-LMDB trusts its file: no page has a checksum, and a page that lies about its content, or a file that is shorter
-than its meta page says, ends the process that maps it. So every page that can be reached is looked at first:
-where nodes lie in it, what they point to, and that no page is used twice or is free at the same time. Content
-is not looked at; whoever stores it has a hash for that.
+LMDB trusts its file: no page has a checksum, and a page that lies about its content, or a file that is
+shorter than its meta page says, ends the process that maps it. So every page that can be reached is looked at
+first: where nodes lie in it, what they point to, and that no page is used twice or is free at the same time.
+Content is not looked at; whoever stores it has a hash for that.
 
 `mark_file` writes a mark of ours where LMDB reads and writes nothing: behind the meta data of page 0. A file
 without it was made by somebody else and is never opened.
 
-Assumptions: LMDB 0.9, 64 bits, little-endian, no duplicate keys. A file that is written meanwhile is looked at
-once more.
+Assumptions: LMDB 0.9, 64 bits, little-endian, no duplicate keys. A file that is written
+meanwhile is looked at once more.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class _Walk:
         return rows, nodes, words
 
     def nodes(self, pages: _Pages, kind: int) -> tuple[_Pages, _Pages, _Pages]:
-        """The nodes of pages: the page of each, its offset there, the four words that it begins with; all checked."""
+        """The nodes of pages: page, offset there, and the four words that it begins with; all checked."""
         heads = self.content[pages, :_PAGE_HEADER].copy()
         numbers = heads[:, :8].copy().view(np.uint64)[:, 0]
         flags, lower, upper = (

@@ -1,8 +1,9 @@
-"""`ShaderModuleIdentifierStore`: identifiers of shader modules by the keys that an application has for its shaders.
+"""`ShaderModuleIdentifierStore`: identifiers of shader modules by an application's keys of its shaders.
 
-One file for each algorithm (VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT::shaderModuleIdentifierAlgorithmUUID)
-in a directory of cache files: identifiers are good for every device, and every version of a driver, that has
-it. Another algorithm is another file, and what names another one is not used. Little-endian:
+One file for each algorithm
+(VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT::shaderModuleIdentifierAlgorithmUUID) in a directory of
+cache files: identifiers are good for every device, and every version of a driver, that has it. Another
+algorithm is another file, and what names another one is not used. Little-endian:
 
 | offset | size | field                                                    |
 |--------|------|----------------------------------------------------------|
@@ -16,8 +17,8 @@ it. Another algorithm is another file, and what names another one is not used. L
 |        | 32 n | the identifiers, zeros behind each                       |
 
 It is a file and not a database: 45 bytes a shader are 4.5 MB for 100,000, which are read in milliseconds,
-once a run, and written whole. A killed writer leaves the old file or the new one; what it had learned is asked
-for again. Beyond the bound those go that were not used for longest.
+once a run, and written whole. A killed writer leaves the old file or the new one; what it had learned is
+asked for again. Beyond the bound those go that were not used for longest.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     PACK/
       manifest.json      what is in it: targets, their files with size and hash, what was left out and why
-      manifest.mac       its MAC, 64 hex digits, where it was signed; that of the one before while it is replaced
+      manifest.mac       its MAC, 64 hex digits, if it was signed; that of the one before while it is replaced
       NAME.pipeline-cache, NAME.durations, ...    named as in a cache directory; see `kinds`
       NAME.binaries      pipeline binaries of the device; see `binary_pack`
 
@@ -429,7 +429,7 @@ def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
 
 
 def _stored_macs(directory: Path, operations: FileOperations) -> list[bytes] | None:
-    """The MACs of a pack's manifest and those before; None where it is not signed, empty where there is no MAC."""
+    """The MACs of a pack's manifest and those before; None if it is not signed, empty if there is no MAC."""
     try:
         lines = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations).decode("ascii").splitlines()
         macs = [bytes.fromhex(each) for each in lines]

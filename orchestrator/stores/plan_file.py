@@ -1,8 +1,9 @@
 """Plans beside a device's cache file: sets as they were decoded for it, so that the next run need not.
 
-What a plan holds is the caller's; here it is bytes. A file is found by the content of its set, of which its name
-has the first digits, and used where all of the content and the rules by which it was made agree. The name has
-digits of the device's name too, so that each device finds its own first. Header, little-endian, and then the bytes:
+What a plan holds is the caller's; here it is bytes. A file is found by the content of its set, of which
+its name has the first digits, and used where all of the content and the rules by which it was made agree.
+The name has digits of the device's name too, so that each device finds its own first. Header,
+little-endian, and then the bytes:
 
 | offset | size | field                                                               |
 |--------|------|---------------------------------------------------------------------|
@@ -164,7 +165,7 @@ def _named(directory: Path, label: str, operations: FileOperations) -> tuple[Pat
 
 
 def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tuple[Path, int, int]]:
-    """Files whose names end so, a regular expression: path, time of the last change, size; the newest first."""
+    """Files whose names end so, a regular expression: path, time of change, size; the newest first."""
     ends = re.compile(rf"{ending}\Z")
     found = []
     with suppress(OSError):  # a directory that cannot be listed has none that could be used

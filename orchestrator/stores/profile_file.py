@@ -151,8 +151,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         low: Lower end of its interval.
         high: Upper end.
         pipelines_per_s: Pipelines of one pass over the median.
-        whole_use: Whether it was one pass with all that is prepared for it, and not one of many: what binaries were
-            weighed by.
+        whole_use: Whether it was one pass with all that is prepared for it, and not one of many:
+            what binaries were weighed by.
     """
 
     start: str = msgspec.field(name="temperature")
@@ -218,8 +218,8 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
         cold: What to do with an empty cache.
         warm: What to do with a cache that holds the set; None also where caches keep nothing.
         batch: Largest number of pipelines in a call when everything hits.
-        binaries: What to do in place of `cold` and `warm` where nobody needs a cache file: mode binaries, which was
-            shown to be faster than those. None where it was not.
+        binaries: What to do in place of `cold` and `warm` where nobody needs a cache file: mode binaries,
+            which was shown to be faster than those. None where it was not.
         merge_works: Whether merged caches hold what their sources held.
         cache_keeps: Whether the driver's cache keeps anything.
         read_back_grows: Whether loading and reading a cache over and over makes it grow.

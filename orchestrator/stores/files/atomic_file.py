@@ -2,8 +2,9 @@
 
 `FileOperations` is the one place where stores touch the file system, so that a test can fail any call, record
 it, or end the process at one. Each method is one system call or none, and one more where it creates something
-whose mode the process's umask cut; errors are OSErrors; Python repeats what a signal interrupted (PEP 475). Locks are those of flock(2): they belong to the open file, so two threads
-exclude each other too, and the kernel frees them however their process ended.
+whose mode the process's umask cut; errors are OSErrors; Python repeats what a signal interrupted (PEP 475).
+Locks are those of flock(2): they belong to the open file, so two threads exclude each other too, and the
+kernel frees them however their process ended.
 
 `write_atomically`: new temporary beside the target, write, fsync, size checked, close, rename, fsync of the
 directory. Until the rename the target is untouched; after it, it is whole and was synced before. A failure, a
@@ -526,7 +527,7 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
 
 
 def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
-    """Why a file could not be replaced, found out by making its temporary, which goes at once; None where it could."""
+    """Why a file could not be replaced, by making its temporary, which goes at once; None where it could."""
     temporary = temporary_of(path)
     try:
         operations.close(operations.open_new(temporary))

@@ -2,7 +2,7 @@ r"""What brings a store back after a crash: the generation before, sentinels, th
 
     NAME                         the current generation
     NAME.previous                the one before, exactly while the current one has not loaded yet
-    .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot id> after <n>\n",
+    .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot> after <n>\n",
                                  or "crashed ..." where a supervisor saw how that process died
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
     quarantine/<number>-NAME     what was refused
@@ -18,8 +18,8 @@ Where none can be made, the load goes on without. A process that is killed from 
 the same trace, so one death proves nothing: content is given up after more deaths in a row than the caller
 forgives. In a row are those that began to load after the one before had died ("after" counts them); processes
 that are killed together, while all of them load, count once. A supervisor that saw a process of its own die
-knows better, and `settle_death` takes its word. What is given up stays as a generation where there is no better
-one: it is not loaded while its sentinels stand.
+knows better, and `settle_death` takes its word. What is given up stays as a generation where there is no
+better one: it is not loaded while its sentinels stand.
 
 The quarantine takes a file by one rename and keeps the newest. Two processes that pick one number at a time
 keep one of their two files, which is enough for what people look at.
@@ -278,15 +278,15 @@ def are_proof(deaths: Sequence[DeadSentinel], tolerated: int) -> bool:
 def settle_death(
     path: Path, process_id: int, *, crashed: bool, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> bool:
-    """Take the word of a supervisor that saw how a process of its own died, with the content of a file in use.
+    """Take the word of a supervisor that saw how a process of its own died with a file's content in use.
 
     Call it when the process is gone, before the file is loaded again.
 
     Args:
         path: The file that the process loaded.
         process_id: Of the process.
-        crashed: Whether it crashed (SIGSEGV, SIGABRT and their like, or an exit that was not its own), so that
-            one death is proof; else it was killed from outside, and its death is no evidence.
+        crashed: Whether it crashed (SIGSEGV, SIGABRT and their like, or an exit that was not its own), so
+            that one death is proof; else it was killed from outside, and its death is no evidence.
         operations: The calls to use.
 
     Returns:
@@ -312,7 +312,7 @@ def settle_death(
 def settle_kills(
     directory: Path, process_ids: Collection[int], operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> None:
-    """As `settle_death` of processes that were killed from outside, whichever files of a directory they loaded.
+    """As `settle_death`, of processes killed from outside, whichever files of a directory they loaded.
 
     Raises:
         OSError: As there.
