@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
-from orchestrator.devices.opening import environment_of
+from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
 
 SELECTOR: Final = "radv"
@@ -113,11 +113,17 @@ def require_family(selector: str) -> None:
         selector: As `open_device` takes it; one without a family is good.
 
     Raises:
-        NoDeviceError: It does not know it, or is not installed; the message says which names are near.
+        NoDeviceError: It does not know it, or is not installed; the message says which names are near. Or the
+            selector is a pattern, which stands for several devices.
     """
     driver, _, name = selector.partition(":")
-    if driver.lower() != SELECTOR or not name or is_pattern(selector):
+    if driver.lower() != SELECTOR or not name:
         return
+    if is_pattern(selector):
+        raise NoDeviceError(
+            f"{selector!r} stands for several devices, and one is expected here: "
+            f"`orchestrator devices --device '{selector}'` lists them"
+        )
     texts = _texts_of_families()
     # Behind Navi 33 names of the compiler's lie among those of families, and some before it begin like them.
     row = texts[: texts.index(_LATE_FAMILY) + 1] if _LATE_FAMILY in texts else ()

@@ -28,7 +28,6 @@ from attrs import define, field
 from orchestrator.children.child import Channel
 from orchestrator.children.protocol import FrameReader, pack_frame
 from orchestrator.devices.device import NO_SOURCE, Device
-from orchestrator.devices.families import require_family
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
@@ -281,8 +280,6 @@ class _Server:
         gate = MemoryGate()
         gate.watch()
         try:
-            if not options.trial_limits.opener:
-                require_family(options.selector)
             report = trio.run(main)
         except (OrchestratorError, ValueError) as error:
             self.channel.send(Failed.of(request.number, error))

@@ -74,22 +74,36 @@ VERBS_WITH_A_DEVICE = {
     "calibrate": (),
     "doctor": (),
     "doctor --keys": (),
+    "inspect": ("game.foz",),
+    "merge": ("a.pipeline-cache", "b.pipeline-cache", "-o", "merged"),
 }
+VERBS_WITH_SEVERAL_DEVICES = ("devices", "compile")
+"""Those take a pattern, which stands for several."""
+
+
+def refusal(verb: str, device: str, folder: Path) -> str:
+    """What a verb says as it ends because of its device."""
+    places = [
+        str(folder / each) if each in ("results", "merged") else each for each in VERBS_WITH_A_DEVICE[verb]
+    ]
+    done = run_program(*verb.split(), *places, "-d", device, "--json", unset=UNSET)
+    assert done.code == ExitCode.NO_DEVICE, done.err
+    told = done.document
+    if "error" in told:
+        return str(told["error"]["message"])
+    return " ".join(each["detail"] for each in told["findings"])
 
 
 @pytest.mark.parametrize("verb", VERBS_WITH_A_DEVICE)
 def test_a_family_that_mesa_does_not_know_ends_nobody(verb: str, tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
-    places = [
-        str(tmp_path / each) if each in ("results", "merged") else each for each in VERBS_WITH_A_DEVICE[verb]
-    ]
-    done = run_program(*verb.split(), *places, "-d", "radv:navi999", "--json", unset=UNSET)
-    assert done.code == ExitCode.NO_DEVICE, done.err
-    told = done.document
-    words = (
-        told["error"]["message"] if "error" in told else " ".join(each["detail"] for each in told["findings"])
-    )
-    assert "no family 'navi999': near to it are navi" in words
+    assert "no family 'navi999': near to it are navi" in refusal(verb, "radv:navi999", tmp_path)
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS_WITH_A_DEVICE.keys() - set(VERBS_WITH_SEVERAL_DEVICES)))
+def test_a_pattern_where_one_device_is_expected_ends_nobody(verb: str, tmp_path: Path) -> None:
+    driver_manifest("radv:navi21")
+    assert "'radv:navi2*' stands for several devices" in refusal(verb, "radv:navi2*", tmp_path)
 
 
 def test_radv_without_a_gpu_says_what_needs_none() -> None:

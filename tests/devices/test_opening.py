@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.opening import Selector, environment_of
+from orchestrator.devices.selectors import Selector, environment_of
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, run_on_device
 
@@ -30,7 +30,7 @@ def test_selectors(text: str, expected: Selector) -> None:
 
 
 def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.devices.opening._MANIFEST_FOLDERS", ())
+    monkeypatch.setattr("orchestrator.devices.selectors._MANIFEST_FOLDERS", ())
     with pytest.raises(NoDeviceError, match="mesa-vulkan-drivers"):
         environment_of("radv:navi21", base={})
 
@@ -50,6 +50,26 @@ def test_a_process_sets_what_its_environment_lacks() -> None:
     assert environment_of("radv", base=mixed, driver_caches=True)["VK_DRIVER_FILES"] == radv
     assert environment_of("0", base={}) == off
     assert environment_of("simulated", base={}) == {}
+
+
+_OWNED = """
+import os
+from orchestrator import NoDeviceError, list_devices, own_process
+def main():
+    before = dict(os.environ)
+    try:
+        own_process("radv:navi999")
+    except NoDeviceError as error:
+        return [str(error), before == os.environ, len(list_devices())]
+"""
+
+
+def test_a_family_that_is_none_is_refused_before_the_driver_ends_the_process() -> None:
+    driver_manifest("radv:navi21")
+    said, unchanged, devices = run_on_device(None, _OWNED)
+    assert "no family 'navi999': near to it are navi" in said
+    assert unchanged
+    assert devices >= 1
 
 
 _UNSET = {

@@ -1,0 +1,120 @@
+"""What a user calls a device, and the environment that its driver reads that target from.
+
+A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
+null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
+one target. Nothing here changes the environment or loads a driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from orchestrator.devices.request import DRIVER_CACHES_OFF
+from orchestrator.errors import NoDeviceError
+
+SIMULATED = "simulated"
+
+# Where loaders look for driver manifests on Unix (loader interface documentation, "ICD discovery").
+_MANIFEST_FOLDERS: Final = (
+    "/etc/vulkan/icd.d",
+    "/usr/local/etc/vulkan/icd.d",
+    "/usr/local/share/vulkan/icd.d",
+    "/usr/share/vulkan/icd.d",
+)
+# What each named driver's library is called in its manifest.
+_LIBRARIES: Final = {"radv": "libvulkan_radeon", "lavapipe": "libvulkan_lvp", "nvidia": "nvidia"}
+_PACKAGES: Final = {
+    "radv": "mesa-vulkan-drivers (24.3 or later; on Debian 12 from bookworm-backports)",
+    "lavapipe": "mesa-vulkan-drivers",
+    "nvidia": "the NVIDIA driver with its Vulkan library",
+}
+
+
+class Selector(msgspec.Struct, frozen=True):
+    """What a user calls a device, taken apart.
+
+    Attributes:
+        text: As the user wrote it.
+        driver: "radv", "lavapipe", "nvidia", or "" for whatever the loader finds.
+        family: For RADV: the family of its null hardware, or "".
+        index: Position among the devices, or None.
+        name: Part of a name to look for, or "".
+    """
+
+    text: str
+    driver: str = ""
+    family: str = ""
+    index: int | None = None
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Selector:
+        """Parse what a user wrote. Anything is valid; what nothing answers to fails when it is opened."""
+        driver, _, family = text.partition(":")
+        if driver.lower() in _LIBRARIES and (not family or driver.lower() == "radv"):
+            return cls(text, driver=driver.lower(), family=family.lower())
+        if text.isdigit():
+            return cls(text, index=int(text))
+        return cls(text, name=text)
+
+
+def environment_of(
+    selector: str, *, driver_caches: bool = False, base: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """What a process with a given environment must set before it opens a device.
+
+    Manifests of the driver that `base` names in VK_DRIVER_FILES stay in force.
+
+    Args:
+        selector: As `open_device` takes it.
+        driver_caches: Leave the driver's own caches on.
+        base: The process's environment; this process's where not given.
+
+    Returns:
+        Variables to set; none where `base` has them all.
+
+    Raises:
+        NoDeviceError: No manifest of the driver is installed.
+    """
+    if selector == SIMULATED:
+        return {}
+    given = os.environ if base is None else base
+    chosen = Selector.parse(selector)
+    needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
+    if chosen.driver and not _restricts_to(given, chosen.driver):
+        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = str(_manifest(chosen.driver))
+    if chosen.family:
+        needed["RADV_FORCE_FAMILY"] = chosen.family
+    return {name: value for name, value in needed.items() if given.get(name) != value}
+
+
+def _restricts_to(environment: Mapping[str, str], driver: str) -> bool:
+    """Whether an environment names manifests of the driver, and no others."""
+    given = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES") or ""
+    paths = [Path(each) for each in given.split(os.pathsep) if each]
+    return bool(paths) and all(_is_driver(each, driver) for each in paths)
+
+
+def _manifest(driver: str) -> Path:
+    for folder in _MANIFEST_FOLDERS:
+        for path in sorted(Path(folder).glob("*.json")):
+            if _is_driver(path, driver):
+                return path
+    raise NoDeviceError(
+        f"no Vulkan driver manifest of {driver} found in {', '.join(_MANIFEST_FOLDERS)}: "
+        f"install {_PACKAGES[driver]}, or name the manifest in VK_DRIVER_FILES"
+    )
+
+
+def _is_driver(manifest: Path, driver: str) -> bool:
+    try:
+        library = json.loads(manifest.read_text())["ICD"]["library_path"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # not a manifest: the loader passes over it too
+    return _LIBRARIES[driver] in Path(str(library)).name.lower()
