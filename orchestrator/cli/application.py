@@ -21,6 +21,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.display import take_display
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
+from orchestrator.cli.signals import let_through
 from orchestrator.cli.streams import OutputError, Results, discard, own_streams
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.version import VERSION
@@ -93,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     json = "--json" in options
     with own_streams() as results:
         try:
+            let_through()
             if problem:
                 usage = "`orchestrator --help` shows what there is"
                 return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)

@@ -4,6 +4,7 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -138,6 +139,51 @@ def test_an_interrupt_outside_of_a_compile(
     assert capsys.readouterr().err == "error: interrupted before it was done\n"
 
 
+# As Python imports this at its start, a signal comes when the program loads a module, and only then.
+_SIGNAL_AT_IMPORT = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGTERM)
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(
+    "module", ["orchestrator.cli.application", "rich.console", "orchestrator.cli.devices"]
+)
+def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(module: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_SIGNAL_AT_IMPORT.format(module=module))
+    done = run_program(
+        "devices", "-d", "simulated", "--json", environment={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    )
+    assert done.code == ExitCode.INTERRUPTED, done.err
+    assert done.document["error"]["kind"] == "interrupted"
+
+
+_IGNORED = """
+import os, signal
+from orchestrator.cli.signals import interrupted_by_signals
+class Dying:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000): pass
+def main():
+    with interrupted_by_signals():
+        try:
+            Dying()
+            signal.pause()
+        except KeyboardInterrupt:
+            return "interrupted"
+"""
+
+
+def test_a_signal_where_python_ignores_exceptions_comes_again() -> None:
+    assert run_on_device(None, _IGNORED) == "interrupted"
+
+
 def test_it_is_a_module_too() -> None:
     done = run_program("list", "no-such-file.foz")
     assert done.code == ExitCode.BAD_INPUT
@@ -148,6 +194,7 @@ def test_it_is_a_module_too() -> None:
 def test_help_loads_nothing_that_only_work_needs() -> None:
     source = """
 import sys
+from pathlib import Path
 def main():
     from orchestrator.cli.application import app
     app.parse_args(["compile", "sample"])
