@@ -10,12 +10,13 @@ topologies the choice is one that is faster than the shared cache beyond noise. 
 the same, it is the shared cache, which needs no merge and holds everything once; where that is undecided,
 what a run without a calibration does. Then the fewest workers that are as fast as all processors are chosen.
 What could not be told never takes workers away. Mode binaries is weighed by one use of the set, with what is
-prepared for it, and chosen where it is faster beyond noise warm, and not slower cold.
+prepared for it, and chosen where it is faster beyond noise warm, and not slower cold. Before each round
+contenders that have fallen behind are dropped (see `racing`).
 
 Guarantees: a difference that the A/A control could show as well is none, and with fewer than LEAST_PAIRS
-pairs nothing is. Where a difference could hide in a wide interval, the answer is "undecided". Every word of
+pairs nothing is, but for what is far behind; what was dropped is named with its figures. Where a difference could hide in a wide interval, the answer is "undecided". Every word of
 an answer has its figure beside it. A sample that fails leaves its contender out and is noted. Under a time
-limit the rounds that are there are judged. Caches for warm runs are in a temporary directory, never the
+limit the rounds that are there are judged; none beyond LEAST_PAIRS begins where what comes after would not fit. Caches for warm runs are in a temporary directory, never the
 user's.
 """
 
@@ -23,13 +24,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 from attrs import define, evolve, field, frozen
 
+from orchestrator.bench.expected_time import ExpectedTime
 from orchestrator.bench.jobs import (
     Answer,
     Filled,
@@ -42,21 +44,17 @@ from orchestrator.bench.jobs import (
     run_in_process,
 )
 from orchestrator.bench.matrix import in_turn
+from orchestrator.bench.racing import Lag, fallen_behind
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.runner import cannot, passes_for, reason_of
-from orchestrator.bench.statistics import (
-    LEAST_PAIRS,
-    Difference,
-    estimate,
-    noise_by_round,
-    ratio_by_round,
-)
+from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of, workers_text
+from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.distrusted_keys import remember_distrusted
-from orchestrator.stores.profile_file import CalibrationProfile, Choice, Figure, Finding, ProfileIdentity
+from orchestrator.stores.profile_file import CalibrationProfile, Choice, Dropped, Finding, ProfileIdentity
 from orchestrator.temporary import temporary_folder
 
 ROUNDS = 7
@@ -67,7 +65,7 @@ SAME_WITHIN = 1.1
 GROWTH_A_ROUND = 0.002
 """A cache that gains this share of itself in every round grows without bound; bookkeeping does not."""
 
-_WARM_SECONDS, _WARM_SECONDS_MOST = 0.5, 2.0
+_WARM_SECONDS, _WARM_SECONDS_MOST = 0.5, 1.0
 _WARM_HITS = 0.99
 _FILL_PASSES = 8
 _PROBES = 5
@@ -81,11 +79,13 @@ class CalibrationProgress:
         done: Processes that have ended.
         total: Processes that there will be, as far as is known now.
         now: What is measured now, in words.
+        left_s: What the rest takes at most by all that is known; None before anything is.
     """
 
     done: int
     total: int
     now: str
+    left_s: float | None = None
 
 
 @frozen
@@ -145,20 +145,6 @@ def calibrate(
         return calibration.run()
 
 
-class Contender(NamedTuple):
-    """What a sample of a calibration is a sample of."""
-
-    start: Start
-    mode: CacheMode
-    workers: int
-    batch: int
-
-    @property
-    def words(self) -> str:
-        """It in words, without its batch."""
-        return f"{self.start}, {self.mode}, {_workers(self.workers)}"
-
-
 @define(eq=False)
 class _Calibration:
     """One calibration."""
@@ -181,7 +167,9 @@ class _Calibration:
     binary_rows: list[Sample] = field(factory=list)
     weighs_binaries: bool = False
     left_out: set[Contender] = field(factory=set)
+    dropped: list[Dropped] = field(factory=list)
     notes: list[str] = field(factory=list)
+    expected: ExpectedTime = field(init=False)
 
     def run(self) -> Calibrated:
         """All of it."""
@@ -192,16 +180,20 @@ class _Calibration:
             cannot(f"{self.device} cannot be calibrated", filled)
         self.weighs_binaries = filled.binaries
         self._remember(filled)
-        probed = self._probe(filled)
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS_MOST)
+        self.expected = ExpectedTime(filled, 0.0, self.passes)
+        probed = self._probe(filled)
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
         self.total = self.done + sum(self.rounds * (len(self._contenders(each)) + 1) for each in starts)
-        if Start.WARM in starts:
+        warm_too = Start.WARM in starts
+        if warm_too:
             self.total += self.rounds * (len(BATCHES) + 1) + self.weighs_binaries * (3 * self.rounds + 1)
-        for number in range(self.rounds):
-            if not all(self._round(self._contenders(each), number, self.rows) for each in starts):
-                break
-        samples = SampleTable(self.rows)
+        samples = self._race(
+            [self._contenders(each) for each in starts],
+            self.rows,
+            seconds_of,
+            lambda rounds: self._binaries_s(rounds) + self._batches_s(rounds) if warm_too else 0.0,
+        )
         findings = list(probe_findings(probed))
         for start in starts:
             findings += topology_findings(samples, start, self.most, BATCH_LIMIT)
@@ -210,17 +202,15 @@ class _Calibration:
             for each in Start
         )
         batch = binaries = None
-        if Start.WARM in starts:
+        if warm_too:
             if self.weighs_binaries and cold is not None and warm is not None:
                 binaries, weighed = self._weigh_binaries(samples, cold, warm)
                 findings += weighed
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
             usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
-            for number in range(self.rounds):
-                if not self._round([usual, *others], number, self.batch_rows):
-                    break
-            batch, finding = choose_batch(SampleTable(self.batch_rows), usual, BATCHES)
+            by_batch = self._race([[usual, *others]], self.batch_rows, seconds_of)
+            batch, finding = choose_batch(by_batch, usual, BATCHES)
             findings.append(finding)
         profile = self._profile(filled, probed)
         profile = msgspec.structs.replace(
@@ -233,12 +223,19 @@ class _Calibration:
     ) -> tuple[Choice | None, tuple[Finding, ...]]:
         cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers, BATCH_LIMIT)
         others = cached._replace(mode=CacheMode.BINARIES)
-        self._take(others, False, -1, self.binary_rows)  # fills the store
-        for number in range(self.rounds):
-            if not self._round([cached, others], number, self.binary_rows):
-                break
-        uses = SampleTable(self.binary_rows, use_of)
+        self._take((others, False), -1, self.binary_rows, self._binaries_s(self.rounds))  # fills the store
+        uses = self._race([[cached, others]], self.binary_rows, use_of, self._batches_s)
         return weigh_binaries(samples, uses, cold, cached, self.most)
+
+    def _binaries_s(self, rounds: int) -> float:
+        """What weighing binaries takes, s, by what a warm sample takes."""
+        usual = Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)
+        return self.weighs_binaries * self.expected.of([usual] * (3 * rounds + 1))
+
+    def _batches_s(self, rounds: int) -> float:
+        """What trying batches takes, s."""
+        usual = Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)
+        return self.expected.of([usual] * (rounds * (len(BATCHES) + 1)))
 
     @property
     def _worker_counts(self) -> tuple[int, ...]:
@@ -256,8 +253,8 @@ class _Calibration:
         fewer = self._worker_counts[:-1]
         return made + [Contender(start, mode, count, BATCH_LIMIT) for count in fewer for mode in modes]
 
-    def _do(self, what: str, job: Job) -> Answer:
-        self.on_progress(CalibrationProgress(self.done, self.total, what))
+    def _do(self, what: str, job: Job, left_s: float | None = None) -> Answer:
+        self.on_progress(CalibrationProgress(self.done, self.total, what, left_s))
         answer = self.run_job(job)
         self.done += 1
         return answer
@@ -304,7 +301,9 @@ class _Calibration:
 
     def _probe(self, filled: Filled) -> ProbeResult:
         result = ProbeResult(set_pipelines=filled.pipelines, cold_hits=filled.hits)
+        began = time.monotonic()
         looked_up = self._ask("looking up in a new process", ProbeStep.LOOK_UP, "shared")
+        self.expected.start_s = time.monotonic() - began
         if not isinstance(looked_up, Probed):
             return evolve(result, problem=reason_of(looked_up))
         result = evolve(result, shared_hits=looked_up.hits, missed=looked_up.missed)
@@ -320,21 +319,79 @@ class _Calibration:
         failed = [each for each in (compiled, again, grown) if not isinstance(each, Filled | Probed)]
         return evolve(result, problem="; ".join(map(reason_of, failed)))
 
-    def _round(self, contenders: Sequence[Contender], number: int, rows: list[Sample]) -> bool:
-        """One sample of each, in turned order, and the first one again; whether there is time for more."""
-        arms = [*((each, False) for each in contenders), (contenders[0], True)]
-        for contender, control in in_turn(arms, number):
-            if contender in self.left_out:
-                self.done += 1
+    def _race(
+        self,
+        groups: Sequence[Sequence[Contender]],
+        rows: list[Sample],
+        figure: Callable[[Sample], float],
+        after_s: Callable[[int], float] = lambda _: 0.0,
+    ) -> SampleTable:
+        """All rounds of groups, of which each has its baseline first.
+
+        Args:
+            groups: They do not race with each other.
+            rows: Where samples go.
+            figure: What they are compared by.
+            after_s: What comes after, by its number of rounds.
+        """
+        begun = 0
+        for number in range(self.rounds):
+            arms = self._arms(groups, number, SampleTable(rows, figure))
+            round_s, later_s = self.expected.of(each for each, _ in arms), after_s(LEAST_PAIRS)
+            if number >= LEAST_PAIRS and later_s and not self._fits(round_s + later_s):
+                self.total -= (self.rounds - number) * len(arms)
+                self.notes.append(f"{number} of {self.rounds} rounds: time was kept for what comes after")
+                break
+            rest_s = after_s(self.rounds) + (self.rounds - number - 1) * round_s
+            begun = number + 1
+            if not self._round(arms, number, rows, rest_s):
+                break
+        table, dropped = SampleTable(rows, figure), dict[Contender, Lag]()
+        for group in groups:
+            for contender, lag in fallen_behind(table, group).items():
+                samples = len(table.of(contender))
+                if samples < begun and contender not in self.left_out:
+                    dropped[contender] = lag
+                    self.dropped.append(
+                        Dropped(**contender._asdict(), samples=samples, rounds=begun, words=lag.words)
+                    )
+        return SampleTable(rows, figure, dropped)
+
+    def _fits(self, seconds: float) -> bool:
+        return self.deadline is None or time.monotonic() + seconds <= self.deadline
+
+    def _arms(
+        self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable
+    ) -> list[tuple[Contender, bool]]:
+        """The samples of a round, each group in turned order with its first one again; those left out are not in it."""
+        arms = list[tuple[Contender, bool]]()
+        for group in groups:
+            out = self.left_out | fallen_behind(table, group).keys()
+            whole = [*((each, False) for each in group), (group[0], True)]
+            taken = [arm for arm in in_turn(whole, number) if arm[0] not in out]
+            if {each for each, _ in taken} == {group[0]}:
+                taken = []  # nothing is left to compare it with
+            self.total -= len(whole) - len(taken)
+            arms += taken
+        return arms
+
+    def _round(
+        self, arms: Sequence[tuple[Contender, bool]], number: int, rows: list[Sample], rest_s: float
+    ) -> bool:
+        """One sample of each; whether there is time for more."""
+        for place, arm in enumerate(arms):
+            if arm[0] in self.left_out:
+                self.total -= 1
                 continue
             if self.deadline is not None and time.monotonic() > self.deadline:
                 missing = max(0, self.total - self.done)
                 self.stopped = f"the time limit: {missing} of {self.total} samples are missing"
                 return False
-            self._take(contender, control, number, rows)
+            self._take(arm, number, rows, rest_s + self.expected.of(each for each, _ in arms[place:]))
         return True
 
-    def _take(self, contender: Contender, control: bool, number: int, rows: list[Sample]) -> None:
+    def _take(self, arm: tuple[Contender, bool], number: int, rows: list[Sample], left_s: float) -> None:
+        contender, control = arm
         start, mode, workers, batch = contender
         warm = start == Start.WARM
         answer = self._do(
@@ -357,9 +414,11 @@ class _Calibration:
                 ),
                 profiles=self.profiles,
             ),
+            left_s,
         )
         if isinstance(answer, Sample):
             rows.append(answer)
+            self.expected.learn(contender, answer.process_s)
             return
         self.left_out.add(contender)
         self.notes.append(f"{contender.words}: left out, because a sample failed: {reason_of(answer)}")
@@ -395,7 +454,7 @@ class _Calibration:
             pipelines=filled.pipelines,
             orchestrator=environment.orchestrator if environment is not None else "",
             python=platform.python_version(),
-            rounds=min(len(samples.of(each)) for each in self._contenders(Start.COLD)),
+            rounds=len(samples.of(self._contenders(Start.COLD)[0])),
             figures=(
                 *samples.figures(),
                 *SampleTable(self.binary_rows, use_of).figures(),
@@ -408,78 +467,9 @@ class _Calibration:
             merge_works=probed.merge_works,
             cache_keeps=probed.cache_keeps,
             read_back_grows=probed.read_back_grows,
+            dropped=tuple(self.dropped),
             notes=tuple(notes),
         )
-
-
-def seconds_of(sample: Sample) -> float:
-    """What one use of the set takes: keys, caches, one pass, merge.
-
-    Passes of a warm run are divided; its caches are made and merged once.
-    """
-    once_ns = sample.keys_ns + sample.open_ns + sample.merge_ns
-    return (once_ns + sample.wall_ns / max(1, sample.passes)) / 1e9
-
-
-def use_of(sample: Sample) -> float:
-    """The same with what is prepared before: a cache needs modules, and binaries none."""
-    return sample.prepare_ns / 1e9 + seconds_of(sample)
-
-
-class SampleTable:
-    """The samples of a calibration, by contender and round.
-
-    Args:
-        rows: Samples; warm-ups count for nothing.
-        figure: What they are compared by, s.
-    """
-
-    def __init__(self, rows: Iterable[Sample], figure: Callable[[Sample], float] = seconds_of) -> None:
-        self.figure = figure
-        self.rows = tuple(rows)
-        self._rounds: dict[tuple[Contender, bool], dict[int, Sample]] = {}
-        for row in self.rows:
-            if row.counts:
-                contender = Contender(row.start, row.mode, row.workers, row.batch)
-                self._rounds.setdefault((contender, row.control), {})[row.round] = row
-
-    def of(self, contender: Contender, *, control: bool = False) -> Mapping[int, Sample]:
-        """Samples of a contender by round."""
-        return self._rounds.get((contender, control), {})
-
-    def difference(self, contender: Contender, baseline: Contender) -> Difference | None:
-        """Time of a contender over a baseline's, beside the A/A control of that start; None without pairs."""
-        ratio = ratio_by_round(self.of(contender), self.of(baseline), self.figure)
-        if ratio is None:
-            return None
-        controlled = dict.fromkeys((baseline, contender, *(each for each, _ in self._rounds)))
-        noises = (
-            noise_by_round(self.of(each), self.of(each, control=True), self.figure)
-            for each in controlled
-            if each.start == baseline.start
-        )
-        return Difference(ratio, next((each for each in noises if each is not None), None))
-
-    def figures(self) -> tuple[Figure, ...]:
-        """What each contender took, controls after all others."""
-        figures = []
-        for (contender, control), rounds in sorted(self._rounds.items(), key=lambda item: item[0][1]):
-            samples = list(rounds.values())
-            seconds = estimate([self.figure(each) for each in samples])
-            once = samples[0].created / max(1, samples[0].passes)
-            figures.append(
-                Figure(
-                    **contender._asdict(),
-                    control=control,
-                    samples=seconds.count,
-                    seconds=seconds.median,
-                    low=seconds.low,
-                    high=seconds.high,
-                    pipelines_per_s=once / seconds.median if seconds.median > 0 else 0.0,
-                    whole_use=self.figure is use_of,
-                )
-            )
-        return tuple(figures)
 
 
 class Words(NamedTuple):
@@ -497,7 +487,13 @@ def compare(
     found = samples.difference(contender, baseline)
     if found is None or not found.enough:
         pairs = found.ratio.count if found is not None else 0
-        told = f"{question}: not measured ({pairs} pairs, and {LEAST_PAIRS} are needed)."
+        out = [each.words for each in (contender, baseline) if each in samples.dropped]
+        why = (
+            f", since {' and '.join(out)} fell behind and {'was' if len(out) == 1 else 'were'} not sampled further"
+            if out
+            else ""
+        )
+        told = f"{question}: not measured{why} ({_pairs(pairs)}, and {LEAST_PAIRS} are needed)."
         return Finding(question=question, answer="not measured", words=told, pairs=pairs)
     ratio = found.ratio
     factor = found.noise.factor if found.noise is not None else 1.0
@@ -508,11 +504,16 @@ def compare(
         answer, meaning = "slower", words.slower
     elif found.lower:
         answer, meaning = "faster", words.faster
+    far = ", so far apart that no more were taken" if found.pairs < LEAST_PAIRS else ""
     told = (
         f"{question}: {meaning} (x{ratio.median:.3f} the time, {ratio.low:.3f} to {ratio.high:.3f} over "
-        f"{ratio.count} pairs; the same thing twice differs by up to x{factor:.3f})."
+        f"{_pairs(ratio.count)}{far}; the same thing twice differs by up to x{factor:.3f})."
     )
     return _finding(question, answer, told, found)
+
+
+def _pairs(count: int) -> str:
+    return f"{count} pair" if count == 1 else f"{count} pairs"
 
 
 def _finding(question: str, answer: str, words: str, found: Difference | None) -> Finding:
@@ -639,7 +640,7 @@ def weigh_binaries(
     """
     findings = []
     empty = Contender(Start.COLD, CacheMode(cold.mode), most, cached.batch)
-    for table, baseline in ((SampleTable(samples.rows, use_of), empty), (uses, cached)):
+    for table, baseline in ((SampleTable(samples.rows, use_of, samples.dropped), empty), (uses, cached)):
         name, cache = "a store of binaries", f"mode {baseline.mode}"
         words = Words(
             f"{name} is slower than {cache}",
@@ -670,9 +671,9 @@ def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int])
         if found is None or not found.enough:
             continue
         if found.lower:
-            return count, f"{_workers(count)}: {most.workers} take longer"
+            return count, f"{workers_text(count)}: {most.workers} take longer"
         if is_same(found):
-            return count, f"{_workers(count)}: {most.workers} are not faster"
+            return count, f"{workers_text(count)}: {most.workers} are not faster"
         slower += found.higher
         undecided += not found.higher
     why = "fewer take longer" if slower else "fewer were not measured"
@@ -680,7 +681,7 @@ def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int])
         why = "whether fewer would do is undecided"
     if len(worker_counts) == 1:
         why = "there is no more than that"
-    return most.workers, f"{_workers(most.workers)}: {why}"
+    return most.workers, f"{workers_text(most.workers)}: {why}"
 
 
 def choose_batch(
@@ -697,7 +698,7 @@ def choose_batch(
     medians = {}
     for batch in batches:
         rounds = samples.of(contender._replace(batch=batch))
-        if len(rounds) >= LEAST_PAIRS:
+        if len(rounds) >= LEAST_PAIRS or contender._replace(batch=batch) in samples.dropped:
             medians[batch] = estimate([seconds_of(each) for each in rounds.values()]).median
     if contender.batch not in medians or len(medians) < 2:
         return None, Finding(question=question, answer="not measured", words=f"{question}: not measured.")
@@ -718,10 +719,6 @@ def choose_batch(
     listed = ", ".join(f"{batch}: {seconds * 1e3:.2f} ms" for batch, seconds in sorted(medians.items()))
     told = f"{question}: calls of up to {chosen} pipelines, {why}{compared} (one pass by batch: {listed})."
     return chosen, _finding(question, str(chosen), told, found)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 @frozen

@@ -93,6 +93,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         distrusted: Kinds of pipelines whose keys, as the driver gives them, do not tell pipelines apart.
         not_kept: Why there is no cache file now, or "".
         binaries: Whether the device has pipeline binaries.
+        cold_wall_ns: What compiling it took.
+        cold_driver_ns: The same added up over the workers, in the driver.
     """
 
     set_name: str
@@ -106,6 +108,8 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     distrusted: tuple[PipelineKind, ...] = ()
     not_kept: str = ""
     binaries: bool = False
+    cold_wall_ns: int = 0
+    cold_driver_ns: int = 0
 
 
 class ProbeStep(enum.StrEnum):

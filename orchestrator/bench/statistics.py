@@ -22,7 +22,9 @@ from attrs import frozen
 RESAMPLES = 4000
 CONFIDENCE = 0.95
 LEAST_PAIRS = 5
-"""Fewer pairs than this never show a difference."""
+"""Fewer pairs than this show no difference; of one that was dropped, see `Difference.clear`."""
+CLEAR_AFTER_ONE, CLEAR = 4.0, 1.5
+"""How far beyond noise a gap is clear: after one pair, and after more."""
 _SEED = 20_240_229
 
 Numbers = npt.NDArray[np.float64]
@@ -135,10 +137,12 @@ class Difference:
     Attributes:
         ratio: Contender over baseline.
         noise: The A/A control beside it; None where there was none.
+        dropped: Whether sampling ended early, since one of the two had fallen behind.
     """
 
     ratio: Estimate
     noise: Noise | None
+    dropped: bool = False
 
     @property
     def pairs(self) -> int:
@@ -148,7 +152,15 @@ class Difference:
     @property
     def enough(self) -> bool:
         """Whether these are as many as a difference needs to be told from noise."""
-        return self.pairs >= LEAST_PAIRS
+        return self.pairs >= LEAST_PAIRS or (self.dropped and self.clear)
+
+    @property
+    def clear(self) -> bool:
+        """Whether the whole interval is so far beyond noise that further pairs would not change the answer."""
+        if self.noise is None or not self.pairs:
+            return False
+        margin = self.noise.factor * (CLEAR if self.pairs > 1 else CLEAR_AFTER_ONE)
+        return self.ratio.low > margin or self.ratio.high < 1 / margin
 
     @property
     def beyond_noise(self) -> bool:

@@ -126,7 +126,7 @@ def fill(job: FillJob) -> Filled:
         OrchestratorError: The set or the device is not to be had.
     """
     identity, compiles, binaries, data = None, job.compiles, True, b""
-    pipelines = hits = one_ns = most_ns = 0
+    pipelines = hits = one_ns = most_ns = wall_ns = driver_ns = 0
     warnings: dict[str, None] = {}
     distrusted: dict[PipelineKind, None] = {}
     not_kept = ""
@@ -144,6 +144,7 @@ def fill(job: FillJob) -> Filled:
                 costs.learn(cold.pipelines.keys, done.schedule.compile_times(cold))
                 distrusted |= dict.fromkeys(done.schedule.distrusted)
                 data, hits = cold.cache_data or b"", hits + cold.cache_hits
+                wall_ns, driver_ns = wall_ns + cold.timing.wall_ns, driver_ns + cold.timing.driver_ns
                 warnings |= dict.fromkeys(cold.merge.warnings if cold.merge is not None else ())
                 if job.passes and _finds(device, image, data, cold.cache_hits):
                     # Data is turned into code when it is first found, which takes several times as long as
@@ -180,6 +181,8 @@ def fill(job: FillJob) -> Filled:
             distrusted=tuple(distrusted),
             not_kept=not_kept,
             binaries=binaries,
+            cold_wall_ns=wall_ns,
+            cold_driver_ns=driver_ns,
         )
 
 

@@ -2,12 +2,13 @@
 
 Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an
 earlier one stays then. A directory that cannot be written is refused before anything is measured. A figure
-stands with its interval; what could not be decided is said to be so.
+stands with its interval; what could not be decided is said to be so, and so is what was not sampled to the end.
+How long it takes at most is said before the first sample, and kept true from then on.
 """
 
 from __future__ import annotations
 
-from functools import partial
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +28,7 @@ from orchestrator.cli.options import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.cli.output import Output, path_text, plural, styled, table
+from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress
@@ -60,7 +61,7 @@ def calibrate_verb(
     does a cache grow whenever it is loaded and saved; is a store of binaries faster than a cache; how many
     pipelines should a call have. Every sample is
     taken in a process of its own, contenders take turns, and a difference counts only beyond what the same
-    thing measured twice differs by.
+    thing measured twice differs by. A contender that has fallen far behind is not sampled further, and named.
 
     **EXAMPLES**
 
@@ -94,7 +95,7 @@ def calibrate_verb(
             workers=workers,
             time_limit_s=limit,
             profiles=directory,
-            on_progress=partial(show_progress, bar),
+            on_progress=Expectation(output, bar, limit),
         )
     kept = None
     if found.profile.cold is not None or found.profile.warm is not None:
@@ -104,9 +105,40 @@ def calibrate_verb(
     return ExitCode.OK
 
 
-def show_progress(bar: MeasurementBar, progress: CalibrationProgress) -> None:
-    """A process begins."""
-    bar.step(progress.now, progress.done, progress.total)
+class Expectation:
+    """Shows how far a calibration is, and says once, before the first sample, how long it takes at most.
+
+    Args:
+        output: Where that is said.
+        bar: What moves.
+        limit_s: The time limit, s.
+    """
+
+    def __init__(self, output: Output, bar: MeasurementBar, limit_s: float) -> None:
+        self._output, self._bar, self._limit_s = output, bar, limit_s
+        self._began = time.monotonic()
+        self._said = False
+
+    def __call__(self, progress: CalibrationProgress) -> None:
+        """A process begins."""
+        left = progress.left_s
+        if left is not None and not self._said:
+            self._said = True
+            if self._output.live or self._output.tells:
+                self._output.message(self._words(progress, left))
+        rest = "" if left is None else f"at most {seconds_text(left)} to go"
+        self._bar.step(progress.now, progress.done, progress.total, rest)
+
+    def _words(self, progress: CalibrationProgress, left: float) -> str:
+        said = (
+            f"at most {seconds_text(left)} for {plural(progress.total - progress.done, 'sample')}; less where contenders "
+            "fall behind"
+        )
+        over = time.monotonic() - self._began + left - self._limit_s
+        if over <= 0:
+            return said
+        limit = f"--time-limit is {seconds_text(self._limit_s)}"
+        return f"{said}; {limit}, so that up to {seconds_text(over)} of them may be left out"
 
 
 def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
@@ -123,17 +155,26 @@ def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
 
 def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:
     """Verdicts, what to do, figures, notes."""
+    from orchestrator.run.options import BATCH_LIMIT
+
     profile = found.profile
     output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
+    few = f" but the {len(profile.dropped)} that fell behind" if profile.dropped else ""
     output.line(
         f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
-        f"{plural(profile.rounds, 'sample')} of each contender, {plural(profile.cores, 'processor')}, "
+        f"{plural(profile.rounds, 'sample')} of each contender{few}, {plural(profile.cores, 'processor')}, "
         f"driver's own caches {profile.driver_caches or 'not known'}, "
         f"order of pipelines: {profile.order or 'not known'}"
     )
     output.line("")
     for finding in profile.findings:
         output.line("  ", finding.words)
+    for each in profile.dropped:
+        batch = "" if each.batch == BATCH_LIMIT else f", calls of {each.batch}"
+        output.line(
+            f"  fell behind: {each.start}, {each.mode}, {plural(each.workers, 'worker')}{batch}, after {each.samples} of "
+            f"{plural(each.rounds, 'round')}: {each.words}."
+        )
     output.line("")
     _show_choice(output, "cold", profile.cold)
     if profile.cache_keeps is False:

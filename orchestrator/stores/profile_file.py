@@ -202,6 +202,27 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     words: str
 
 
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """A contender that was not sampled to the end, since it had fallen behind.
+
+    Attributes:
+        start: What the caches held: "cold" or "warm". The file calls it a temperature.
+        mode: The cache topology.
+        batch: Largest number of pipelines in a call.
+        samples: Samples that were taken of it.
+        rounds: Rounds that there were.
+        words: Why, with the figures.
+    """
+
+    start: str = msgspec.field(name="temperature")
+    mode: str
+    workers: int
+    batch: int
+    samples: int
+    rounds: int
+    words: str
+
+
 class CalibrationProfile(Profile, frozen=True, kw_only=True):
     """What was measured about a device and its driver on a machine. None: it was not measured.
 
@@ -215,6 +236,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
         set_hash: Hash over the names of its records, 16 hex digits.
         pipelines: Pipelines of it that the device takes.
         python: Version of Python.
+        rounds: Samples of each contender that was not dropped.
         cold: What to do with an empty cache.
         warm: What to do with a cache that holds the set; None also where caches keep nothing.
         batch: Largest number of pipelines in a call when everything hits.
@@ -223,6 +245,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
         merge_works: Whether merged caches hold what their sources held.
         cache_keeps: Whether the driver's cache keeps anything.
         read_back_grows: Whether loading and reading a cache over and over makes it grow.
+        dropped: Contenders that were not sampled to the end.
     """
 
     cores: int
@@ -244,6 +267,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     read_back_grows: bool | None
     order: str = ""
     binaries: Choice | None = None
+    dropped: tuple[Dropped, ...] = ()
 
 
 _CALIBRATION = ProfileFile(CALIBRATION, CalibrationProfile)

@@ -20,6 +20,7 @@ from orchestrator.bench.jobs import (
     Refused,
     SampleJob,
 )
+from orchestrator.bench.rows import Sample
 from orchestrator.bench.runner import BenchError
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_identity
@@ -230,7 +231,8 @@ def test_binaries_are_chosen_where_they_are_shown_to_be_faster(
     ]
     assert {job.passes for job in warm_jobs} == {1}
     assert len({job.cache_directory for job in warm_jobs}) == 1
-    assert sorted(job.round for job in warm_jobs) == [-1, 0, 1, 2, 3, 4]  # the first one fills the store
+    rounds = [0, 1] if warm == 2.0 else [0, 1, 2, 3, 4]  # far behind after two
+    assert sorted(job.round for job in warm_jobs) == [-1, *rounds]  # the first one fills the store
 
 
 def test_what_is_prepared_counts_in_the_weighing_of_binaries() -> None:
@@ -267,6 +269,174 @@ def test_one_sample_alone_says_what_it_was_taken_on() -> None:
     assert [(each.mode, each.samples) for each in profile.figures] == [("shared", 1)]
     assert (profile.processor, profile.driver_caches) == ("test processor", "disabled: test")
     assert profile.orchestrator == ENVIRONMENT.orchestrator
+
+
+def samples_of(machine: Machine, **of: object) -> list[int]:
+    """The rounds in which a contender was sampled, without its control."""
+    jobs = [each for each in machine.jobs if isinstance(each, SampleJob) and not each.control]
+    return [each.round for each in jobs if all(getattr(each, name) == value for name, value in of.items())]
+
+
+def nvidia_like(job: Job) -> Answer | None:
+    """Sixteen workers compile as quickly with any caches; one takes sixteen times as long, and is fastest warm."""
+    if isinstance(job, FillJob):
+        return Filled(
+            set_name="set",
+            set_hash="0" * 16,
+            identity=simulated_identity(),
+            pipelines=680,
+            warm_rate=130_000.0,
+            warm_rate_most=8_000.0,
+            cold_wall_ns=730_000_000,
+            cold_driver_ns=11_000_000_000,
+        )
+    if not isinstance(job, SampleJob):
+        return None
+    wobble = 1 + 0.03 * ((job.round * 7 + 3 * job.control + len(job.mode)) % 5 - 2) / 2
+    cold = 11.2 / job.workers
+    warm = 0.085 if job.workers == 16 else 0.005 * job.workers
+    return sample(
+        start=job.start,
+        mode=job.mode,
+        workers=job.workers,
+        control=job.control,
+        round=job.round,
+        batch=job.batch,
+        passes=job.passes,
+        process_s=1.4 + (cold if job.start == "cold" else warm * job.passes),
+        wall_ns=int(wobble * (cold if job.start == "cold" else warm * job.passes) * 1e9),
+    )
+
+
+def test_what_fell_far_behind_is_not_sampled_further_and_named() -> None:
+    machine, told = Machine(answer=nvidia_like), list[CalibrationProgress]()
+    profile = calibrate(
+        ("set",), "simulated", rounds=5, workers=16, on_progress=told.append, run_job=machine
+    ).profile
+    # Sixteen times as long is clear after one pair, and twice as long after two.
+    assert samples_of(machine, start="cold", mode="shared", workers=1) == [0]
+    assert samples_of(machine, start="cold", mode="shared", workers=8) == [0, 1]
+    assert samples_of(machine, start="cold", mode="per-worker", workers=16) == [0, 1, 2, 3, 4]
+    # Fewer workers that are faster are no laggards, and the baseline goes on whatever it takes.
+    for workers in (1, 8, 16):
+        assert samples_of(machine, start="warm", mode="shared", workers=workers, batch=1024)[:5] == [
+            0,
+            1,
+            2,
+            3,
+            4,
+        ]
+    assert profile.cold is not None
+    assert profile.warm is not None
+    assert (profile.cold.mode, profile.cold.workers) == ("shared", 16)
+    assert (profile.warm.mode, profile.warm.workers) == ("shared", 1)
+    found = {each.question: each for each in profile.findings}
+    one = found["more workers, cold, shared"]
+    assert (one.answer, one.pairs) == ("faster", 1)
+    assert "over 1 pair, so far apart that no more were taken" in one.words
+    assert [(each.start, each.mode, each.workers, each.samples, each.rounds) for each in profile.dropped] == [
+        ("cold", "shared", 1, 1, 5),
+        ("cold", "per-worker", 1, 1, 5),
+        ("cold", "shared", 8, 2, 5),
+        ("cold", "per-worker", 8, 2, 5),
+    ]
+    assert "x16" in profile.dropped[0].words
+    assert "4 times that is far enough behind" in profile.dropped[0].words
+    assert "1.5 times that is far enough behind" in profile.dropped[2].words
+    assert told[-1].total == len(told) == len(machine.jobs)
+
+
+def test_what_it_takes_is_expected_before_the_first_sample_and_is_an_upper_bound() -> None:
+    machine, told = Machine(answer=nvidia_like), list[CalibrationProgress]()
+    calibrate(("set",), "simulated", rounds=5, workers=16, on_progress=told.append, run_job=machine)
+    taken = [(each, job) for each, job in zip(told, machine.jobs, strict=True) if isinstance(job, SampleJob)]
+    assert [each.left_s for each in told if each.left_s is None] == [None] * (len(told) - len(taken))
+    answers = [nvidia_like(job) for _, job in taken]
+    left = sum(each.process_s for each in answers if isinstance(each, Sample))
+    rounds_of_all = 5 * (2 * 11.0 + 2 * 1.4 + 4 * 0.73)
+    assert taken[0][0].left_s is not None
+    assert taken[0][0].left_s > rounds_of_all
+    # From the second round on all costs are known, and nothing takes longer than was said.
+    for (progress, _), answer in zip(taken, answers, strict=True):
+        assert isinstance(answer, Sample)
+        if answer.round > 0:
+            assert progress.left_s is not None
+            assert progress.left_s >= left - 0.001
+        left -= answer.process_s
+
+
+def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not_fit() -> None:
+    machine = Machine(answer=nvidia_like)
+    limited = calibrate(
+        ("set",), "simulated", rounds=7, workers=16, time_limit_s=80.0, run_job=machine
+    ).profile
+    assert limited.rounds == 5
+    assert limited.batch is not None
+    assert any(note.startswith("5 of 7 rounds: time was kept") for note in limited.notes)
+    whole = calibrate(
+        ("set",), "simulated", rounds=7, workers=16, run_job=Machine(answer=nvidia_like)
+    ).profile
+    assert whole.rounds == 7
+
+
+def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
+    def answer(job: Job) -> Answer | None:
+        """On RADV a warm use with sixteen caches takes eleven times as long, with one twice."""
+        if not isinstance(job, SampleJob) or job.start != "warm":
+            return None
+        alone = {1: 6.0, 8: 4.0, 16: 4.0}[job.workers]
+        private = {1: 11.0, 8: 20.0, 16: 45.0}[job.workers]
+        seconds = private if job.mode in ("per-worker", "per-worker-internal") else alone
+        return sample(
+            start=job.start,
+            mode=job.mode,
+            workers=job.workers,
+            control=job.control,
+            round=job.round,
+            batch=job.batch,
+            wall_ns=int(seconds * 1e9),
+        )
+
+    machine = Machine(answer=answer)
+    profile = calibrate(("set",), "simulated", rounds=5, workers=16, run_job=machine).profile
+    for workers in (1, 8, 16):
+        assert samples_of(machine, start="warm", mode="per-worker", workers=workers) == [0]
+    found = {each.question: each for each in profile.findings}
+    assert (found["shared cache, warm"].answer, found["shared cache, warm"].pairs) == ("faster", 1)
+    assert found["locking, warm"].words == (
+        "locking, warm: not measured, since warm, per-worker-internal, 16 workers and warm, per-worker, 16 workers fell "
+        "behind and were not sampled further (1 pair, and 5 are needed)."
+    )
+    assert profile.warm is not None
+    assert (profile.warm.mode, profile.warm.workers) == ("shared", 8)
+    fewer = next(each for each in profile.dropped if (each.mode, each.workers) == ("per-worker", 8))
+    assert fewer.words == (
+        "warm, per-worker, 16 workers fell behind, and a number of workers for it matters no more"
+    )
+
+
+def test_what_a_later_control_casts_doubt_on_is_sampled_again() -> None:
+    def answer(job: Job) -> Answer | None:
+        """Twice as long by all that two rounds show; then the same thing differs by three times from itself."""
+        if not isinstance(job, SampleJob) or job.start != "cold":
+            return None
+        seconds = 2.0 if job.mode == "per-worker-internal" else 1.0
+        return sample(
+            start=job.start,
+            mode=job.mode,
+            workers=job.workers,
+            control=job.control,
+            round=job.round,
+            batch=job.batch,
+            wall_ns=int((3.0 if job.control and job.round == 2 else seconds) * 1e9),
+        )
+
+    machine = Machine(keeps=False, answer=answer)
+    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    assert samples_of(machine, start="cold", mode="per-worker-internal") == [0, 1, 3, 4]
+    assert profile.dropped == ()
+    locking = {each.question: each for each in profile.findings}["locking, cold"]
+    assert (locking.answer, locking.pairs) == ("not measured", 4)
 
 
 def test_without_time_nothing_is_decided() -> None:

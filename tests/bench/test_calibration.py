@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from orchestrator.bench.calibration import (
-    Contender,
     ProbeResult,
-    SampleTable,
     choose,
     choose_batch,
     probe_findings,
-    seconds_of,
     topology_findings,
 )
 from orchestrator.bench.rows import Sample, Start
+from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import sample
 

@@ -55,8 +55,9 @@ def test_a_pipe_gets_a_line_now_and_then(
         for seconds in (0.0, 9.0, 10.0):
             now[0] = 100.0 + seconds
             bench.show_progress(view, progress(Eta(30.0, 0), number=-1 if not seconds else 1))
-    with MeasurementBar(Output(json=False)) as calibration:
-        calibrate.show_progress(calibration, CalibrationProgress(1, 5, "a probe"))
+    output = Output(json=False)
+    with MeasurementBar(output) as calibration:
+        calibrate.Expectation(output, calibration, 600.0)(CalibrationProgress(1, 5, "a probe"))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -64,6 +65,31 @@ def test_a_pipe_gets_a_line_now_and_then(
         "3 of 20: warm-up: a cell (30.00 s to go)",
         "3 of 20: round 2: a cell (30.00 s to go)",
         "1 of 5: a probe",
+    ]
+
+
+def test_a_calibration_says_before_its_samples_how_long_it_takes_at_most(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    for limit_s in (600.0, 60.0):
+        output = Output(json=False)
+        with MeasurementBar(output) as bar:
+            tell = calibrate.Expectation(output, bar, limit_s)
+            for done, left_s in ((4, None), (5, 90.0), (6, 80.0)):
+                now[0] += 20.0
+                tell(CalibrationProgress(done, 45, f"process {done}", left_s))
+    expected = "at most 90.00 s for 40 samples; less where contenders fall behind"
+    processes = [
+        "4 of 45: process 4",
+        "5 of 45: process 5 (at most 90.00 s to go)",
+        "6 of 45: process 6 (at most 80.00 s to go)",
+    ]
+    over = "; --time-limit is 60.00 s, so that up to 70.00 s of them may be left out"
+    assert capsys.readouterr().err.splitlines() == [
+        *(processes[0], expected, *processes[1:]),
+        *(processes[0], expected + over, *processes[1:]),
     ]
 
 
