@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.bench.rows import (
     Arm,
+    CacheSize,
     Cell,
     Conditions,
     FailedSample,
@@ -70,6 +71,7 @@ class CellReport:
         overhead_share: Share of the calls' time outside the driver.
         efficiency: Against the same with one worker; None where that was not measured.
         inflation: CPU per pipeline against the same with one worker; None where that was not measured.
+        cache_sizes: Of its warm-up; see `Sample`.
     """
 
     cell: Cell
@@ -82,6 +84,7 @@ class CellReport:
     overhead_share: Estimate
     efficiency: Estimate | None
     inflation: Estimate | None
+    cache_sizes: tuple[CacheSize, ...] = field(default=(), repr=False)
 
     def of(self, value: Callable[[Sample], float]) -> Estimate:
         """Median of any figure of its samples, with its interval."""
@@ -140,7 +143,7 @@ class ContentionReport:
 
 
 def contention_report(rows: Iterable[Row]) -> ContentionReport:
-    """Sum up the rows of a benchmark; warm-ups are left out.
+    """Sum up the rows of a benchmark; of warm-ups only the sizes of caches are taken.
 
     Raises:
         ValueError: There is no sample that counts.
@@ -150,7 +153,11 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
     if not counted:
         raise ValueError("there are no samples to report on")
     cells = cells_of(counted)
-    reports = tuple(_cell_report(cell, cells) for cell in sorted(cells))
+    warm_ups = [each for each in rows if isinstance(each, Sample) and not each.counts and not each.control]
+    sizes = {each.cell: each.cache_sizes for each in warm_ups}
+    reports = tuple(
+        evolve(_cell_report(cell, cells), cache_sizes=sizes.get(cell, ())) for cell in sorted(cells)
+    )
     conditions = sorted({cell.conditions for cell in cells})
     comparisons = tuple(_comparison(each, cells, counted) for each in conditions)
     return ContentionReport(

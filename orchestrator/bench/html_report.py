@@ -4,7 +4,7 @@ Guarantees: the file opens offline. The plotting library is in it, it loads noth
 policy forbids that. Every word from an archive, a driver or a file name is escaped, in the page and in the
 plots, which read a kind of HTML too. Cells with too few samples are marked, and what failed has a row. In
 plots several modes stand beside each other; a share that is next to nothing is drawn against one percent;
-what has one number of workers only has no line.
+what has one number of workers only has no line, but bars.
 
 Assumptions: plotly is installed (the extra `report`); it is imported when a report is made. The browser can
 decompress (DecompressionStream: all since 2023); one that cannot shows everything but the plots, and says so.
@@ -32,6 +32,8 @@ TIMELINE_CALLS = 3000
 _BESIDE = 0.07
 """Distance of two modes at the same number of workers, as a share of that between two numbers."""
 _LEAST_SHARE = 0.01
+_NARROW = 5
+_UNTIL_READY = "Seconds until the whole set is ready, merge included"
 _CATEGORIES = {"call": "in a call", "barrier": "waiting at the barrier", "merge": "merge"}
 
 
@@ -61,11 +63,7 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
     if len({each.cell.workers for each in cells}) > 1:
         figures: tuple[tuple[str, bool, Callable[[CellReport], Estimate | None]], ...] = (
             ("Throughput, pipelines a second", False, lambda each: each.throughput),
-            (
-                "Seconds until the whole set is ready, merge included",
-                False,
-                lambda each: each.of(lambda one: one.seconds / one.passes),
-            ),
+            (_UNTIL_READY, False, _seconds_until_ready),
             ("Efficiency against one worker", True, lambda each: each.efficiency),
             ("Blocked in the driver, share of its time", True, lambda each: each.blocked_share),
             ("Waiting for a processor, share of the calls' time", True, lambda each: each.run_delay_share),
@@ -78,10 +76,13 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
             ),
         )
         plots += [_against_workers(cells, title, value, share=share) for title, share, value in figures]
+    else:
+        plots.append(_until_ready(cells, most))
     plots += [
         _latencies(cells, most, "compiled", lambda each: each.compiled_latency),
         _latencies(cells, most, "found in the cache", lambda each: each.hit_latency),
         _by_kind(cells, most),
+        _sizes(cells, most),
         *(
             _timeline(each.cell, timelines[each.cell])
             for each in cells
@@ -149,12 +150,7 @@ def _against_workers(
                 [counts.index(workers) + aside for workers, _ in points],
                 [found.median for _, found in points],
             )
-            line["error_y"] = {
-                "type": "data",
-                "symmetric": False,
-                "array": [found.high - found.median for _, found in points],
-                "arrayminus": [found.median - found.low for _, found in points],
-            }
+            line |= _interval([found for _, found in points])
             number_format = ".1%" if share else ".3s"
             line["hovertemplate"] = f"%{{y:{number_format}}}"
             data.append(line)
@@ -173,6 +169,38 @@ def _against_workers(
     return _plot(title, data, x, y)
 
 
+def _seconds_until_ready(cell: CellReport) -> Estimate:
+    return cell.of(lambda each: each.seconds / each.passes)
+
+
+def _until_ready(cells: Sequence[CellReport], workers: int) -> Plot | None:
+    """Where there is one number of workers only: a bar a mode, with its interval."""
+    data: list[dict[str, Any]] = []
+    for number, mode in enumerate(_modes(cells)):
+        for found in (_seconds_until_ready(each) for each in cells if each.cell.mode == mode):
+            bar: dict[str, Any] = {
+                "type": "bar",
+                "x": [html.escape(mode)],
+                "y": [found.median],
+                "name": html.escape(mode),
+                "marker": {"color": COLOURS[number % len(COLOURS)]},
+                "hovertemplate": "%{y:.3s} s",
+            }
+            data.append(bar | _interval([found]))
+    return _plot(f"{_UNTIL_READY}, {workers} workers", data, {"type": "category"}, {"rangemode": "tozero"})
+
+
+def _interval(found: Sequence[Estimate]) -> dict[str, Any]:
+    return {
+        "error_y": {
+            "type": "data",
+            "symmetric": False,
+            "array": [each.high - each.median for each in found],
+            "arrayminus": [each.median - each.low for each in found],
+        }
+    }
+
+
 def _latencies(
     cells: Sequence[CellReport], most: int, what: str, value: Callable[[Sample], Latencies]
 ) -> Plot | None:
@@ -187,12 +215,14 @@ def _latencies(
                 y = [estimate(list(of)).median / 1000 for of in zip(*known, strict=True)]
                 seen += y
                 data.append(_line(mode, number, [f"{each:.0%}" for each in QUANTILES], y))
-    wide = bool(seen) and max(seen) > 100 * min(seen)
+    axis: dict[str, Any] = {"title": {"text": "µs"}, "rangemode": "tozero"}
+    if seen and max(seen) > _NARROW * min(seen):  # below that a logarithmic axis may have no tick
+        axis |= {"type": "log", "dtick": 1 if max(seen) > 100 * min(seen) else "D2"}
     return _plot(
         f"Driver time of pipelines that were {what}, {most} workers",
         data,
         {"title": {"text": "share of the pipelines that took at most this"}, "type": "category"},
-        {"title": {"text": "µs"}, "type": "log", "dtick": 1 if wide else "D2"},
+        axis,
     )
 
 
@@ -214,6 +244,29 @@ def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
                 )
     y = {"title": {"text": "s, all workers"}, "rangemode": "tozero"}
     return _plot(f"Driver time by kind of pipeline, {most} workers", data, {"type": "category"}, y)
+
+
+def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
+    """What all caches have together over a run at the largest number of workers: that of the warm-up."""
+    data = []
+    for number, mode in enumerate(_modes(cells)):
+        for cell in cells:
+            if (cell.cell.workers, cell.cell.mode) != (most, mode) or not cell.cache_sizes:
+                continue
+            sizes = cell.cache_sizes
+            line = _line(
+                mode, number, [each.at_ns / 1e6 for each in sizes], [each.size_bytes / 1024 for each in sizes]
+            )
+            line["line"]["shape"] = "hv"  # a cache has a size until another one is known
+            line["marker"] = {"size": 4}
+            line["hovertemplate"] = "%{y:,.0f} KiB after %{x:,.1f} ms"
+            data.append(line)
+    return _plot(
+        f"Size of the caches over a run, KiB, merge included, {most} workers",
+        data,
+        {"title": {"text": "ms since the first job"}, "rangemode": "tozero"},
+        {"rangemode": "tozero"},
+    )
 
 
 def _slowest(cells: Sequence[CellReport]) -> str:

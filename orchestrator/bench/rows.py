@@ -198,6 +198,18 @@ class SlowPipeline(msgspec.Struct, frozen=True):
     driver_ns: int
 
 
+class CacheSize(msgspec.Struct, frozen=True, array_like=True):
+    """What the caches of a run had together at a time since its first job.
+
+    Attributes:
+        at_ns: The time.
+        size_bytes: The sum of their sizes.
+    """
+
+    at_ns: int
+    size_bytes: int
+
+
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     """One run in a process of its own. Times are sums over all workers, except where they say otherwise.
 
@@ -244,6 +256,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         preemptions: How often it was made to leave (involuntary context switches).
         kinds_ns: Driver time by kind of pipeline, of those that were compiled.
         slowest: The compiled pipelines that took the driver longest, slowest first.
+        cache_sizes: Of a warm-up: what all caches had while it lasted, and after the merge; empty in modes of which
+            that is not known.
         notes: What a reader must know, such as a fallback.
     """
 
@@ -289,6 +303,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     preemptions: int = 0
     kinds_ns: dict[str, int] = {}
     slowest: tuple[SlowPipeline, ...] = ()
+    cache_sizes: tuple[CacheSize, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

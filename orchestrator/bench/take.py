@@ -32,8 +32,18 @@ import numpy.typing as npt
 import trio
 from attrs import define, field
 
+from orchestrator.bench.cache_sizes import SIZED_MODES, SizeWatch, joined
 from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
-from orchestrator.bench.rows import SLOWEST, Environment, Latencies, Sample, SlowPipeline, Start, turn_of
+from orchestrator.bench.rows import (
+    SLOWEST,
+    CacheSize,
+    Environment,
+    Latencies,
+    Sample,
+    SlowPipeline,
+    Start,
+    turn_of,
+)
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.devices import open_for_child
 from orchestrator.devices.binaries import PIPELINE_BINARIES
@@ -96,7 +106,11 @@ def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: Creat
     costs, arm = _costs(job, device), arm_of(job)
     if job.mode is not CacheMode.BINARIES:
         data = _warm_data(job, device) if job.start == Start.WARM else b""
-        return _run(device, image, arm, data, costs)
+        if job.round >= 0 or job.mode not in SIZED_MODES:
+            return _run(device, image, arm, data, costs)
+        watch = SizeWatch(device, len(image))  # a warm-up counts for nothing, so that asking costs nothing
+        done = _run(watch.device, image, arm, data, costs)
+        return done._replace(cache_sizes=watch.sizes(done.report))
     if job.start != Start.WARM:
         with closing(_Binaries(HeldPipelines.of(device))) as binaries:
             return _run(device, image, arm, binaries.source, costs)
@@ -266,6 +280,7 @@ class _Done(NamedTuple):
     schedule: CompileSchedule
     memory_before: int
     prepare_ns: int
+    cache_sizes: tuple[CacheSize, ...] = ()
 
 
 def arm_of(job: SampleJob) -> Arm:
@@ -401,6 +416,7 @@ class _Totals:
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     kinds_ns: Counter[str] = field(factory=Counter)
     slow: list[SlowPipeline] = field(factory=list)
+    cache_sizes: list[tuple[CacheSize, ...]] = field(factory=list)
     notes: dict[str, None] = field(factory=dict)
     opened_as: list[str] = field(factory=list)
     spans: list[Span] = field(factory=list)
@@ -409,6 +425,7 @@ class _Totals:
         """Add the run of a group."""
         report = done.report
         self.memory_before = self.memory_before or done.memory_before
+        self.cache_sizes.append(done.cache_sizes)
         if self.job.trace:
             self.spans += run_spans(report)
         of = report.pipelines
@@ -479,6 +496,7 @@ class _Totals:
             hit_latency=Latencies.of(np.concatenate(self.hit_ns)),
             kinds_ns=dict(self.kinds_ns),
             slowest=tuple(sorted(self.slow, key=lambda each: -each.driver_ns)[:SLOWEST]),
+            cache_sizes=joined(self.cache_sizes),
             notes=tuple(self.notes),
         )
 

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import html_report
-from orchestrator.bench.rows import FailedSample, Latencies, Row, Sample, SlowPipeline, Start
+from orchestrator.bench.rows import CacheSize, FailedSample, Latencies, Row, Sample, SlowPipeline, Start
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import ENVIRONMENT, series
@@ -65,6 +65,9 @@ def samples(**figures: object) -> list[Sample]:
                 **figures,
             )
         found += series(reversed(WALLS), workers=workers, control=True, **figures)
+    sizes = (CacheSize(0, 32), CacheSize(10**6, 2048), CacheSize(2 * 10**6, 1024))
+    for warm_up in series([1.0], workers=4, mode="per-worker", cache_sizes=sizes, **figures):
+        found.append(msgspec.structs.replace(warm_up, round=-1))
     return found
 
 
@@ -93,8 +96,9 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
         assert tag not in ("link", "iframe", "img", "object", "embed")
         assert not {"src", "href"} & attributes.keys()
     plots = figures(text)
-    # Throughput, seconds, efficiency, two shares, memory, merge, size, a distribution, kinds, two timelines.
-    assert len(plots) == 12
+    # Throughput, seconds, efficiency, two shares, memory, merge, size at the end, a distribution, kinds, sizes over a
+    # run, two timelines.
+    assert len(plots) == 13
     places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
     assert places == list(plots)
     titles = [each["title"] for each in plots.values()]
@@ -151,11 +155,24 @@ def test_few_samples_and_failures_are_marked() -> None:
 
 def test_one_number_of_workers_makes_no_lines() -> None:
     one = [each for each in samples() if each.workers == 4]
-    titles = [each["title"] for each in figures(html_report(contention_report(one))).values()]
-    assert titles == [
+    plots = list(figures(html_report(contention_report(one))).values())
+    ready = plots[0]["data"]
+    assert [(each["x"], each["y"]) for each in ready] == [(["shared"], [1.0]), (["per-worker"], [0.5])]
+    assert ready[0]["error_y"]["array"] == [pytest.approx(0.02)]
+    assert [each["title"] for each in plots] == [
+        "Seconds until the whole set is ready, merge included, 4 workers",
         "Driver time of pipelines that were compiled, 4 workers",
         "Driver time by kind of pipeline, 4 workers",
+        "Size of the caches over a run, KiB, merge included, 4 workers",
     ]
+
+
+def test_the_size_of_the_caches_is_drawn_over_the_warm_up_of_each_mode() -> None:
+    plots = figures(html_report(contention_report(samples()))).values()
+    (plot,) = (each for each in plots if each["title"].startswith("Size of the caches over"))
+    (line,) = plot["data"]  # shared was not asked here
+    assert (line["name"], line["x"], line["y"]) == ("per-worker", [0.0, 1.0, 2.0], [0.03125, 2.0, 1.0])
+    assert line["line"]["shape"] == "hv"
 
 
 def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -> None:
@@ -167,13 +184,16 @@ def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -
     assert blocked["layout"]["yaxis"]["range"] == [0, 0.01]
 
 
-@pytest.mark.parametrize(("highest", "ticks"), [(100_000.0, "D2"), (101_000.0, 1)])
-def test_times_of_more_than_two_decades_have_ticks_at_decades_only(highest: float, ticks: object) -> None:
+@pytest.mark.parametrize(
+    ("highest", "ticks"), [(5000.0, None), (5001.0, "D2"), (100_000.0, "D2"), (101_000.0, 1)]
+)
+def test_times_far_apart_have_an_axis_by_decades_and_always_ticks(highest: float, ticks: object) -> None:
     latency = Latencies(10, (1000.0, 1000.0, 2000.0, 2000.0, 3000.0, 3000.0, highest))
     spread = [msgspec.structs.replace(each, compiled_latency=latency) for each in samples()]
     plots = figures(html_report(contention_report(spread))).values()
     (plot,) = (each for each in plots if "that were compiled" in each["title"])
-    assert plot["layout"]["yaxis"]["dtick"] == ticks
+    axis = plot["layout"]["yaxis"]
+    assert (axis.get("type"), axis.get("dtick")) == (None if ticks is None else "log", ticks)
 
 
 def test_names_from_elsewhere_are_text() -> None:
@@ -247,4 +267,4 @@ def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
     )
     title = re.search(r"<title>([^<]*)</title>", done.stdout)
     assert title is not None
-    assert title[1].strip() == "drawn 12 loaded 0 errors 0"
+    assert title[1].strip() == "drawn 13 loaded 0 errors 0"

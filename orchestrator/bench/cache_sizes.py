@@ -1,0 +1,135 @@
+"""How large a run's caches are while it lasts: sizes asked for between calls, and what they add up to.
+
+A warm-up counts for nothing, so it is there that sizes are asked for: the shared cache's by whichever worker has
+just created pipelines with it, a worker's by that worker. vkGetPipelineCacheData gives a size without data.
+
+Guarantees: `POINTS` sizes or so a run, and one more a cache. No cache is asked while another thread may use it alone.
+Limits: a mode that rotates or keeps no caches has none.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from orchestrator.bench.rows import CacheSize
+from orchestrator.devices.device import (
+    CacheMode,
+    CreationBatch,
+    Device,
+    PipelineCache,
+    PipelineSource,
+    PreparedPipelines,
+)
+from orchestrator.errors import DriverError
+from orchestrator.run.options import NO_WORKER_CACHES
+from orchestrator.run.records import RunReport
+
+POINTS: Final = 24
+SIZED_MODES: Final = frozenset({CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL})
+
+
+class _Asked(NamedTuple):
+    """What a cache had at a time of time.perf_counter_ns."""
+
+    at_ns: int
+    cache: str
+    size_bytes: int
+
+
+class SizeWatch:
+    """Asks for sizes beside a device's own calls. Thread-safe.
+
+    Args:
+        device: The device, which stays the caller's.
+        pipelines: How many a run hands over.
+    """
+
+    def __init__(self, device: Device, pipelines: int) -> None:
+        self._device = device
+        self._every = max(1, pipelines // POINTS)
+        self._lock = threading.Lock()
+        self._since: dict[str, int] = {}
+        self._asked: list[_Asked] = []
+
+    @property
+    def device(self) -> Device:
+        """The device as a run is to use it."""
+        return cast("Device", self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the device's own."""
+        return getattr(self._device, name)
+
+    def create_pipelines(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool = False,
+        fail_on_compile_required: bool = False,
+    ) -> CreationBatch:
+        """See `Device.create_pipelines`."""
+        batch = self._device.create_pipelines(
+            prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+        )
+        if isinstance(source, PipelineCache) and self._is_due(source.name, len(indices)):
+            with suppress(DriverError):  # the pipelines are there: the picture lacks a point
+                size = source.size()
+                with self._lock:
+                    self._asked.append(_Asked(time.perf_counter_ns(), source.name, size))
+        return batch
+
+    def _is_due(self, cache: str, pipelines: int) -> bool:
+        with self._lock:
+            since = self._since.get(cache, self._every) + pipelines
+            due = since >= self._every
+            self._since[cache] = 0 if due else since
+            return due
+
+    def sizes(self, report: RunReport) -> tuple[CacheSize, ...]:
+        """What all caches of the run had together, from its first job to the end of its merge."""
+        merge = report.merge
+        if merge is None or not len(report.calls):
+            return ()
+        private = report.mode not in NO_WORKER_CACHES
+        caches = len(merge.source_bytes) if private else 1
+        begun = merge.seed_bytes if private else merge.primary_bytes_before
+        return _added_up(self._asked, int(report.calls.start_ns.min()), caches, begun) + _ending(
+            report.timing.wall_ns,
+            report.timing.merge_ns,
+            sum(merge.source_bytes) if private else merge.primary_bytes_after,
+            merge.primary_bytes_after,
+        )
+
+
+def _added_up(asked: Sequence[_Asked], began_ns: int, caches: int, begun: int) -> tuple[CacheSize, ...]:
+    """All caches together after each size; one that was not asked yet has what it began with."""
+    latest: dict[str, int] = {}
+    found = [CacheSize(0, caches * begun)]
+    for at_ns, cache, size in sorted(asked):
+        latest[cache] = size
+        total = sum(latest.values()) + max(0, caches - len(latest)) * begun
+        found.append(CacheSize(max(0, at_ns - began_ns), total))
+    return tuple(found)
+
+
+def _ending(wall_ns: int, merge_ns: int, before: int, after: int) -> tuple[CacheSize, ...]:
+    """At the barrier, and after the merge."""
+    return CacheSize(wall_ns, before), CacheSize(wall_ns + merge_ns, after)
+
+
+def joined(parts: Sequence[tuple[CacheSize, ...]]) -> tuple[CacheSize, ...]:
+    """Runs one after the other: the caches of those that have ended keep their size."""
+    found: list[CacheSize] = []
+    for part in parts:
+        at_ns, size = (found[-1].at_ns, found[-1].size_bytes) if found else (0, 0)
+        found += [CacheSize(at_ns + each.at_ns, size + each.size_bytes) for each in part]
+    return tuple(found)
