@@ -28,10 +28,12 @@ class Lag:
     """Why a contender needs no further sample.
 
     Attributes:
+        contender: Which.
         rival: What it was compared with.
         difference: Its time over the rival's; None where the rival fell behind, and it with that.
     """
 
+    contender: Contender
     rival: Contender
     difference: Difference | None
 
@@ -44,9 +46,10 @@ class Lag:
         over = (
             f"{ratio.low:.3f} to {ratio.high:.3f} over {ratio.count} pairs" if ratio.count > 1 else "1 pair"
         )
+        calls = "" if self.rival.batch == self.contender.batch else f" in calls of {self.rival.batch}"
         margin = CLEAR if self.difference.pairs > 1 else CLEAR_AFTER_ONE
         return (
-            f"x{ratio.median:.3f} the time of {self.rival.words} ({over}; the same thing twice differs by up to "
+            f"x{ratio.median:.3f} the time of {self.rival.words}{calls} ({over}; the same thing twice differs by up to "
             f"x{factor:.3f}, and {margin:g} times that is far enough behind)"
         )
 
@@ -73,11 +76,11 @@ def fallen_behind(samples: SampleTable, contenders: Sequence[Contender]) -> dict
     for each in contenders[1:]:
         rival = leader if each.workers == baseline.workers else each._replace(workers=baseline.workers)
         if rival in behind:
-            behind[each] = Lag(rival, None)
+            behind[each] = Lag(each, rival, None)
             continue
         # What is prepared before counts for binaries, as in their weighing.
         table = SampleTable(samples.rows, use_of) if each.mode is CacheMode.BINARIES else samples
         found = table.difference(each, rival)
         if found is not None and found.clear and found.ratio.low > 1:
-            behind[each] = Lag(rival, found)
+            behind[each] = Lag(each, rival, found)
     return behind

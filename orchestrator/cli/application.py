@@ -32,8 +32,8 @@ app = App(
 
 Start with `orchestrator devices`, then `orchestrator compile sample`.
 
-Every verb takes --color auto|always|never, --no-progress, and -v (--verbose):
-lists in full, where they are cut otherwise.
+Every verb takes --color auto|always|never, --no-progress, -v (--verbose): lists
+in full, where they are cut otherwise, and -q (--quiet): nothing but errors.
 
 Exit codes:
   0    all good

@@ -5,8 +5,7 @@ Guarantees:
 - Ctrl-C, SIGTERM, SIGHUP and a time limit end it in order: what was measured is kept and shown,
   and the same command goes on.
 - Medians stand with their intervals and the number of samples; a difference is called one only where the
-  statistics say so. What failed has a row. A table that is wider than the terminal is two, which fit into 80
-  columns.
+  statistics say so. What failed has a row.
 """
 
 from __future__ import annotations
@@ -48,8 +47,10 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_COMPARISON = ("mode", "n", "pipelines/s", "ratio")
-_FIGURES = ("mode", "effic.", "blocked", "no CPU", "CPU", "merge", "dupl.", "memory")
+_COLUMNS = (
+    *("mode", "n", "pipelines/s", "ratio", "effic."),
+    *("blocked", "no CPU", "CPU", "merge", "dupl.", "memory"),
+)
 
 
 @frozen(kw_only=True)
@@ -359,15 +360,8 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     rows = [_row(each, group, failed=each.cell in lost) for each in cells]
     measured = {each.cell for each in cells}
     rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
-    figures = [each for each in _FIGURES if each != "dupl." or key.duplicates]
-    whole = _group_table([*_COMPARISON, *figures[1:]], rows)
-    unbounded = output.out.options.update(width=10_000)
-    if output.out.measure(whole, options=unbounded).maximum <= output.out.width:
-        output.show(whole)
-    else:  # what does not fit side by side stands below each other
-        output.show(_group_table(_COMPARISON, rows))
-        output.line("")
-        output.show(_group_table(figures, rows))
+    figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
+    output.show(_group_table(figures, rows))
 
 
 def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:

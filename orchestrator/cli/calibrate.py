@@ -216,5 +216,5 @@ def _show_figures(output: Output, profile: CalibrationProfile) -> None:
             f"{each.pipelines_per_s:,.0f}",
         )
     output.line("")
-    output.show(made)
+    output.show(made, keys=4)
     output.line("")

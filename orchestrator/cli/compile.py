@@ -22,6 +22,7 @@ from attrs import frozen
 from cyclopts import Parameter
 from rich.text import Text
 
+from orchestrator.cli.display import display
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.options import (
     DEVICE_HELP,
@@ -160,7 +161,6 @@ class CompileArguments:
             another one. For programs.
         control: Take commands from this descriptor, one JSON object a line: what comes first, what is left
             out, how long work may begin, and to stop. Needs `--progress`, for the answers.
-        quiet: Show no progress and no report; errors are shown.
         nice: Let other programs of this machine go first: 0 to 19, as nice(1).
     """
 
@@ -204,7 +204,6 @@ class CompileArguments:
     key: KeyFile = None
     progress: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
     control: Annotated[int | None, Parameter(show_default=lambda _: "none", validator=in_range(0))] = None
-    quiet: Annotated[Flag, Parameter(alias="-q")] = False
     nice: Annotated[int, Parameter(validator=in_range(0, 19))] = 0
 
     def options(self, selector: str) -> CompileOptions:
@@ -353,7 +352,7 @@ def _compile_one(
         if lines.wanted:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
-        with progress_view(output, quiet=arguments.quiet) as shown:
+        with progress_view(output, quiet=display.quiet) as shown:
             view = LinesBeside(shown, lines, selector)
             if server is None:
                 report = _compile_here(paths, options, directory, view, control, clock)
@@ -368,11 +367,11 @@ def _compile_one(
     lines.ends(selector, report, report.cache_file.error or "")
     if output.json:
         write_json(encode_report(report, clock))
-    elif not arguments.quiet:
+    elif not display.quiet:
         show_report(output, report)
         _show_clock(output, clock)
     code = _exit_code(report, allow_damaged=arguments.allow_damaged)
-    if not arguments.quiet or code:
+    if not display.quiet or code:
         _show_end(output, report, code)
     # After the report: that they cannot be written costs nothing but them.
     _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
@@ -502,7 +501,7 @@ def _compile_targets(
         # Before anything here starts a thread.
         servers = held.enter_context(target_servers(source, paths, options))
         lines.start(targets, pipelines)
-        view = held.enter_context(progress_view(output, quiet=arguments.quiet))
+        view = held.enter_context(progress_view(output, quiet=display.quiet))
 
         async def job(steering: Steering) -> list[TargetResult]:
             return await compile_targets(
@@ -519,7 +518,7 @@ def _compile_targets(
         results = trio.run(_until_signal, job, view, control)
     manifest = None if pack is None else pack.finish(results)
     output.document(lambda: _targets_document(results, arguments.out))
-    if not arguments.quiet:
+    if not display.quiet:
         show_results(output, results)
         for result in results:
             if result.report is not None and result.report.failed:
@@ -642,19 +641,20 @@ def _exit_code(report: CompileReport, *, allow_damaged: bool) -> ExitCode:
 
 def _show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
     """The last lines: what the exit code is about, and whether anything was compiled at all."""
+    say = output.message if display.quiet and not output.json else output.line
     created = report.outcomes.compiled + report.outcomes.cache_hits
     if not created and not report.stopped and not report.outcomes.failed:
         every = plural(report.outcomes.skipped, "pipeline")
         why = (
             f"the device can take none of the {every}" if report.outcomes.skipped else "it holds no pipeline"
         )
-        output.line(styled(f"nothing was compiled: {why}", "warn"))
+        say(styled(f"nothing was compiled: {why}", "warn"))
     if report.set.damage:
         lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
         hint = "" if code is ExitCode.OK else "; --allow-damaged takes that for success"
-        output.line(styled(f"damaged: {lost}, and what was there is not compiled{hint}", "bad"))
+        say(styled(f"damaged: {lost}, and what was there is not compiled{hint}", "bad"))
     if report.cache_file.error:
-        output.line(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
+        say(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
 
 
 def show_report(output: Output, report: CompileReport) -> None:

@@ -19,11 +19,13 @@ class Display:
         color: `auto` colours a terminal, unless NO_COLOR is set.
         progress: Whether progress is shown.
         verbose: Whether lists that are cut are shown in full.
+        quiet: Whether nothing but errors is shown.
     """
 
     color = "auto"
     progress = True
     verbose = False
+    quiet = False
 
 
 display = Display()
@@ -36,7 +38,7 @@ def take_display(tokens: Sequence[str]) -> list[str]:
     Raises:
         ValueError: `--color` has no value, or another one.
     """
-    display.color, display.progress, display.verbose = "auto", True, False
+    display.color, display.progress, display.verbose, display.quiet = "auto", True, False, False
     left: list[str] = []
     rest = iter(tokens)
     for token in rest:
@@ -49,6 +51,8 @@ def take_display(tokens: Sequence[str]) -> list[str]:
             display.progress = False
         elif token in ("-v", "--verbose"):
             display.verbose = True
+        elif token in ("-q", "--quiet"):
+            display.progress, display.quiet = False, True
         else:
             left.append(token)
             if token == "--":

@@ -18,12 +18,14 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
-from rich.table import Table
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme
 
@@ -143,7 +145,7 @@ class Output:
 
     Attributes:
         json: Whether stdout carries a JSON document.
-        out: Results for people; silent with --json.
+        out: Results for people; silent with --json and --quiet.
         err: Progress and messages.
     """
 
@@ -151,7 +153,7 @@ class Output:
         """Take the process's streams as they are now."""
         self.json = json
         self.out = make_console(sys.stdout)
-        self.out.quiet = json
+        self.out.quiet = json or display.quiet
         self.err = make_console(sys.stderr)
 
     @property
@@ -183,9 +185,17 @@ class Output:
         """Write a line as it is: our own, for another program."""
         self.out.print(Text(text), soft_wrap=True)
 
-    def show(self, renderable: RenderableType) -> None:
-        """Write a table."""
-        self.out.print(renderable)
+    def show(self, made: Table, *, keys: int = 1) -> None:
+        """Write a table; one that is wider than the terminal becomes several, so that no number is cut.
+
+        Args:
+            made: From `table`.
+            keys: Its first columns, which tell its rows apart and stand in each part.
+        """
+        for number, part in enumerate(_parts(made, self.out, keys)):
+            if number:
+                self.out.print()
+            self.out.print(part)
 
     def facts(self, pairs: Iterable[tuple[str, str | Text]]) -> None:
         """Write names and values, one pair a line."""
@@ -270,6 +280,48 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
             heading, justify="right" if number_like else "left", overflow="fold", no_wrap=number_like
         )
     return made
+
+
+_LEAST_WORDS = 12
+"""Columns of a terminal below which a column of words is not folded."""
+
+
+def _parts(made: Table, console: Console, keys: int) -> list[Table]:
+    """A table as those that fit into a console, one below the other."""
+    wide = console.options.update(width=PIPE_WIDTH)
+
+    def sizes(column: Column) -> list[Measurement]:
+        return [Measurement.get(console, wide, each) for each in (column.header, *column.cells)]
+
+    whole = [max(each.maximum for each in sizes(column)) for column in made.columns]
+    least = [
+        size if column.no_wrap else min(_LEAST_WORDS, max(each.minimum for each in sizes(column)))
+        for column, size in zip(made.columns, whole, strict=True)
+    ]
+    between = Measurement.get(console, wide, made).maximum - sum(whole)
+    gap = between // max(1, len(whole) - 1)
+    room = console.width - sum(least[:keys]) - gap * keys
+    parts: list[list[int]] = [[]]
+    for number in range(keys, len(least)):
+        taken = sum(least[each] + gap for each in parts[-1])
+        if parts[-1] and taken + least[number] > room:
+            parts.append([])
+        parts[-1].append(number)
+    if len(parts) == 1:
+        return [made]
+    return [_with_columns(made, [*range(keys), *part]) for part in parts]
+
+
+def _with_columns(made: Table, numbers: Sequence[int]) -> Table:
+    """A table with some of the columns of another one."""
+    part = copy(made)
+    part.columns, part.rows = [], []
+    chosen = [made.columns[number] for number in numbers]
+    for each in chosen:
+        part.add_column(each.header, justify=each.justify, overflow=each.overflow, no_wrap=each.no_wrap)
+    for row, cells in zip(made.rows, zip(*(each.cells for each in chosen), strict=True), strict=True):
+        part.add_row(*cells, style=row.style, end_section=row.end_section)
+    return part
 
 
 def _joined(parts: Sequence[str | Text]) -> Text:

@@ -29,6 +29,10 @@ def test_they_are_taken_from_anywhere_and_the_rest_stays() -> None:
     assert (display.color, display.progress, display.verbose) == ("never", False, True)
     assert take_display(["list", "--color=always"]) == ["list"]
     assert (display.color, display.progress, display.verbose) == ("always", True, False)
+    assert take_display(["-q", "list"]) == take_display(["list", "--quiet"]) == ["list"]
+    assert (display.progress, display.quiet) == (False, True)
+    assert take_display(["list", "--", "-q"]) == ["list", "--", "-q"]
+    assert not display.quiet
 
 
 @pytest.mark.parametrize("tokens", [["--color"], ["--color", "pink"], ["--color=", "list"]])
@@ -57,6 +61,24 @@ def test_no_progress_is_shown_when_none_is_wanted(call: Call, small_set: Path, t
     )
     assert "opening the device" in call(*arguments).err
     assert "opening the device" not in call(*arguments, "--no-progress").err
+
+
+def test_quiet_leaves_the_exit_code_the_document_and_errors(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    loud, still = call("list", small_set), call("list", small_set, "-q")
+    assert loud.out
+    assert (still.code, still.out, still.err) == (loud.code, "", "")
+    assert call("-q", "list", small_set, "--json").document == call("list", small_set, "--json").document
+    wrong = call("list", tmp_path / "no such file", "--quiet")
+    assert wrong.code == ExitCode.BAD_INPUT
+    assert "no such file" in wrong.err
+    # What an exit code is about is an error too.
+    damaged = tmp_path / "damaged.foz"
+    damaged.write_bytes(sample_path().read_bytes()[:-200])
+    compiled = call("compile", damaged, "-q", "-d", "simulated", "--cache-dir", tmp_path / "cache")
+    assert (compiled.code, compiled.out) == (ExitCode.PIPELINES_FAILED, "")
+    assert "could not be read" in compiled.err
 
 
 def test_verbose_cuts_no_list(call: Call, tmp_path: Path) -> None:
@@ -107,6 +129,26 @@ Output(json=False).show(made)
     for number in ("1,234,567", "12,345.6 KiB", "98,765.4 ms"):
         assert sum(number in line for line in lines) == 1
     assert max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize(("columns", "parts"), [(48, 2), (80, 1)])
+def test_a_table_that_is_too_wide_is_several_and_no_number_is_cut(columns: int, parts: int) -> None:
+    source = """
+from orchestrator.cli.output import Output, table
+made = table("mode", "before", "after", "time", "memory", numbers=(1, 2, 3, 4))
+for mode in ("shared", "per-worker"):
+    made.add_row(mode, "745.7 ms", "1,745.7 ms", "1.03× [1.01, 1.04] ?", "1.00× ?")
+Output(json=False).show(made)
+"""
+    lines = in_terminal([sys.executable, "-c", source], columns)
+    assert max(map(len, lines)) <= columns
+    for mode in ("shared", "per-worker"):
+        rows = [each for each in lines if each.startswith(mode)]
+        assert len(rows) == parts  # its name stands in each part
+        said = " ".join(rows)
+        assert all(
+            said.count(each) == 1 for each in (" 745.7 ms", "1,745.7 ms", "1.03× [1.01, 1.04] ?", "1.00× ?")
+        )
 
 
 def in_terminal(command: list[str], columns: int) -> list[str]:
@@ -162,4 +204,4 @@ echo "${{COMPREPLY[*]}}"
 def test_no_verb_uses_their_names() -> None:
     for verb in VERBS:
         names = {name for each in app[verb].assemble_argument_collection() for name in each.names}
-        assert not names & {"-v", "--verbose", "--color", "--no-progress"}
+        assert not names & {"-v", "--verbose", "--color", "--no-progress", "-q", "--quiet"}
