@@ -19,7 +19,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -42,8 +42,13 @@ from orchestrator.errors import RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.archive.reader import Place
-from orchestrator.sets.image.create_infos import Heap, PackError, Piece, packer
-from orchestrator.sets.image.documents import SharedStates, UnknownStructureError, decode_document
+from orchestrator.sets.image.create_infos import Heap, PackError, Piece, at_heap, packer
+from orchestrator.sets.image.documents import (
+    PipelineDocuments,
+    UnknownStructureError,
+    decode_document,
+    stages_of,
+)
 from orchestrator.sets.needs.context import (
     DescriptorCounts,
     GraphicsParts,
@@ -77,10 +82,96 @@ _OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 PNEXT = 8
 
+_Read = TypeVar("_Read")
 
-Slot = tuple[str, bool, int, int]
-"""A handle field of a pipeline that was packed: "objects", "modules" or "libraries"; whether it is in the heap, or
-in the create info itself; where in that; the object, the module, or the library's index within its kind."""
+
+class HandleFields(msgspec.Struct, frozen=True):
+    """Handle fields of one sort of a pipeline that was packed.
+
+    Attributes:
+        places: Offset of each: in the pipeline's own part of the heap, or, as a negative number, in the create info
+            itself: -1 - offset.
+        types: Handle type of each.
+        handles: Which of the pipeline's handles each holds.
+    """
+
+    places: tuple[int, ...]
+    types: tuple[str, ...]
+    handles: tuple[int, ...]
+
+    @classmethod
+    def of(cls, info: Piece, own: Piece, types: Container[str]) -> Self:
+        """The fields of some types."""
+        found = [(-1 - each.offset, each) for each in info.handles] + [
+            (each.offset, each) for each in own.handles
+        ]
+        found = [(place, each) for place, each in found if each.type in types]
+        return cls(
+            tuple(place for place, _ in found),
+            tuple(each.type for _, each in found),
+            tuple(each.key for _, each in found),
+        )
+
+
+class Packed(msgspec.Struct, frozen=True, eq=False):
+    """Pipelines that are alike but for their handles, packed.
+
+    Attributes:
+        info: The create info, without its pNext.
+        pointers: Pointer fields in it, and what they point to, as `Heap.place` gave it.
+        following: What stands first in its pNext chain, or None.
+        own: The part of the heap that each of them has for itself.
+        own_pointers: Pointer fields in that.
+        flags_2: The 64-bit flags in its chain, or None.
+        objects: Handle fields of objects.
+        modules: Handle fields of shader modules.
+        libraries: Handle fields of pipelines.
+        infos: Pointers to specialization, in the order of stages; not among `pointers` nor in `own`.
+    """
+
+    info: bytes
+    pointers: tuple[tuple[int, int], ...]
+    following: int | None
+    own: bytes
+    own_pointers: tuple[tuple[int, int], ...]
+    flags_2: int | None
+    infos: tuple[int, ...]
+    objects: HandleFields
+    modules: HandleFields
+    libraries: HandleFields
+
+    @classmethod
+    def of(cls, info: Piece, own: Piece, *, has_flags_2: bool) -> Self:
+        """What was packed."""
+        pointers, own_pointers = dict(info.pointers), dict(own.pointers)
+        following = pointers.pop(PNEXT, None)
+        for piece, fields in ((info, pointers), (own, own_pointers)):
+            for slot in piece.infos:
+                del fields[slot]
+        return cls(
+            bytes(info.data),
+            tuple(pointers.items()),
+            following,
+            bytes(own.data),
+            tuple(own_pointers.items()),
+            _find_flags_2(own, following) if has_flags_2 else None,
+            (*(-1 - each for each in info.infos), *own.infos),
+            HandleFields.of(info, own, OBJECT_TAGS),
+            HandleFields.of(info, own, ("VkShaderModule",)),
+            HandleFields.of(info, own, ("VkPipeline",)),
+        )
+
+
+def _find_flags_2(own: Piece, following: int | None) -> int:
+    """The 64-bit flags in a chain that has them, which is a pipeline's own as far as they are."""
+    wanted, pointers = registry().struct(_FLAGS_2).s_type, dict(own.pointers)
+    while following is not None and following < 0:
+        offset = -1 - following
+        (s_type,) = binary.unpack_from("<I", own.data, offset)
+        if s_type == wanted:
+            return following - _offset(_FLAGS_2, "flags")
+        following = pointers.get(offset + PNEXT)
+    raise AssertionError("a chain that was said to hold 64-bit flags does not")
 
 
 class Slots:
@@ -197,8 +288,8 @@ class LayoutColumns(msgspec.Struct, array_like=True):
 
     Attributes:
         heap: The heap.
-        target_slots: Offsets of pointer fields in it.
-        targets: Offsets that they point to.
+        pointer_slots: Offsets of pointer fields in it.
+        pointer_targets: Offsets that they point to.
         objects: Kind, hash, offset in the heap and dependencies of each object.
         object_slots: Offsets in the heap of fields that hold an object's handle, and which object's.
         modules: Hash, size and flags of each module.
@@ -206,8 +297,8 @@ class LayoutColumns(msgspec.Struct, array_like=True):
     """
 
     heap: bytes
-    target_slots: bytes
-    targets: bytes
+    pointer_slots: bytes
+    pointer_targets: bytes
     objects: list[tuple[ObjectKind, int, int, tuple[int, ...]]]
     object_slots: list[tuple[int, int]]
     modules: list[tuple[int, int, int]]
@@ -228,7 +319,6 @@ class ImageLayout:
         info = tables.struct(_FEEDBACK_INFO)
         self._feedback_info = binary.pack(f"<I{info.size - 4}x", info.s_type)
         self._feedback_pointer = _offset(_FEEDBACK_INFO, "pPipelineCreationFeedback")
-        self._flags_2_offset = _offset(_FLAGS_2, "flags")
 
     def add_object(self, entry: ImageObject) -> int:
         """Index of an object whose create info is in the heap, its offset relative to that."""
@@ -248,51 +338,56 @@ class ImageLayout:
         """Place a VkSamplerYcbcrConversionInfo that holds a conversion's handle; returns its offset."""
         info = registry().struct(_YCBCR_INFO)
         data = binary.pack(f"<I{info.size - 4}x", info.s_type)
-        pointers = [] if following is None else [(PNEXT, following)]
-        offset = self._heap.place(Piece(bytearray(data), pointers), unique=True)
+        offset = self._heap.put(data, [] if following is None else [(PNEXT, following)])
         self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
         return offset
 
     def add_pipeline(
-        self, kind: PipelineKind, key: int, piece: Piece, slots: Iterable[Slot], *, has_flags_2: bool
+        self,
+        kind: PipelineKind,
+        key: int,
+        packed: Packed,
+        numbers: Iterable[Sequence[int]],
+        infos: Sequence[int],
     ) -> int:
         """Append a pipeline to its kind's array; returns its index within the kind.
 
         Args:
             kind: Its kind.
             key: Its hash.
-            piece: Its create info.
-            slots: Its handle fields, resolved.
-            has_flags_2: Whether its chain holds 64-bit flags.
+            packed: It, packed.
+            numbers: What its handle fields refer to: objects, modules, and libraries' indices within the kind.
+            infos: Offsets of its specialization infos.
         """
+        own = self._heap.put(packed.own, packed.own_pointers)
         entries = self._entries[kind]
         at = len(entries.data)
-        following = -1
-        for slot, target in piece.pointers:
-            if slot == PNEXT:
-                following = target
-            else:
-                entries.pointer_slots.append(at + slot)
-                entries.pointer_targets.append(target)
-        entries.data += piece.data
+        entries.data += packed.info
         entries.keys.append(key)
-        entries.following.append(following)
-        entries.flags_2.append(self._find_flags_2(following) if has_flags_2 else -1)
-        for what, in_heap, offset, number in slots:
-            column = entries.slots[what]
-            column.places.append(offset if in_heap else -1 - at - offset)
-            column.numbers.append(number)
-        for column in entries.slots.values():
+        entries.following.append(-1 if packed.following is None else at_heap(packed.following, own))
+        entries.flags_2.append(-1 if packed.flags_2 is None else at_heap(packed.flags_2, own))
+        for slot, target in packed.pointers:
+            entries.pointer_slots.append(at + slot)
+            entries.pointer_targets.append(at_heap(target, own))
+        for place, target in zip(packed.infos, infos, strict=True):
+            if place < 0:
+                entries.pointer_slots.append(at - 1 - place)
+                entries.pointer_targets.append(target)
+            else:
+                self._heap.point(own + place, target)
+        fields = (packed.objects, packed.modules, packed.libraries)
+        for column, each, held in zip(entries.slots.values(), fields, numbers, strict=True):
+            column.places.extend([own + place if place >= 0 else place - at for place in each.places])
+            column.numbers.extend(held)
             column.ends.append(len(column.numbers))
         return len(entries) - 1
 
     def columns(self) -> LayoutColumns:
         """All that was collected."""
-        targets = self._heap.targets
         return LayoutColumns(
             bytes(self._heap.data),
-            array("q", targets).tobytes(),
-            array("q", targets.values()).tobytes(),
+            self._heap.pointer_slots.tobytes(),
+            self._heap.pointer_targets.tobytes(),
             [(each.kind, int(each.key), each.offset, each.dependencies) for each in self._objects],
             self._object_slots,
             [(int(each.key), each.code_size, each.flags) for each in self._modules],
@@ -325,8 +420,8 @@ class ImageLayout:
         """
         base = len(self._heap.data)
         self._heap.data += more.heap
-        slots, targets = (_from_bytes(each) + base for each in (more.target_slots, more.targets))
-        self._heap.targets.update(zip(slots.tolist(), targets.tolist(), strict=True))
+        _extend(self._heap.pointer_slots, _from_bytes(more.pointer_slots) + base)
+        _extend(self._heap.pointer_targets, _from_bytes(more.pointer_targets) + base)
         known = {(each.kind, each.key): number for number, each in enumerate(self._objects)}
         objects: list[int] = []
         for kind, key, offset, needed in more.objects:
@@ -375,7 +470,7 @@ class ImageLayout:
         feedback_next = np.where(following < 0, -1, following + heap_offset)
         infos = infos_offset + len(self._feedback_info) * np.arange(count, dtype=np.int64)
         chained = following >= 0
-        heap_slots, heap_targets = _int64(list(self._heap.targets)), _int64(list(self._heap.targets.values()))
+        heap_slots, heap_targets = _int64(self._heap.pointer_slots), _int64(self._heap.pointer_targets)
         own_slots = [_int64(each.pointer_slots) + start for each, start in zip(several, starts, strict=False)]
         own_targets = [_int64(each.pointer_targets) + heap_offset for each in several]
         laid = _Laid(several, starts, first, heap_offset)
@@ -459,17 +554,6 @@ class ImageLayout:
                 slots = each.slots[what]
                 slots.numbers = array("i", [renumbered[old] for old in slots.numbers])
 
-    def _find_flags_2(self, following: int) -> int:
-        """Offset in the heap of the 64-bit flags in a chain that has them."""
-        wanted = registry().struct(_FLAGS_2).s_type
-        targets = self._heap.targets
-        while following >= 0:
-            (s_type,) = binary.unpack_from("<I", self._heap.data, following)
-            if s_type == wanted:
-                return following + self._flags_2_offset
-            following = targets.get(following + PNEXT, -1)
-        raise AssertionError("a chain that was said to hold 64-bit flags does not")
-
 
 def _offset(struct: str, member: str) -> int:
     return next(each.offset for each in registry().struct(struct).members if each.name == member)
@@ -513,6 +597,7 @@ def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, np
     return starts, number.astype(np.int32)
 
 
+_MOST_INFOS: Final = 1 << 12
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
@@ -522,7 +607,7 @@ _CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x8000
 # How deep libraries may link libraries; captures stay below four, and the builder follows them by recursion.
 _LIBRARY_DEPTH: Final = 32
 
-_OBJECT_TAGS: Final = {
+OBJECT_TAGS: Final = {
     "VkSampler": RecordTag.SAMPLER,
     "VkDescriptorSetLayout": RecordTag.DESCRIPTOR_SET_LAYOUT,
     "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
@@ -724,13 +809,37 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
     )
 
 
+class _Alike:
+    """Pipelines that are alike but for the records that they refer to: what is found out once for all of them.
+
+    Attributes:
+        value: The structure; its handles are positions among those of each pipeline.
+        has_flags_2: Whether its chain holds 64-bit flags.
+        stages: Its stages.
+        libraries: Positions of the libraries that it links.
+        packed: It, packed; None until one of them is to be in the image.
+        infos: Where specialization infos are in the heap, by stage and data.
+        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage, by its
+            index, with a module and a layout.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.has_flags_2 = _normalize(value)
+        self.stages = stages_of(value)
+        self.libraries = _library_positions(value)
+        self.packed: Packed | None = None
+        self.infos: dict[tuple[int, bytes], int] = {}
+        self.passed: set[tuple[int, ...]] = set()
+
+
 class _ImageBuilder:
     def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
         self._source = source
         self._checker = RequirementChecker(capabilities)
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
-        self._states = SharedStates()
+        self._documents = PipelineDocuments(_Alike)
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
@@ -740,7 +849,6 @@ class _ImageBuilder:
         # Binding numbers of each set layout, and (set, binding) of each pipeline layout.
         self._set_bindings: dict[int, tuple[int, ...]] = {}
         self._bindings: dict[int, frozenset[tuple[int, int]]] = {}
-        self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
         self._memory: dict[int, WorkgroupMemory | None] = {}
         self._constant_sizes: dict[int, dict[int, int]] = {}
         self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
@@ -757,7 +865,6 @@ class _ImageBuilder:
             self._pipelines[job] = self._decode(job)
         except (_UnusableError, *_DEFECTS) as found:
             error = found if isinstance(found, _UnusableError) else _defect(found)
-            self._heap.take_handles()
             self._pipelines[job] = error
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
@@ -786,49 +893,88 @@ class _ImageBuilder:
         )
 
     def _decode(self, job: PipelineJob) -> int:
-        value = self._document(job.tag, job.key)
-        flags_2 = _normalize(value)
-        stages = [value.stage] if job.kind is PipelineKind.COMPUTE else value.pStages or []
-        # What other code needs is looked at when it comes: needs/supplied.py.
-        stages = [each for each in stages if self._module(each.module)[1] is not None]
-        for stage in stages:
-            self._require(self._checker.stage(stage, self._spirv(stage.module)))
-        self._require(self._checker.structure(value), value)
-        for stage in stages:
+        alike, handles = self._read(job.tag, job.key, self._documents.decode)
+        value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
+        itself, stages = () not in passed, []
+        for number, stage in enumerate(alike.stages):
+            place = (number, handles[stage.module], layout)
+            # What other code needs is looked at when it comes: needs/supplied.py.
+            if self._module(place[1])[1] is not None and place not in passed:
+                stages.append((place, stage))
+        for (_, module, _), stage in stages:
+            self._require(self._checker.stage(stage, self._spirv(module)))
+        if itself:
+            self._require(self._checker.structure(value), value)
+        for (_, module, _), stage in stages:
             if stage.pSpecializationInfo is not None:
-                self._require(self._wrong_specialization(stage))
-            if stage.stage & _WORKGROUP_STAGES and self._spirv(stage.module).workgroup_memory:
-                self._require(self._excess_memory(stage))
+                self._require(self._wrong_specialization(stage, module))
+            if stage.stage & _WORKGROUP_STAGES and self._spirv(module).workgroup_memory:
+                self._require(self._excess_memory(stage, module))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
-            self._object("VkRenderPass", value.renderPass)
-            self._require(self._checker.in_render_pass(value, self._render_passes[value.renderPass]))
-        if value.layout:
-            for stage in stages:
-                if (stage.module, value.layout) not in self._served:
-                    self._check_descriptors(stage, value.layout)
-        libraries = {key: self._library(job.kind, key) for key in _library_keys(value)}
-        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries] if libraries else ()
-        self._require(incomplete_pipeline(value, linked), value)
+            render_pass = handles[value.renderPass]
+            self._object("VkRenderPass", render_pass)
+            if (render_pass,) not in passed:
+                self._require(self._checker.in_render_pass(value, self._render_passes[render_pass]))
+                passed.add((render_pass,))
+        if layout:
+            for (_, module, _), stage in stages:
+                self._check_descriptors(stage, module, layout)
+        libraries = {key: self._library(job.kind, key) for key in [handles[each] for each in alike.libraries]}
+        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
+        if itself or libraries:
+            self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
             self._linkable[job] = GraphicsParts.of(value, linked)
-        piece = self._pack(value)
-        slots: list[Slot] = []
-        for in_heap, handles in ((False, piece.handles), (True, self._heap.take_handles())):
-            for each in handles:
-                if each.type == "VkShaderModule":
-                    slots.append(("modules", in_heap, each.offset, self._module(each.key)[0]))
-                elif each.type == "VkPipeline":
-                    slots.append(("libraries", in_heap, each.offset, libraries[each.key]))
-                else:
-                    slots.append(("objects", in_heap, each.offset, self._object(each.type, each.key)))
+        passed.add(())
+        passed.update([place for place, stage in stages if not self._depends_on_data(stage, place[1])])
+        packed = alike.packed
+        if packed is None:
+            packed = alike.packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
+        objects, modules, links = packed.objects, packed.modules, packed.libraries
+        numbers = (
+            [
+                self._object(kind, handles[at])
+                for kind, at in zip(objects.types, objects.handles, strict=True)
+            ],
+            [self._module(handles[at])[0] for at in modules.handles],
+            [libraries[handles[at]] for at in links.handles],
+        )
         if (reason := self._source.left_out.get(job.key)) is not None:
             # After all that it needs: what a device is opened as does not depend on who is left out.
             raise _UnusableError(reason)
-        return self._layout.add_pipeline(job.kind, job.key, piece, slots, has_flags_2=flags_2)
+        infos = self._infos(alike) if packed.infos else ()
+        return self._layout.add_pipeline(job.kind, job.key, packed, numbers, infos)
 
-    def _document(self, tag: RecordTag, key: int) -> Any:
+    def _infos(self, alike: _Alike) -> list[int]:
+        """Where the specialization infos of a pipeline are in the heap."""
+        found: list[int] = []
+        for number, stage in enumerate(alike.stages):
+            info = stage.pSpecializationInfo
+            if info is not None:
+                place = (number, info.pData or b"")
+                offset = alike.infos.get(place)
+                if offset is None:
+                    if len(alike.infos) >= _MOST_INFOS:
+                        alike.infos.clear()
+                    piece, _ = self._pack(info, self._heap)
+                    offset = alike.infos[place] = self._heap.place(piece)
+                found.append(offset)
+        return found
+
+    def _depends_on_data(self, stage: Any, module: int) -> bool:
+        """Whether what is asked of a stage depends on the values of its constants."""
+        spirv = self._spirv(module)
+        if stage.pSpecializationInfo is None or not spirv.spec_ids:
+            return False
+        if spirv.has_specialized_sizes:
+            return True
+        memory = self._memory_of(module) if spirv.workgroup_memory else None
+        return memory is not None and bool(memory.spec_ids)
+
+    def _read(self, tag: RecordTag, key: int, decode: Callable[[RecordTag, int, bytes], _Read]) -> _Read:
+        """What a record holds, in one of the ways to decode it."""
         try:
-            return decode_document(tag, key, self._source.records.payload(tag, key), self._states)
+            return decode(tag, key, self._source.records.payload(tag, key))
         except UnknownStructureError as error:
             raise _UnusableError(error.reason, unsupported=True) from None
         except RecordError as error:
@@ -845,10 +991,12 @@ class _ImageBuilder:
             self._pack(value, Heap())  # a count that lies is the cause, and what was found its consequence
         raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
 
-    def _pack(self, value: Any, heap: Heap | None = None) -> Piece:
+    def _pack(self, value: Any, heap: Heap) -> tuple[Piece, Piece]:
+        """A structure, and what it has for itself in the heap."""
         try:
-            return packer(type(value).__name__).pack(value, self._heap if heap is None else heap)
+            return packer(type(value).__name__).pack(value, heap), heap.take_own()
         except PackError as error:
+            heap.take_own()
             raise _UnusableError(str(error)) from None
 
     def _library(self, kind: PipelineKind, key: int) -> int:
@@ -911,7 +1059,7 @@ class _ImageBuilder:
         )
         return index, spirv
 
-    def _check_descriptors(self, stage: Any, layout: int) -> None:
+    def _check_descriptors(self, stage: Any, module: int, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
 
         VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use may be
@@ -920,45 +1068,42 @@ class _ImageBuilder:
         self._object("VkPipelineLayout", layout)
         if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
             return
-        where = (stage.module, stage.stage, stage.pName, layout)
+        where = (module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
-            spirv = self._spirv(stage.module)
             there = self._bindings[layout]
-            if there.issuperset(spirv.descriptors().values()):
-                self._served.add((stage.module, layout))
+            if there.issuperset(self._spirv(module).descriptors().values()):
                 return
-            self._lacking[where] = self._lacking_descriptor(stage, spirv, there)
+            self._lacking[where] = self._lacking_descriptor(stage, module, there)
         self._require(self._lacking[where])
 
     def _lacking_descriptor(
-        self, stage: Any, spirv: SpirvModule, there: frozenset[tuple[int, int]]
+        self, stage: Any, module: int, there: frozenset[tuple[int, int]]
     ) -> Malformed | None:
+        spirv = self._spirv(module)
         lacking = {each: place for each, place in spirv.descriptors().items() if place not in there}
         entry = stage_entry_point(stage, spirv)
         if entry is None:
             return None
         try:
-            used = statically_used(self._code.load(stage.module), entry.id, lacking)
+            used = statically_used(self._code.load(module), entry.id, lacking)
         except SpirvError as error:
-            return Malformed(f"module {stage.module:016x}: {error}")
+            return Malformed(f"module {module:016x}: {error}")
         for number, binding in sorted(lacking[each] for each in used):
-            return Malformed(
-                f"layout has no set {number} binding {binding}, which shader {stage.module:016x} uses"
-            )
+            return Malformed(f"layout has no set {number} binding {binding}, which shader {module:016x} uses")
         return None
 
-    def _wrong_specialization(self, stage: Any) -> str | None:
+    def _wrong_specialization(self, stage: Any, module: int) -> str | None:
         """A value that is not as long as its constant: VUID-VkSpecializationMapEntry-constantID-00776."""
-        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._spirv(stage.module)
+        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._spirv(module)
         if all(each.size == 4 for each in entries) and _OTHER_SIZES.isdisjoint(spirv.capabilities):
             return None
-        if stage.module not in self._constant_sizes:
+        if module not in self._constant_sizes:
             try:
-                found = specialization_constants(self._code.load(stage.module))
+                found = specialization_constants(self._code.load(module))
             except SpirvError as error:
-                return Malformed(f"module {stage.module:016x}: {error}")
-            self._constant_sizes[stage.module] = {each.constant_id: each.size for each in found}
-        sizes = self._constant_sizes[stage.module]
+                return Malformed(f"module {module:016x}: {error}")
+            self._constant_sizes[module] = {each.constant_id: each.size for each in found}
+        sizes = self._constant_sizes[module]
         for each in entries:
             size = sizes.get(each.constantID, each.size)
             if size != each.size:
@@ -975,9 +1120,9 @@ class _ImageBuilder:
                 raise _UnusableError(f"module {module:016x}: {error}") from None
         return self._memory[module]
 
-    def _excess_memory(self, stage: Any) -> str | None:
+    def _excess_memory(self, stage: Any, module: int) -> str | None:
         """The limit that a stage's shared memory exceeds; of several entry points' variables only its own count."""
-        memory, spirv = self._memory_of(stage.module), self._spirv(stage.module)
+        memory, spirv = self._memory_of(module), self._spirv(module)
         entry = stage_entry_point(stage, spirv)
         if memory is None or entry is None:
             return None
@@ -985,25 +1130,23 @@ class _ImageBuilder:
         values = specialized_values(info) if info is not None and memory.spec_ids else {}
         if self._checker.workgroup_memory(stage, spirv, memory.size(values)) is None:
             return None
-        used = statically_used(self._code.load(stage.module), entry.id, memory.variables)
+        used = statically_used(self._code.load(module), entry.id, memory.variables)
         return self._checker.workgroup_memory(stage, spirv, memory.size(values, used))
 
     def _object(self, handle_type: str, key: int) -> int:
         known = self._objects.get((handle_type, key))
         if known is None:
-            outer = self._heap.take_handles()
             try:
                 known = self._load_object(handle_type, key)
             except _UnusableError as error:
                 known = error
-            self._heap.handles = outer
             self._objects[handle_type, key] = known
         if isinstance(known, _UnusableError):
             raise known
         return known
 
     def _load_object(self, handle_type: str, key: int) -> int:
-        value = self._document(_OBJECT_TAGS[handle_type], key)
+        value = self._read(OBJECT_TAGS[handle_type], key, decode_document)
         structure = type(value).__name__
         self._require(self._checker.structure(value), value)
         if handle_type == "VkRenderPass":
@@ -1020,7 +1163,7 @@ class _ImageBuilder:
                 for binding in self._set_bindings[each]
             )
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
-        return self._place_object(OBJECT_KINDS[structure], key, self._pack(value), conversion)
+        return self._place_object(OBJECT_KINDS[structure], key, self._pack(value, self._heap), conversion)
 
     def _count_sets(self, layout: Any) -> None:
         """Compare the descriptors of a layout's sets with the device's limits, once for all its pipelines."""
@@ -1036,27 +1179,29 @@ class _ImageBuilder:
             return None
         sampler.pNext = [each for each in sampler.pNext if each is not recorded[0]]
         return self._place_object(
-            OBJECT_KINDS[_YCBCR_CREATE_INFO], key, self._pack(recorded[0]), conversion=None
+            OBJECT_KINDS[_YCBCR_CREATE_INFO], key, self._pack(recorded[0], self._heap), conversion=None
         )
 
-    def _place_object(self, kind: ObjectKind, key: int, piece: Piece, conversion: int | None) -> int:
-        slots = self._heap.take_handles()
-        resolved = [(slot, self._object(slot.type, slot.key)) for slot in (*slots, *piece.handles)]
+    def _place_object(
+        self, kind: ObjectKind, key: int, packed: tuple[Piece, Piece], conversion: int | None
+    ) -> int:
+        info, own = packed
+        held = [
+            [(each.offset, self._object(each.type, each.key)) for each in piece.handles] for piece in packed
+        ]
+        start = self._heap.put(own.data, own.pointers)
+        pointers = {slot: at_heap(target, start) for slot, target in info.pointers}
+        dependencies = {index for slots in held for _, index in slots}
         if conversion is not None:
-            link = self._layout.ycbcr_link(conversion, following=_pointer_at(piece, 8))
-            piece.pointers = [each for each in piece.pointers if each[0] != 8] + [(8, link)]
-        dependencies = {index for _, index in resolved} | ({conversion} if conversion is not None else set())
-        own = len(slots)
-        offset = self._heap.place(Piece(piece.data, piece.pointers), unique=True)
-        for number, (slot, index) in enumerate(resolved):
-            self._layout.add_object_slot(slot.offset if number < own else offset + slot.offset, index)
+            pointers[PNEXT] = self._layout.ycbcr_link(conversion, following=pointers.get(PNEXT))
+            dependencies.add(conversion)
+        offset = self._heap.put(info.data, list(pointers.items()))
+        for base, slots in zip((offset, start), held, strict=True):
+            for slot, index in slots:
+                self._layout.add_object_slot(base + slot, index)
         return self._layout.add_object(
             ImageObject(kind=kind, key=key, offset=offset, dependencies=tuple(sorted(dependencies)))
         )
-
-
-def _pointer_at(piece: Piece, offset: int) -> int | None:
-    return next((target for slot, target in piece.pointers if slot == offset), None)
 
 
 def _normalize(value: Any) -> bool:
@@ -1072,14 +1217,12 @@ def _normalize(value: Any) -> bool:
     return has_flags_2
 
 
-def _library_keys(value: Any) -> list[int]:
-    """Hashes of the libraries that a pipeline links, in order."""
+def _library_positions(value: Any) -> list[int]:
+    """Which of its handles are the libraries that a pipeline links, in order."""
     info = getattr(value, "pLibraryInfo", None)
-    if info is not None:
-        return [int(key) for key in info.pLibraries or ()]
-    return [
-        int(key)
-        for each in value.pNext or ()
-        if type(each).__name__ == _LIBRARY_INFO
-        for key in each.pLibraries or ()
-    ]
+    several = (
+        [info]
+        if info is not None
+        else [each for each in value.pNext or () if type(each).__name__ == _LIBRARY_INFO]
+    )
+    return [position for each in several for position in each.pLibraries or ()]

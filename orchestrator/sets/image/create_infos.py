@@ -6,7 +6,7 @@ are stored once: thousands of equal states take the memory of one.
 
 Guarantees: what is packed is as long as the structure's sizeof, and arrays are as long as their counts say (a
 driver that trusts the count never reads past them). Nothing is an address: a pointer is (slot, target), a
-handle is (slot, type, hash). Offsets in the heap never change once given.
+handle is (slot, type, and what the value has there: a hash). Offsets in the heap never change once given.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import operator
 import struct as binary
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from orchestrator.sets.image.documents import (
 )
 
 POINTER_SIZE: Final = 8
+SPECIALIZATION_INFO: Final = "VkSpecializationInfo"
 _ALIGNMENT: Final = 8
 
 
@@ -44,9 +46,9 @@ class HandleSlot(msgspec.Struct, frozen=True, gc=False):
     """A handle field of a packed piece.
 
     Attributes:
-        offset: Where it stands, relative to the piece (in `Piece`) or to the heap (in `Heap.handles`).
+        offset: Where it stands, relative to the piece.
         type: Handle type, such as "VkPipelineLayout".
-        key: Hash of the record that it refers to; never 0.
+        key: What the packed value has there: the hash of a record, or its position among a pipeline's; never 0.
     """
 
     offset: int
@@ -59,45 +61,77 @@ class Piece(msgspec.Struct, eq=False):
 
     Attributes:
         data: The bytes.
-        pointers: (offset in data, offset in the heap that it points to).
+        pointers: (offset in data, offset in the heap that it points to, as `Heap.place` gave it).
         handles: Handle fields.
+        infos: Offsets of the pointers to VkSpecializationInfo: pipelines that are alike but for handles may differ
+            in those too.
     """
 
     data: bytearray
     pointers: list[tuple[int, int]] = msgspec.field(default_factory=list)
     handles: list[HandleSlot] = msgspec.field(default_factory=list)
+    infos: list[int] = msgspec.field(default_factory=list)
 
 
 class Heap:
     """The part of an image that create infos point into. Not thread-safe; grows only.
 
+    What is packed has a part of its own there, `own`: what holds a handle or points to specialization, or may be
+    shared with nobody, and what points to such. `put` puts it into the heap, once for each pipeline that is alike.
+    Until then an offset in it is a negative number: -1 - offset.
+
     Attributes:
         data: The bytes so far.
-        targets: For each pointer field, by its offset in `data`, the offset in `data` that it points to.
-        handles: Handle fields that were placed since the caller last took them.
+        pointer_slots: Offsets of the pointer fields in `data`.
+        pointer_targets: Offsets in `data` that they point to.
+        own: The part of what is being packed.
     """
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.targets: dict[int, int] = {}
-        self.handles: list[HandleSlot] = []
+        self.pointer_slots = array("q")
+        self.pointer_targets = array("q")
+        self.own = Piece(bytearray())
         self._values: dict[int, tuple[object, int]] = {}
         self._interned: dict[tuple[bytes, tuple[tuple[int, int], ...]], int] = {}
 
     def place(self, piece: Piece, *, unique: bool = False) -> int:
-        """Put a piece into the heap, or find its equal there unless it must be unique; returns its offset."""
-        if piece.handles or unique:
-            start = self._append(piece.data, piece.pointers)
-            self.handles += [HandleSlot(start + each.offset, each.type, each.key) for each in piece.handles]
-            return start
-        return self.intern(bytes(piece.data), tuple(piece.pointers))
+        """Place a piece in what is being packed, or in the heap where its equal may be; returns its offset."""
+        if not (piece.handles or piece.infos or unique or any(target < 0 for _, target in piece.pointers)):
+            return self.intern(bytes(piece.data), tuple(piece.pointers))
+        own, start = self.own, len(self.own.data)
+        own.data += piece.data + bytes(-len(piece.data) % _ALIGNMENT)
+        own.pointers += [(start + slot, target) for slot, target in piece.pointers]
+        own.handles += [HandleSlot(start + each.offset, each.type, each.key) for each in piece.handles]
+        own.infos += [start + each for each in piece.infos]
+        return -1 - start
+
+    def take_own(self) -> Piece:
+        """The part of what was packed since the last call."""
+        own, self.own = self.own, Piece(bytearray())
+        return own
 
     def intern(self, data: bytes, pointers: tuple[tuple[int, int], ...] = ()) -> int:
         """Offset of these bytes with these pointers; equal ones share it."""
         known = self._interned.get((data, pointers))
         if known is None:
-            known = self._interned[data, pointers] = self._append(data, pointers)
+            known = self._interned[data, pointers] = self.put(data, pointers)
         return known
+
+    def put(self, data: bytes | bytearray, pointers: Sequence[tuple[int, int]]) -> int:
+        """Append bytes, whose pointers may be to offsets in themselves; returns where they begin."""
+        start = len(self.data)
+        self.data += data
+        if len(data) % _ALIGNMENT:
+            self.data += bytes(-len(data) % _ALIGNMENT)
+        for slot, target in pointers:
+            self.point(start + slot, at_heap(target, start))
+        return start
+
+    def point(self, slot: int, target: int) -> None:
+        """A pointer field of the heap, and what it points to there."""
+        self.pointer_slots.append(slot)
+        self.pointer_targets.append(target)
 
     def known(self, value: object) -> int | None:
         """Offset of a value that was remembered, by identity."""
@@ -106,22 +140,17 @@ class Heap:
 
     def remember(self, value: object, offset: int) -> int:
         """Remember where a value that several pipelines share was placed; returns the offset."""
-        self._values[id(value)] = (value, offset)  # the reference keeps the identity from being used again
+        if offset >= 0:
+            self._values[id(value)] = (
+                value,
+                offset,
+            )  # the reference keeps the identity from being used again
         return offset
 
-    def take_handles(self) -> list[HandleSlot]:
-        """The handle fields placed since the last call."""
-        taken, self.handles = self.handles, []
-        return taken
 
-    def _append(self, data: bytes | bytearray, pointers: Sequence[tuple[int, int]]) -> int:
-        offset = len(self.data)
-        self.data += data
-        if len(data) % _ALIGNMENT:
-            self.data += bytes(-len(data) % _ALIGNMENT)
-        for slot, target in pointers:
-            self.targets[offset + slot] = target
-        return offset
+def at_heap(offset: int, own: int) -> int:
+    """An offset in the heap, of one that `Heap.place` gave, where its own part begins at `own`."""
+    return offset if offset >= 0 else own - 1 - offset
 
 
 #: Structures that a device may patch for one pipeline, so that two pipelines must not share them.
@@ -257,16 +286,15 @@ def packer(name: str) -> StructPacker:
     return StructPacker(registry().struct(name))
 
 
-def chain(entries: Sequence[Any], heap: Heap) -> int:
-    """Place a pNext chain; returns the offset of its first structure, or -1 for none."""
-    following = -1
+def _chain(entries: Sequence[Any], heap: Heap) -> int:
+    """Place a pNext chain, of one structure at least; returns the offset of its first."""
+    pointers: list[tuple[int, int]] = []
     for entry in reversed(entries):
         each = packer(type(entry).__name__)
         piece = each.pack(entry, heap)
-        if following >= 0:
-            piece.pointers.append((POINTER_SIZE, following))
-        following = heap.place(piece, unique=each.struct.name in UNIQUE_STRUCTS)
-    return following
+        piece.pointers += pointers
+        pointers = [(POINTER_SIZE, heap.place(piece, unique=each.struct.name in UNIQUE_STRUCTS))]
+    return pointers[0][1]
 
 
 def _unsigned(member: Member) -> str:
@@ -280,7 +308,7 @@ def _chain_step(offset: int) -> _Step:
     def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         entries = getattr(value, "pNext", None)
         if entries:
-            piece.pointers.append((at + offset, chain(entries, heap)))
+            piece.pointers.append((at + offset, _chain(entries, heap)))
 
     return step
 
@@ -342,12 +370,14 @@ def _pointer_step(struct: Struct, member: Member) -> _Step:
         return _scalars_step(struct, member)
     empty_counts = member.length == "null-terminated"  # an empty text is one, an empty array is none
 
-    offset = member.offset
+    offset, is_info = member.offset, member.type == SPECIALIZATION_INFO
 
     def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
         pointed = read(value)
         if pointed is not None and (pointed or empty_counts):
             piece.pointers.append((at + offset, place(pointed, heap)))
+            if is_info:
+                piece.infos.append(at + offset)
 
     return step
 
@@ -444,29 +474,29 @@ def _may_be_null(struct: Struct, array: Member) -> bool:
     return place in _MAY_BE_NULL or (array.optional and place not in _MAY_NOT_BE_NULL)
 
 
-def _count_step(struct: Struct, name: str) -> _Step:
-    count = next(each for each in struct.members if each.name == name)
-    layout, offset, read = binary.Struct("<" + count.format), count.offset, operator.attrgetter(name)
+def _count_step(struct: Struct, count_name: str) -> _Step:
+    count = next(each for each in struct.members if each.name == count_name)
+    layout, offset, read = binary.Struct("<" + count.format), count.offset, operator.attrgetter(count_name)
     arrays = [
         (each.name, json_name(struct.name, each), _may_be_null(struct, each))
         for each in struct.members
-        if each.pointer and each.length == name
+        if each.pointer and each.length == count_name
     ]
 
     def step(value: Any, piece: Piece, at: int, _heap: Heap) -> None:
         number, missing = read(value), None
-        for array, written, optional in arrays:
-            elements = getattr(value, array)
+        for name, written, optional in arrays:
+            elements = getattr(value, name)
             if elements is None:
                 missing = missing if optional else written
             elif number is None:
                 number = len(elements)
             elif len(elements) != number:
                 raise PackError(
-                    f"{struct.name}::{name} is {number}, but its array {written!r} has {len(elements)} elements"
+                    f"{struct.name}::{count_name} is {number}, but its array {written!r} has {len(elements)} elements"
                 )
         if number and missing:  # after all of them: an array may be what says the count
-            raise PackError(f"{struct.name}::{name} is {number}, but {missing!r} is missing")
+            raise PackError(f"{struct.name}::{count_name} is {number}, but {missing!r} is missing")
         if number:
             layout.pack_into(piece.data, at + offset, number)
 

@@ -56,7 +56,7 @@ class WorkgroupMemory:
         variables: Type of each, by id.
         overlap: Whether they may lie over one another.
         definitions: Opcode, result and operands of the types and constants that they need, in order.
-        spec_ids: constant_id of specialization constants, by id.
+        spec_ids: constant_id of the specialization constants among them, by id.
     """
 
     variables: Mapping[int, int]
@@ -129,6 +129,7 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
         if definition[1] in needed and definition[0] != _POINTER:
             kept.append(definition)
             needed.update(definition[2])
+    spec_ids = {each: constant for each, constant in spec_ids.items() if each in needed}
     return WorkgroupMemory(variables, overlap, tuple(reversed(kept)), spec_ids) if variables else None
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.sets.image.create_infos import HandleSlot, Heap, PackError, Piece, packer
+from orchestrator.sets.image.create_infos import HandleSlot, Heap, PackError, Piece, at_heap, packer
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
@@ -29,18 +29,18 @@ class Bound:
         value = decode_document(tag, KEY, payload)
         heap = Heap()
         name = type(value).__name__
-        piece = packer(name).pack(value, heap)
-        nested = heap.take_handles()
-        offset = heap.place(piece, unique=True)
+        info, own = packer(name).pack(value, heap), heap.take_own()
+        start = heap.put(own.data, own.pointers)
+        offset = heap.put(info.data, [(slot, at_heap(target, start)) for slot, target in info.pointers])
         self.memory = np.zeros(len(heap.data) // 8 + 1, np.uint64)
         self.memory.view(np.uint8)[: len(heap.data)] = np.frombuffer(heap.data, np.uint8)
         base = int(self.memory.ctypes.data)
-        for slot, target in heap.targets.items():
+        for slot, target in zip(heap.pointer_slots, heap.pointer_targets, strict=True):
             self.memory[slot // 8] = base + target
-        own = [HandleSlot(offset + each.offset, each.type, each.key) for each in piece.handles]
-        for each in (*nested, *own):
-            self.memory[each.offset // 8] = each.key
-        self.handles = {(each.type, each.key) for each in (*nested, *own)}
+        for at, piece in ((start, own), (offset, info)):
+            for each in piece.handles:
+                self.memory[(at + each.offset) // 8] = each.key
+        self.handles = {(each.type, each.key) for each in (*own.handles, *info.handles)}
         self.info = ffi.cast(f"{name} *", base + offset)
 
 
@@ -329,8 +329,30 @@ def test_equal_pieces_without_handles_share_memory() -> None:
     first = heap.place(Piece(bytearray(b"12345678"), [(0, 0)]))
     assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)])) == first
     assert heap.place(Piece(bytearray(b"12345678"), [(0, 8)])) != first
-    assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)]), unique=True) != first
-    with_handle = Piece(bytearray(b"12345678"), [], [HandleSlot(0, "VkSampler", 5)])
-    assert heap.place(with_handle) != heap.place(with_handle)
-    assert [each.key for each in heap.take_handles()] == [5, 5]
-    assert heap.take_handles() == []
+    assert heap.take_own().data == b""
+
+
+def test_what_holds_a_handle_is_shared_with_nobody_nor_is_what_points_to_it() -> None:
+    heap = Heap()
+    shared = heap.place(Piece(bytearray(b"shared  ")))
+    alone = heap.place(Piece(bytearray(b"alone")), unique=True)
+    handle = heap.place(Piece(bytearray(8), [], [HandleSlot(0, "VkSampler", 5)]))
+    outer = heap.place(Piece(bytearray(24), [(0, handle), (8, alone), (16, shared)]))
+    own = heap.take_own()
+    assert [alone, handle, outer] == [-1, -1 - 8, -1 - 16]
+    assert own.handles == [HandleSlot(8, "VkSampler", 5)]
+    assert heap.take_own().data == b""
+    for _ in range(2):
+        start = heap.put(own.data, own.pointers)
+        assert bytes(heap.data[start:]) == b"alone\0\0\0" + bytes(32)
+        assert list(heap.pointer_slots[-3:]) == [start + 16, start + 24, start + 32]
+        assert list(heap.pointer_targets[-3:]) == [start + 8, start, shared]
+        assert at_heap(outer, start) == start + 16
+
+
+def test_a_value_with_a_part_of_its_own_is_not_remembered() -> None:
+    heap, value = Heap(), object()
+    heap.remember(value, -1)
+    assert heap.known(value) is None
+    heap.remember(value, 8)
+    assert heap.known(value) == 8

@@ -52,7 +52,7 @@ class Records(MemoryRecords):
 
     def put(self, tag: RecordTag, key: int, value: Any) -> None:
         document = {"version": 6, TABLE[tag]: {hexed(key): value}}
-        self.add(tag, key, json.dumps(document).encode())
+        self.add(tag, key, json.dumps(document, separators=(",", ":")).encode())  # as recorders write it
 
     def compute(self, key: int, *, module: int = MODULE, layout: int = LAYOUT, **members: Any) -> None:
         stage = {"stage": 32, "module": hexed(module), "name": members.pop("entry", "main")}
