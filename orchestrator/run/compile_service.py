@@ -92,9 +92,8 @@ def serve(channel: Channel[Request, Answer]) -> None:
     opening = channel.receive()
     if not isinstance(opening, Open):
         raise TypeError("a compile begins with its set")
-    # What every fork needs is loaded here, beside what the parent does meanwhile.
+    # Loaded here beside what the parent does meanwhile; what more there is to load, the first fork loads itself.
     preload(opening.opener, opening.selector)
-    registry()
     try:
         source = shared_sets.get(opening.archives) or open_paths(opening.archives, indexed=False)
     except OrchestratorError as error:
@@ -164,6 +163,8 @@ class _Server:
     def _fork(self, number: int, work: Callable[[int], None]) -> None:
         for ended in [each for each, fork in self._forks.items() if fork.reaped]:
             os.close(self._forks.pop(ended).control)
+        if self._forks:
+            registry()
         heard, control = os.pipe()
         gc.freeze()  # so that collecting in a fork does not copy what is shared
         process_id = os.fork()
@@ -317,7 +318,10 @@ def _open(options: CompileOptions, request: DeviceRequest) -> Device:
 def _shared(source: PipelineSet, workers: int) -> PipelineSet:
     """A set with processes that decode it, where it is large enough for them."""
     count = min(workers, source.file_bytes // _DECODED_BY_ONE)
-    return SharedSet.of(source, Decoders.start(source, count)) if count > 1 else source
+    if count <= 1:
+        return source
+    registry()
+    return SharedSet.of(source, Decoders.start(source, count))
 
 
 def _limit_memory(size: int) -> None:

@@ -353,12 +353,25 @@ class _Supervisor:
         watch.remember()
         if report is not None:
             return report
+        if opened is None:
+            await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status)
         crashed = isinstance(ended, Exited) and not (death.killed or death.overdue)  # else its server did
         if self.directory is not None and opened is not None:
             settled = await trio.to_thread.run_sync(self._settle, self.directory, *opened, crashed)
             death = evolve(death, of_cache_file=settled and crashed)
         return death
+
+    def _require_target(self) -> None:
+        """Say so where a process ended for want of what the driver was asked for; a driver may just exit. Blocking.
+
+        Raises:
+            NoDeviceError: The driver has no such family, or is not there.
+        """
+        from orchestrator.devices.families import require_family
+
+        if not self.options.trial_limits.opener:
+            require_family(self.options.selector)
 
     def _settle(self, directory: Path, process_id: int, identity: DeviceIdentity, crashed: bool) -> bool:
         """Say how a process died beside the cache file that it may have been loading; whether it was. Blocking."""

@@ -1,8 +1,8 @@
 """Decodes the pipelines of a set in processes beside this one: a driver compiles faster than one thread decodes.
 
-    this process ── fork ──> keeper ── forks, when asked first ──> decoder 0, 1, ...
-         └── chunks of pipelines, answers about the device ──────────> each
-         <── parts of the image, questions about the device ──────────┘
+    this process ── fork ──> decoder 0 ── forks, when asked first ──> decoder 1, 2, ...
+         └── chunks of pipelines, answers about the device ─────────────> each
+         <── parts of the image, questions about the device ─────────────┘
 
 Guarantees: the image has what the one has that `build_image` builds. Where a decoder is lost, this process decodes. No
 process is left once it is closed, or this process is gone.
@@ -12,6 +12,7 @@ with what it has in memory. One thread uses it.
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -112,11 +113,11 @@ class Decoders:
     """Processes that decode a set. `close` it.
 
     Attributes:
-        process_id: Of the keeper; 0 once it is gone.
+        process_id: Of the first; 0 once it is gone.
     """
 
     process_id: int
-    _keeper: socket.socket
+    _first: socket.socket
     _lines: list[_Line]
     _devices: int = 0
 
@@ -134,16 +135,16 @@ class Decoders:
         pairs = [socket.socketpair() for _ in range(count + 1)]
         process_id = os.fork()
         if process_id == 0:
-            _be(lambda: _keep(source, pairs))
+            _be(lambda: _begin(source, pairs))
         for _, theirs in pairs:
             theirs.close()
-        (keeper, _), *others = pairs
-        return cls(process_id, keeper, [_Line(mine, Questions | Decoded) for mine, _ in others])
+        (first, _), *others = pairs
+        return cls(process_id, first, [_Line(mine, Questions | Decoded) for mine, _ in others])
 
     def expect(self) -> None:
         """Say that the set will be decoded, so that its index is read meanwhile. Idempotent."""
         with suppress(OSError):  # it is gone, or was closed
-            self._keeper.send(_EXPECT)
+            self._first.send(_EXPECT)
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
@@ -171,7 +172,7 @@ class Decoders:
         if self.process_id:
             for line in self._lines:
                 line.end.close()
-            self._keeper.close()
+            self._first.close()
             process_id, self.process_id = self.process_id, 0
             os.waitpid(process_id, 0)
 
@@ -179,7 +180,7 @@ class Decoders:
         self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities
     ) -> list[ImagePart]:
         if not self._devices:
-            self._keeper.send(_BEGIN)
+            self._first.send(_BEGIN)
         self._devices += 1
         size = max(_SMALLEST_CHUNK, -(-len(jobs) // (_CHUNKS_EACH * len(self._lines))))
         chunks = [jobs[start : start + size] for start in range(0, len(jobs), size)]
@@ -249,8 +250,8 @@ def _be(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _keep(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
-    """Read what all decoders need, and fork them once they are wanted."""
+def _begin(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
+    """Read what all decoders need, fork the others once they are wanted, and be the first."""
     for mine, _ in pairs:
         mine.close()
     (_, own), *others = pairs
@@ -262,18 +263,30 @@ def _keep(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socke
     while wanted != _BEGIN:
         if not (wanted := own.recv(1)):
             return
+    gc.freeze()  # so that collecting does not copy what all have
     forks = []
-    for _, end in others:
+    for _, end in others[1:]:
         process_id = os.fork()
         if process_id == 0:
-            for each in (own, *(one for _, one in others if one is not end)):
-                each.close()
-            _be(lambda: _decode(source, _Line(end, Chunk | Answers), tuple(asked.answers)))  # noqa: B023
+            _be(lambda: _serve(source, own, others, end, tuple(asked.answers)))  # noqa: B023
         forks.append(process_id)
-    for _, end in others:
-        end.close()
-    for process_id in forks:
-        os.waitpid(process_id, 0)
+    try:
+        _serve(source, own, others, others[0][1], tuple(asked.answers))
+    finally:
+        for process_id in forks:
+            os.waitpid(process_id, 0)
+
+
+def _serve(
+    source: PipelineSet,
+    own: socket.socket,
+    others: Sequence[tuple[socket.socket, socket.socket]],
+    end: socket.socket,
+    usual: tuple[_Asked, ...],
+) -> None:
+    for each in (own, *(one for _, one in others if one is not end)):
+        each.close()
+    _decode(source, _Line(end, Chunk | Answers), usual)
 
 
 def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...]) -> None:
