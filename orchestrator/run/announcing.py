@@ -1,14 +1,16 @@
 """A device whose calls are announced before the driver gets them, so that a crash of it can be blamed.
 
-Guarantees: what can end the process (creating pipelines and what they need, asking for keys, taking the data
-of a cache file) is in the table while the driver has it. Everything else is the device's own.
+Guarantees: each call into the driver, from the first object on, is in the table while the driver has it. What the
+driver is not to be asked for again raises a `DriverError`, as if it refused; what is not to be destroyed stays until
+the process ends. Everything else is the device's own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +25,7 @@ from orchestrator.devices.binaries import (
     has_binaries,
 )
 from orchestrator.devices.device import (
+    ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     SUCCESS,
     BeforeObject,
@@ -43,18 +46,23 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules, image_of
 from orchestrator.devices.identifiers import ModuleIdentification, has_identification
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.accounting import driver_time_ns
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.memory import MemoryGate
 
 _NOTHING = np.zeros(0, np.int32)
-_OBJECTS = {"object": Doing.OBJECT, "module": Doing.MODULE}
+OBJECTS: Final = {"object": Doing.OBJECT, "module": Doing.MODULE}
+"""What is created, as `Device.prepare` names it."""
 _HITS = np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)
 
 
 def announcing(
-    device: Device, table: InFlightTable, on_image: Callable[[CreateInfoImage], None], gate: MemoryGate
+    device: Device,
+    table: InFlightTable,
+    on_image: Callable[[CreateInfoImage], None],
+    gate: MemoryGate,
+    given_up: Iterable[Doing] = (),
 ) -> Device:
     """A device that announces its calls.
 
@@ -63,9 +71,41 @@ def announcing(
         table: Where calls are announced.
         on_image: Called with each image before the driver gets any of its objects.
         gate: Lets batches begin.
+        given_up: What the driver is not asked for: it ended processes over that, or did not come back.
     """
     kind = AnnouncingInspector if isinstance(device, ExecutableInspector) else AnnouncingDevice
-    return kind(device, table, on_image, gate)
+    return kind(device, table, on_image, gate, frozenset(given_up))
+
+
+@frozen(eq=False)
+class AnnouncingPipelines:
+    """An image on such a device; see `PreparedPipelines`."""
+
+    prepared: PreparedPipelines
+    device: AnnouncingDevice
+
+    @property
+    def image(self) -> CreateInfoImage:
+        """See `PreparedPipelines.image`."""
+        return self.prepared.image
+
+    @property
+    def identified(self) -> IdentifiedModules | None:
+        """See `PreparedPipelines.identified`."""
+        return self.prepared.identified
+
+    @property
+    def unusable(self) -> dict[int, str]:
+        """See `PreparedPipelines.unusable`."""
+        return self.prepared.unusable
+
+    def close(self) -> None:
+        """See `PreparedPipelines.close`."""
+        self.device.destroying(self.prepared.close)
+
+
+def _own(prepared: PreparedPipelines) -> PreparedPipelines:
+    return prepared.prepared if isinstance(prepared, AnnouncingPipelines) else prepared
 
 
 @frozen(eq=False)
@@ -76,6 +116,7 @@ class AnnouncingDevice:
     table: InFlightTable
     on_image: Callable[[CreateInfoImage], None]
     gate: MemoryGate
+    given_up: frozenset[Doing] = frozenset()
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -112,18 +153,19 @@ class AnnouncingDevice:
         """See `Device.prepare`."""
         self.on_image(image_of(image))
         self.table.prepare(len(image_of(image)))
-        slot = self.table.begin(Doing.OPEN, _NOTHING)
+        slot = self.table.begin(Doing.PREPARE, _NOTHING)
 
         def announce(what: str, number: int) -> None:
             nonlocal slot
             before(what, number)
             self.table.end(slot)
-            slot = self.table.begin(_OBJECTS[what], np.array([number], np.int32))
+            slot = self.table.begin(OBJECTS[what], np.array([number], np.int32))
 
         try:
-            return self.device.prepare(image, announce, modules_on_demand=modules_on_demand)
+            prepared = self.device.prepare(image, announce, modules_on_demand=modules_on_demand)
         finally:
             self.table.end(slot)
+        return AnnouncingPipelines(prepared, self)
 
     def create_pipelines(
         self,
@@ -141,7 +183,7 @@ class AnnouncingDevice:
         began_ns = time.perf_counter_ns()
         try:
             batch = self.device.create_pipelines(
-                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+                _own(prepared), indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
             )
         finally:
             self.table.end(slot)
@@ -154,17 +196,14 @@ class AnnouncingDevice:
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
-        self.device.destroy_pipelines(handles)
+        self.destroying(lambda: self.device.destroy_pipelines(handles))
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
-        slot = self.table.begin(Doing.KEYS, indices)
-        try:
-            return self.device.pipeline_keys(prepared, indices)
-        finally:
-            self.table.end(slot)
+        with self._announced(Doing.KEYS, indices):
+            return self.device.pipeline_keys(_own(prepared), indices)
 
     def create_pipeline_cache(
         self,
@@ -175,32 +214,35 @@ class AnnouncingDevice:
         name: str = "cache",
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
-        slot = self.table.begin(Doing.CACHE, _NOTHING)
-        try:
-            return self.device.create_pipeline_cache(
+        doing = Doing.LOAD if initial_data else Doing.CACHE
+        with self._allowed(doing, "vkCreatePipelineCache"):
+            cache = self.device.create_pipeline_cache(
                 initial_data,
                 externally_synchronized=externally_synchronized,
                 internally_synchronized_merge=internally_synchronized_merge,
                 name=name,
             )
-        finally:
-            self.table.end(slot)
+        cache.device = self  # what is done with it is announced too
+        return cache
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
         """See `Device.merge_pipeline_caches`."""
-        self.device.merge_pipeline_caches(destination, sources)
+        with self._allowed(Doing.MERGE, "vkMergePipelineCaches"):
+            self.device.merge_pipeline_caches(destination, sources)
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
-        return self.device.pipeline_cache_size(cache)
+        with self._allowed(Doing.READ, "vkGetPipelineCacheData"):
+            return self.device.pipeline_cache_size(cache)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
-        return self.device.pipeline_cache_data(cache, limit)
+        with self._allowed(Doing.READ, "vkGetPipelineCacheData"):
+            return self.device.pipeline_cache_data(cache, limit)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """See `Device.destroy_pipeline_cache`."""
-        self.device.destroy_pipeline_cache(cache)
+        self.destroying(lambda: self.device.destroy_pipeline_cache(cache))
 
     # Binaries; `create_pipelines` announces what the device does with them for a source.
 
@@ -215,19 +257,17 @@ class AnnouncingDevice:
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        slot = self.table.begin(Doing.CACHE, _NOTHING)
-        try:
+        with self._allowed(Doing.BINARIES, "vkCreatePipelineBinariesKHR"):
             return self._binaries.create_binaries(binaries)
-        finally:
-            self.table.end(slot)
 
     def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `PipelineBinaries.destroy_binaries`."""
-        self._binaries.destroy_binaries(handles)
+        self.destroying(lambda: self._binaries.destroy_binaries(handles))
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        return self._binaries.binary_data(handles)
+        with self._allowed(Doing.BINARIES, "vkGetPipelineBinaryDataKHR"):
+            return self._binaries.binary_data(handles)
 
     def create_from_binaries(
         self,
@@ -238,31 +278,22 @@ class AnnouncingDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
-        slot = self.table.begin(Doing.CREATE, indices)
-        try:
-            return self._binaries.create_from_binaries(prepared, indices, held, keep=keep)
-        finally:
-            self.table.end(slot)
+        with self._announced(Doing.CREATE, indices):
+            return self._binaries.create_from_binaries(_own(prepared), indices, held, keep=keep)
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
-        slot = self.table.begin(Doing.CREATE, indices)
-        try:
-            return self._binaries.create_captured(prepared, indices, keep=keep)
-        finally:
-            self.table.end(slot)
+        with self._announced(Doing.CREATE, indices):
+            return self._binaries.create_captured(_own(prepared), indices, keep=keep)
 
     def probe_internal_cache(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
-        slot = self.table.begin(Doing.KEYS, indices)
-        try:
-            return self._binaries.probe_internal_cache(prepared, indices)
-        finally:
-            self.table.end(slot)
+        with self._announced(Doing.KEYS, indices):
+            return self._binaries.probe_internal_cache(_own(prepared), indices)
 
     # Identifiers of modules; `create_pipelines` announces what the device does with them too.
 
@@ -274,12 +305,12 @@ class AnnouncingDevice:
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
         with self._announced(Doing.MODULE, modules):
-            return self._identification.module_identifiers(prepared, modules)
+            return self._identification.module_identifiers(_own(prepared), modules)
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
         with self._announced(Doing.MODULE, [module]):
-            return self._identification.code_identifier(prepared, module)
+            return self._identification.code_identifier(_own(prepared), module)
 
     def create_identified(
         self,
@@ -291,7 +322,21 @@ class AnnouncingDevice:
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
         with self._announced(Doing.CREATE, indices):
-            return self._identification.create_identified(prepared, indices, source, keep=keep)
+            return self._identification.create_identified(_own(prepared), indices, source, keep=keep)
+
+    def destroying(self, destroy: Callable[[], None]) -> None:
+        """Announce that something is destroyed, unless all stays until the process ends."""
+        if Doing.DESTROY not in self.given_up:
+            with self._announced(Doing.DESTROY, _NOTHING):
+                destroy()
+
+    @contextmanager
+    def _allowed(self, doing: Doing, command: str) -> Iterator[None]:
+        """Announce a call, unless it is given up."""
+        if doing in self.given_up:
+            raise DriverError(command, ERROR_UNKNOWN, "VK_ERROR_UNKNOWN, for it was not asked again,")
+        with self._announced(doing, _NOTHING):
+            yield
 
     @contextmanager
     def _announced(self, doing: Doing, numbers: Sequence[int] | npt.NDArray[np.int32]) -> Iterator[None]:
@@ -315,7 +360,7 @@ class AnnouncingDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
-        self.device.close()
+        self.destroying(self.device.close)
 
 
 class AnnouncingInspector(AnnouncingDevice):
@@ -324,8 +369,5 @@ class AnnouncingInspector(AnnouncingDevice):
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
         assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
-        slot = self.table.begin(Doing.CREATE, np.array([index], np.int32))
-        try:
-            return self.device.pipeline_executables(prepared, index)
-        finally:
-            self.table.end(slot)
+        with self._announced(Doing.CREATE, [index]):
+            return self.device.pipeline_executables(_own(prepared), index)

@@ -74,6 +74,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         measured_ns: What trying pipelines took, by key: better than an estimate.
         steered: Whether more may be said while it goes on.
         said: What was said before.
+        given_up: What the driver is not to be asked for; each a `Doing`.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     cache_directory: str = ""
     left_out: dict[int, str] = {}
     measured_ns: dict[int, int] = {}
+    given_up: tuple[int, ...] = ()
     steered: bool = False
     said: tuple[Said, ...] = ()
 
@@ -227,6 +229,13 @@ class Trying(msgspec.Struct, tag="trying", forbid_unknown_fields=True):
     key: int
 
 
+class Entering(msgspec.Struct, tag="entering", forbid_unknown_fields=True):
+    """A trial fork enters a step of what its pipeline needs; a `Doing`."""
+
+    number: int
+    doing: int
+
+
 class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
     """The driver came back from it, whatever it said, after so long."""
 
@@ -254,6 +263,7 @@ Answer = (
     | Done
     | Failed
     | Trying
+    | Entering
     | Survived
     | Exited
 )

@@ -33,12 +33,13 @@ from orchestrator.devices.opening import open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
-from orchestrator.run.announcing import announcing
+from orchestrator.run.announcing import OBJECTS, announcing
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_messages import (
     Answer,
     Compile,
     Done,
+    Entering,
     Exited,
     Failed,
     ImageTables,
@@ -61,7 +62,7 @@ from orchestrator.run.compile_messages import (
 )
 from orchestrator.run.compile_server import LIMITS, shared_sets
 from orchestrator.run.execution import available_workers
-from orchestrator.run.in_flight import InFlightTable
+from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions
@@ -210,13 +211,17 @@ class _Server:
         def opener(device_request: DeviceRequest) -> Device:
             nonlocal opened_as, costs
             opened_as = msgspec.msgpack.encode(device_request)
-            device = _open(options, device_request)
+            slot = self.table.begin(Doing.OPEN, np.zeros(0, np.int32))
+            try:
+                device = _open(options, device_request)
+            finally:
+                self.table.end(slot)
             self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             costs = RecordedCosts.open(directory, device.identity)
             if request.measured_ns:
                 keys = np.array(list(request.measured_ns), np.uint64)
                 costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
-            return announcing(device, self.table, on_image, gate)
+            return announcing(device, self.table, on_image, gate, map(Doing, request.given_up))
 
         def on_image(image: CreateInfoImage) -> None:
             tables = ImageTables(
@@ -299,11 +304,16 @@ class _Server:
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
+
+        def enter(what: str, _: int) -> None:
+            self.channel.send(Entering(request.number, OBJECTS[what]))
+
         for kind, key in request.jobs:
             built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
             self.channel.send(Trying(request.number, key))
             began = time.perf_counter_ns()
-            with suppress(OrchestratorError), closing(device.prepare(built.image)) as prepared:
+            with suppress(OrchestratorError), closing(device.prepare(built.image, enter)) as prepared:
+                self.channel.send(Entering(request.number, Doing.CREATE))
                 device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
         device.close()

@@ -43,16 +43,52 @@ class Doing(enum.IntEnum):
     KEYS: It asks for the keys of these.
     OBJECT: It creates one object, by its number in the image.
     MODULE: It creates one shader module, by its number in the image.
-    CACHE: It makes, fills, merges, reads or destroys a cache.
-    OPEN: It opens or closes the device.
+    PREPARE: It prepares an image, between two objects.
+    LOAD: It makes a cache of data.
+    CACHE: It makes an empty cache.
+    MERGE: It merges caches.
+    READ: It asks for the data of a cache, or how much that is.
+    BINARIES: It takes, gives or destroys pipeline binaries.
+    DESTROY: It destroys pipelines, caches or objects, or closes the device.
+    OPEN: It opens the device.
     """
 
     CREATE = 1
     KEYS = 2
     OBJECT = 3
     MODULE = 4
-    CACHE = 5
-    OPEN = 6
+    PREPARE = 5
+    LOAD = 6
+    CACHE = 7
+    MERGE = 8
+    READ = 9
+    BINARIES = 10
+    DESTROY = 11
+    OPEN = 12
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        return _WORDS[self]
+
+
+_WORDS: Final = {
+    Doing.CREATE: "creating pipelines",
+    Doing.KEYS: "asking for keys of pipelines",
+    Doing.OBJECT: "creating a layout, render pass or sampler",
+    Doing.MODULE: "creating a shader module",
+    Doing.PREPARE: "preparing an image",
+    Doing.LOAD: "creating a pipeline cache from data",
+    Doing.CACHE: "creating a pipeline cache",
+    Doing.MERGE: "merging pipeline caches",
+    Doing.READ: "reading a pipeline cache",
+    Doing.BINARIES: "handling pipeline binaries",
+    Doing.DESTROY: "destroying objects",
+    Doing.OPEN: "opening the device",
+}
+
+OF_PIPELINES: Final = frozenset({Doing.CREATE, Doing.KEYS, Doing.OBJECT, Doing.MODULE})
+"""What is done for pipelines that can be told."""
 
 
 @frozen
@@ -83,7 +119,7 @@ class InFlightTable:
         if os.fstat(descriptor).st_size < _MARKS:
             os.ftruncate(descriptor, _MARKS)
         self._memory = mmap.mmap(descriptor, _MARKS)
-        self._free: list[int] = []
+        self._free: tuple[list[int], list[int]] = [], []
         self._used = 0
         self._lock = threading.Lock()
         self._marks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
@@ -92,7 +128,7 @@ class InFlightTable:
 
     def clear(self) -> None:
         """Begin: nothing is in the driver, and nothing was created."""
-        self._free, self._used = [], 0
+        self._free, self._used = ([], []), 0
         _HEADER.pack_into(self._memory, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
 
@@ -106,9 +142,12 @@ class InFlightTable:
         self._marks = np.frombuffer(mmap.mmap(self.descriptor, size, offset=_MARKS), np.uint32)
 
     def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
-        """Say that a call goes to the driver; returns what `end` takes."""
+        """Say that a call goes to the driver; returns what `end` takes.
+
+        What is of pipelines has slots of its own: after a death they say what came back last.
+        """
         try:
-            slot = self._free.pop()
+            slot = self._free[doing in OF_PIPELINES].pop()
         except IndexError:
             slot = self._new_slot()
         at = _HEADER.size + slot * _STRIDE
@@ -125,8 +164,10 @@ class InFlightTable:
 
     def end(self, slot: int) -> None:
         """The call came back. What it was stays readable until the slot is used again."""
-        _STAMP.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0)
-        self._free.append(slot)
+        at = _HEADER.size + slot * _STRIDE
+        _, doing, *_ = _SLOT.unpack_from(self._memory, at)
+        _STAMP.pack_into(self._memory, at, 0)
+        self._free[doing in OF_PIPELINES].append(slot)
 
     def mark(self, numbers: npt.NDArray[np.int32], times_ns: npt.NDArray[np.uint64]) -> None:
         """Say that pipelines were compiled, and how long the driver took for each."""
@@ -142,7 +183,7 @@ class InFlightTable:
     # --- the process that looks on
 
     def flights(self, *, ended: bool = False) -> list[Flight]:
-        """What is in the driver now, or was when the process died; or what came back from it last."""
+        """What is in the driver now, or was when the process died; or what came back last, of pipelines."""
         (used,) = _HEADER.unpack_from(self._memory, 0)
         slots = range(min(used, _MOST_SLOTS))
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
@@ -159,7 +200,7 @@ class InFlightTable:
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _HEADER.size + slot * _STRIDE
         stamp, doing, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
-        if bool(stamp) is ended or not doing:
+        if bool(stamp) is ended or not doing or (ended and doing not in OF_PIPELINES):
             return None
         if count > _HELD:
             return Flight(Doing(doing), tuple(range(smallest, largest + 1)), stamp)

@@ -197,12 +197,15 @@ class TrialLimits:
     Attributes:
         pipeline_s: Seconds for one pipeline; None for `LEAST_LIMIT_S`, or `LIMIT_FACTOR` times what was
             recorded of it, whichever is more.
+        call_s: Seconds for any other call into the driver, such as loading a cache file or merging; None for
+            `LEAST_LIMIT_S` or `pipeline_s`, whichever is more.
         memory_bytes: Memory that a child may have for its data, 0 for no limit.
         opener: "package.module:function" that opens the device in a child, where the run's own opener is a
             function that a child does not have; called with a DeviceRequest.
     """
 
     pipeline_s: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
+    call_s: float | None = field(default=None, kw_only=True, validator=validators.optional(validators.gt(0)))
     memory_bytes: int = field(default=0, validator=validators.ge(0))
     opener: str = ""
 

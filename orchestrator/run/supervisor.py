@@ -28,7 +28,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.children.parent import Ended
-from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile_messages import (
@@ -52,7 +52,7 @@ from orchestrator.run.compile_messages import (
 from orchestrator.run.compile_server import CompileServer
 from orchestrator.run.connection import Connection
 from orchestrator.run.driver_words import DriverWords
-from orchestrator.run.in_flight import Doing, Flight
+from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, TrialLimits
 from orchestrator.run.records import (
     CompileReport,
@@ -68,7 +68,7 @@ from orchestrator.run.records import (
 )
 from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.run.suspects import SuspectTrials, Verdict
-from orchestrator.run.trial import end_when, first_error, is_from_outside, time_limit_s
+from orchestrator.run.trial import call_limit_s, end_when, first_error, is_from_outside, time_limit_s
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
@@ -88,15 +88,10 @@ _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set calls that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
-_WHERE: Final = {
-    Doing.CREATE: "creating pipelines",
-    Doing.KEYS: "asking for keys of pipelines",
-    Doing.OBJECT: "creating a layout, render pass or sampler",
-    Doing.MODULE: "creating a shader module",
-    Doing.CACHE: "creating a pipeline cache",
-    Doing.OPEN: "preparing an image",
-    None: "outside of any pipeline",
-}
+_NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
+"""What there is no compiling without."""
+_AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
+"""In what a driver may die of what came back from it before."""
 _CHECKPOINTS: Final = SavePolicy(overdue_ns=10 * SECOND_NS)
 """A crash costs what was compiled since the last save."""
 
@@ -156,7 +151,9 @@ class _Death:
         overdue: Whether it was killed, because the driver had the suspects for too long.
         where: What it was doing.
         was_inside: Whether the suspects were in the driver, and had not just come back from it.
-        of_cache_file: Whether it crashed while the driver was given a cache file, which is given up for that.
+        of_cache_file: Whether it crashed while the driver was given a cache file, or did not come back from that;
+            the file is given up.
+        steps: What it was in the driver for.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -169,6 +166,7 @@ class _Death:
     where: str
     was_inside: bool = False
     of_cache_file: bool = False
+    steps: frozenset[Doing] = frozenset()
     at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
@@ -213,6 +211,8 @@ class _Supervisor:
     _shown: Progress = field(factory=Progress)
     _settled: set[int] = field(factory=set)
     _settled_before: frozenset[int] = frozenset()
+    _given_up: set[Doing] = field(factory=set)
+    _fatal: set[Doing] = field(factory=set)
 
     async def run(self, server: CompileServer) -> CompileReport:
         """Compile, with this server and, should it die, others; see `compile_supervised`.
@@ -282,7 +282,9 @@ class _Supervisor:
         options = self.options
         if self._careful:
             options = evolve(options, workers=1, batch_limit=1)
-        if options.merge is None and options.mode not in NO_WORKER_CACHES:
+        if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
+            options = evolve(options, mode=CacheMode.SHARED, merge=None)
+        elif options.merge is None and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, merge=ROLLING)
         if options.save_policy == SavePolicy():
             options = evolve(options, save_policy=_CHECKPOINTS)
@@ -300,11 +302,13 @@ class _Supervisor:
             "" if self.directory is None else str(self.directory),
             {key: each.reason for key, each in self._culprits.items()},
             self._measured_ns,
+            tuple(sorted(self._given_up)),
             self.steering.steered,
             self.steering.said(),
         )
         self._settled_before = frozenset(self._settled)
         orders = _Orders(connection, number)
+        connection.table.clear()  # what the process before had in the driver is no news of this one
         await connection.send(request)
         self._count(Supervision(processes=1))
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
@@ -356,10 +360,19 @@ class _Supervisor:
         if opened is None:
             await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status)
-        crashed = isinstance(ended, Exited) and not (death.killed or death.overdue)  # else its server did
+        stuck = death.overdue and Doing.LOAD in death.steps
+        crashed = stuck or (
+            isinstance(ended, Exited) and not (death.killed or death.overdue)
+        )  # else its server did
         if self.directory is not None and opened is not None:
             settled = await trio.to_thread.run_sync(self._settle, self.directory, *opened, crashed)
             death = evolve(death, of_cache_file=settled and crashed)
+            if settled and stuck:
+                path = cache_path(self.directory, opened[1])
+                limit_s = round(call_limit_s(self.options.trial_limits))
+                self._notes.append(
+                    f"the driver did not come back from loading {path} within {limit_s} s: the file is given up"
+                )
         return death
 
     def _require_target(self) -> None:
@@ -470,8 +483,10 @@ class _Supervisor:
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
-            if not blamed and self._is_fruitless(death):
-                blamed = [self._by_elimination(death)]
+            if not blamed:
+                self._give_up(death)
+                if self._is_fruitless(death):
+                    blamed = [self._by_elimination(death)]
             self._count(
                 Supervision(
                     deaths=(Death(death.how, death.where, len(death.suspects), len(blamed)),),
@@ -503,6 +518,27 @@ class _Supervisor:
             return ()
         known = self._compiled | self._culprits.keys()
         return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
+
+    def _give_up(self, death: _Death) -> None:
+        """Do without a step that a driver does not come back from, or that ends processes again and again.
+
+        Raises:
+            DeviceError: There is no doing without.
+        """
+        if death.killed or death.of_cache_file or (death.steps & OF_PIPELINES and not death.overdue):
+            return
+        again = death.steps & self._fatal
+        self._fatal |= death.steps
+        if death.overdue and (stuck := again & {Doing.OPEN, Doing.PREPARE}):
+            words = " and ".join(each.words for each in stuck)
+            raise DeviceError(
+                f"the driver does not come back from {words}, as {self._fruitless + 1} processes found"
+            )
+        news = (death.steps if death.overdue else again) - _NEEDED - self._given_up
+        for each in sorted(news):
+            what = "does not come back from" if death.overdue else "crashes"
+            self._notes.append(f"the driver {what} {each.words}: it was not asked for that again")
+        self._given_up |= news
 
     def _is_fruitless(self, death: _Death) -> bool:
         """Count a death that nobody is to blame for; whether the only suspect has to be left out for it.
@@ -709,21 +745,27 @@ class _Watch:
 
     async def run(self) -> None:
         """Kill the process when the driver has something for too long."""
-        look_s = min(max(_LOOK_S, self.limits.limit_s() / _LOOKS_A_LIMIT), _MOST_LOOK_S)
+        shortest_s = min(self.limits.limit_s(), call_limit_s(self.limits))
+        look_s = min(max(_LOOK_S, shortest_s / _LOOKS_A_LIMIT), _MOST_LOOK_S)
         while not self._overdue:
             await trio.sleep(look_s)
             now = time.monotonic_ns()
-            flights = self.connection.table.flights() if self._prepared is not None else []
+            flights = self.connection.table.flights()
             self._overdue = [each for each in flights if self._is_late(each, now)]
         await self.connection.send(Kill(self.number))
 
     def _is_late(self, flight: Flight, now_ns: int) -> bool:
-        """Whether a call takes longer than one of its pipelines may, beside what the others took before."""
+        """Whether a call takes longer than one of its pipelines may, beside what the others took before.
+
+        What creates no pipeline has a limit of its own.
+        """
         age_s = (now_ns - flight.since_ns) / 1e9
-        if flight.doing not in (Doing.CREATE, Doing.KEYS):
-            return flight.doing is not Doing.CACHE and age_s > time_limit_s(self.limits)
-        if age_s <= time_limit_s(self.limits):
+        if flight.doing not in OF_PIPELINES:
+            return age_s > call_limit_s(self.limits)
+        if age_s <= time_limit_s(self.limits) or self._prepared is None:
             return False
+        if flight.doing in (Doing.OBJECT, Doing.MODULE):
+            return True
         known = np.frombuffer(self.tables.recorded_ns, np.int64)
         recorded = sorted(int(known[each]) for each in flight.numbers)
         others_s = sum(recorded[:-1]) / 1e9
@@ -733,12 +775,14 @@ class _Watch:
         """How it died."""
         table = self.connection.table
         flights = self._overdue or table.flights()
-        where = _WHERE[min((each.doing for each in flights), default=None)]
+        steps = frozenset(each.doing for each in flights)
+        where = min(steps).words if steps else "outside of any call into the driver"
         # A thread of the driver's own, or memory that it spoiled, may end the process some moments later.
-        was_inside = bool(flights)
-        flights = flights or table.flights(ended=True)
+        was_inside = not steps.isdisjoint(OF_PIPELINES)
+        if not self._overdue and steps <= _AFTERWARDS:
+            flights = table.flights(ended=True)
         if self._prepared is None:
-            return _Death(status, (), b"", {}, (), overdue=False, where=where)
+            return _Death(status, (), b"", {}, (), bool(self._overdue), where, was_inside, steps=steps)
         tables = self.tables
         kinds, recorded = np.frombuffer(tables.kinds, np.uint8), np.frombuffer(tables.recorded_ns, np.int64)
         jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(self._keys.tolist(), kinds, strict=True)]
@@ -752,6 +796,7 @@ class _Watch:
             bool(self._overdue),
             where,
             was_inside,
+            steps=steps,
         )
 
 

@@ -18,9 +18,10 @@ from attrs import define, field, frozen
 
 from orchestrator.children.parent import Ended
 from orchestrator.errors import DeviceError
-from orchestrator.run.compile_messages import Answer, Exited, Failed, Kill, Survived, Try, Trying
+from orchestrator.run.compile_messages import Answer, Entering, Exited, Failed, Kill, Survived, Try, Trying
 from orchestrator.run.connection import Connection
 from orchestrator.run.execution import available_workers
+from orchestrator.run.in_flight import Doing
 from orchestrator.run.memory import kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.trial import is_from_outside, time_limit_s
@@ -52,6 +53,7 @@ class _Attempt:
         late: Whether it was killed, because the driver did not come back.
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
+        doing: What it did for that pipeline then.
     """
 
     survived: int
@@ -59,6 +61,12 @@ class _Attempt:
     late: bool = False
     peak_bytes: int = 0
     killed_for_memory: bool = False
+    doing: Doing = Doing.CREATE
+
+    @property
+    def step(self) -> str:
+        """What it was doing in words, where that was not creating the pipeline itself."""
+        return "" if self.doing is Doing.CREATE else f", {self.doing.words}"
 
 
 @define(eq=False)
@@ -154,7 +162,7 @@ class SuspectTrials:
             limit_s = self._limit_s(job)
             return Verdict(
                 Cause.TIMEOUT,
-                f"the driver did not come back from it within {round(limit_s, 1):g} s, {_ALONE}",
+                f"the driver did not come back from it within {round(limit_s, 1):g} s{tried.step}, {_ALONE}",
             )
         ended = tried.end
         if tried.killed_for_memory:
@@ -166,7 +174,8 @@ class SuspectTrials:
                 size = f"the {limit >> 20} MiB that a process may have"
                 return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
         if ended.signal:
-            return Verdict(Cause.SIGNAL, f"the driver crashed on it: {ended.signal}, {_ALONE}", ended.signal)
+            crash = f"the driver crashed on it: {ended.signal}{tried.step}, {_ALONE}"
+            return Verdict(Cause.SIGNAL, crash, ended.signal)
         return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
 
     def _limit_s(self, job: PipelineJob) -> float:
@@ -200,7 +209,7 @@ class SuspectTrials:
         kills = kills_for_memory()
         await self.connection.send(request)
         survived, late, limit_s = 0, False, _OPENING_S
-        began = False
+        began, doing = False, Doing.CREATE
         while True:
             answer: Answer | Ended | None = None
             with trio.move_on_after(limit_s):
@@ -214,20 +223,24 @@ class SuspectTrials:
                 case Trying():
                     began, limit_s = True, self._limit_s(jobs[survived])
                     self.trying[number] = jobs[survived], trio.current_time()
+                case Entering():
+                    doing = Doing(answer.doing)
                 case Survived():
                     survived += 1
+                    doing = Doing.CREATE
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
                 case Failed():
                     raise answer.error()
-                case Exited() if survived == len(jobs) and not answer.status:
+                case Exited() if survived == len(jobs) and (late or not answer.status):
+                    # Late it was closing the device, which says nothing of a pipeline.
                     return _Attempt(survived, peak_bytes=answer.peak_bytes)
                 case Exited():
                     ended = Ended(answer.status)
                     if not began and not is_from_outside(answer.status):
                         raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
-                    return _Attempt(survived, ended, late, answer.peak_bytes, for_memory)
+                    return _Attempt(survived, ended, late, answer.peak_bytes, for_memory, doing)
                 case Ended():
                     return _Attempt(survived)
                 case _:

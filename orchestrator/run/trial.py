@@ -27,7 +27,7 @@ from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.execution import available_workers
-from orchestrator.run.options import TrialLimits
+from orchestrator.run.options import LEAST_LIMIT_S, TrialLimits
 from orchestrator.sets.records import PipelineJob
 
 _FROM_OUTSIDE: Final = frozenset(
@@ -150,13 +150,23 @@ def time_limit_s(limits: TrialLimits, recorded_ns: int = 0) -> float:
     processor does not hang. A limit of the caller's own is what it is.
     """
     limit_s = limits.limit_s(recorded_ns)
-    if limits.pipeline_s is not None:
-        return limit_s
+    return limit_s if limits.pipeline_s is not None else limit_s * _load()
+
+
+def call_limit_s(limits: TrialLimits) -> float:
+    """What the driver may take now for a call that creates no pipeline, seconds; as `time_limit_s`."""
+    if limits.call_s is not None:
+        return limits.call_s
+    return max(LEAST_LIMIT_S, limits.pipeline_s or 0.0) * _load()
+
+
+def _load() -> float:
+    """How many times as much as it can the machine has to do, 1 to `_MOST_LOAD`."""
     try:
         load = os.getloadavg()[0] / available_workers()
     except OSError:
-        load = 1.0
-    return limit_s * min(max(1.0, load), _MOST_LOAD)
+        return 1.0
+    return min(max(1.0, load), _MOST_LOAD)
 
 
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.devices.sources import NO_SOURCE
+from orchestrator.devices.sources import NO_SOURCE, PipelineCache, PipelineCacheData
+from orchestrator.errors import DriverError
 from orchestrator.run.announcing import announcing
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.memory import MemoryGate
@@ -90,6 +91,45 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     table.prepare(1)
     assert table.flights(ended=True) == []
     assert table.marks().tolist() == [0]
+
+
+class Looking(SimulatedDevice):
+    """Tells what is in the driver while it has something to do with caches."""
+
+    look: Callable[[str], None]
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        self.look("merge")
+        super().merge_pipeline_caches(destination, sources)
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        self.look("read")
+        return super().pipeline_cache_data(cache, limit)
+
+    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
+        self.look("destroy")
+        super().destroy_pipeline_cache(cache)
+
+
+def test_what_is_done_with_a_cache_is_announced_or_refused(descriptor: int) -> None:
+    table, seen = InFlightTable(descriptor), list[tuple[str, list[Doing]]]()
+    inner = Looking()
+    inner.look = lambda what: seen.append((what, [each.doing for each in table.flights()]))
+    device = announcing(inner, table, lambda _: None, MemoryGate())
+    one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
+    one.merge([two])
+    one.data()
+    two.destroy()
+    assert seen == [("merge", [Doing.MERGE]), ("read", [Doing.READ]), ("destroy", [Doing.DESTROY])]
+    seen.clear()
+    wary = announcing(inner, table, lambda _: None, MemoryGate(), [Doing.MERGE, Doing.LOAD, Doing.DESTROY])
+    three = wary.create_pipeline_cache()
+    with pytest.raises(DriverError, match=r"vkMergePipelineCaches .* not asked again"):
+        three.merge([one])
+    with pytest.raises(DriverError, match=r"vkCreatePipelineCache .* not asked again"):
+        three.for_worker(one.data(), "worker", externally_synchronized=False)
+    three.destroy()
+    assert seen == [("read", [Doing.READ])]
 
 
 def test_marks_are_of_what_was_compiled(descriptor: int) -> None:

@@ -7,16 +7,25 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode, PipelineCache
-from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.device import (
+    BeforeObject,
+    CacheMode,
+    PipelineCache,
+    PipelineCacheData,
+    no_news,
+)
+from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run.compile import compile_set
@@ -33,6 +42,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
+from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from orchestrator.stores.save_policy import SavePolicy
 from tests.run.small_sets import compute_keys, write_small_set
@@ -147,6 +157,74 @@ class Spoiled(SimulatedDevice):
         if KEYS[5] in self.compile_counts:
             os.abort()
         super().close()
+
+
+class Stuck(SimulatedDevice):
+    """A device that does not come back from one command."""
+
+    command = ""
+
+    def meet(self, command: str) -> None:
+        if command == self.command:
+            threading.Event().wait()
+
+    def prepare(
+        self, image: CreateInfoImage | IdentifiedModules, before: BeforeObject = no_news, **options: Any
+    ) -> SimulatedPipelines:
+        keys = image_of(image).keys.tolist()
+        if KEYS[3] in keys:
+            before("module", int(image_of(image).module_slot_module[keys.index(KEYS[3])]))
+            self.meet("module")
+        return super().prepare(image, before, **options)
+
+    def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
+        self.meet("create" if is_empty_cache(len(initial_data)) else "load")
+        return super().create_pipeline_cache(initial_data, **options)
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        self.meet("merge")
+        super().merge_pipeline_caches(destination, sources)
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        self.meet("read")
+        return super().pipeline_cache_data(cache, limit)
+
+    def close(self) -> None:
+        self.meet("close")
+        super().close()
+
+
+def stuck_in(name: str) -> type[Stuck]:
+    return type(f"Stuck_{name}", (Stuck,), {"command": name})
+
+
+def open_stuck_in_module(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("module")(SimulatedOptions(request=request))
+
+
+def open_stuck_in_create(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("create")(SimulatedOptions(request=request))
+
+
+def open_stuck_in_load(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("load")(SimulatedOptions(request=request))
+
+
+def open_stuck_in_merge(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("merge")(SimulatedOptions(request=request))
+
+
+def open_stuck_in_read(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("read")(SimulatedOptions(request=request))
+
+
+def open_stuck_in_close(request: DeviceRequest) -> SimulatedDevice:
+    return stuck_in("close")(SimulatedOptions(request=request))
+
+
+def open_never(request: DeviceRequest) -> SimulatedDevice:
+    threading.Event().wait()
+    return SimulatedDevice(SimulatedOptions(request=request))
 
 
 def open_spoiled(request: DeviceRequest) -> SimulatedDevice:
@@ -283,6 +361,72 @@ async def test_a_cache_file_that_crashes_the_driver_is_given_up_at_once(
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert report.workers == 2  # nobody has to be found out, so nothing goes one by one
     assert any("died while the driver was given this data" in each for each in report.notes)
+
+
+async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp_path: Path) -> None:
+    """Each step that hangs is named, and the rest is done without it."""
+    before, reports, errors = children(), dict[str, CompileReport](), list[str]()
+    await supervised(archive, "open_good", tmp_path / "load")
+    path = cache_path(tmp_path / "load", simulated_identity())
+    given = path.read_bytes()
+    # Long for the others' sake: a busy machine is no hang. So all of them at a time.
+    limit_s = 2.0
+
+    async def compile_with(name: str) -> None:
+        limits = TrialLimits(pipeline_s=limit_s, call_s=limit_s, opener=f"{__name__}:{name}")
+        step = name.rpartition("_")[2]
+        try:
+            reports[step] = await compile_supervised(
+                [str(archive)],
+                CompileOptions(workers=2, trial_limits=limits),
+                cache_directory=tmp_path / step,
+            )
+        except DeviceError as error:
+            errors.append(str(error))
+
+    steps = ["create", "load", "merge", "read", "close"]
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            for name in (*(f"open_stuck_in_{each}" for each in (*steps, "module")), "open_never"):
+                nursery.start_soon(compile_with, name)
+    assert children() == before
+    assert [each.partition(", as")[0] for each in errors] == [
+        "the driver does not come back from opening the device"
+    ]
+    where = {
+        "create": "creating a pipeline cache",
+        "load": "creating a pipeline cache from data",
+        "merge": "merging pipeline caches",
+        "read": "reading a pipeline cache",
+        "close": "destroying objects",
+    }
+    for step in steps:
+        report = reports[step]
+        assert report.supervision is not None
+        deaths = {(each.how, each.where, each.blamed) for each in report.supervision.deaths}
+        assert deaths == {("killed: the driver did not come back", where[step], 0)}, step
+        created = report.outcomes.compiled + report.outcomes.cache_hits
+        assert created == len(KEYS), step
+        if step != "load":
+            said = f"the driver does not come back from {where[step]}: it was not asked for that again"
+            assert said in report.notes
+    assert reports["create"].mode is CacheMode.NONE
+    assert reports["merge"].mode is CacheMode.SHARED
+    assert reports["read"].cache_file.error
+    # The file is kept, and named; another one begins.
+    notes = reports["load"].notes
+    assert f"the driver did not come back from loading {path} within 2 s: the file is given up" in notes
+    assert reports["load"].cache_file.load_status is LoadStatus.CRASHED_LAST_TIME
+    assert previous_path(path).read_bytes() == given
+    for step in ("load", "merge", "close"):
+        again = await supervised(archive, "open_good", tmp_path / step)
+        assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS), step
+    # A module belongs to pipelines, so they are tried alone and blamed.
+    (blamed,) = {each.reason for each in reports["module"].failed}
+    assert blamed == (
+        "the driver did not come back from it within 2 s, creating a shader module, in a process of its own"
+    )
+    assert KEYS[3] in {each.key for each in reports["module"].failed}
 
 
 async def test_kills_from_outside_cost_no_cache_file(
