@@ -279,6 +279,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
         keys: Of each pipeline.
         kinds: Of each pipeline.
         recorded_ns: What compiling each took before, int64; 0 where that is not known.
+        estimated_ns: What compiling each is taken to cost, int64.
         object_start: As in the image.
         object_index: As in the image.
         dependencies: Of each object.
@@ -290,6 +291,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     keys: bytes
     kinds: bytes
     recorded_ns: bytes
+    estimated_ns: bytes
     object_start: bytes
     object_index: bytes
     dependencies: tuple[tuple[int, ...], ...]

@@ -69,6 +69,7 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
 from orchestrator.run.trial import first_error
+from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.decoders import Decoders, SharedSet
 from orchestrator.sets.opening import open_paths
@@ -224,11 +225,13 @@ class _Server:
             return announcing(device, self.table, on_image, gate, map(Doing, request.given_up))
 
         def on_image(image: CreateInfoImage) -> None:
+            recorded_ns = costs.of(image)
             tables = ImageTables(
                 request=opened_as,
                 keys=image.keys.tobytes(),
                 kinds=image.kinds.tobytes(),
-                recorded_ns=costs.of(image).tobytes(),
+                recorded_ns=recorded_ns.tobytes(),
+                estimated_ns=estimated_costs(image, recorded_ns).tobytes(),
                 object_start=image.object_start.tobytes(),
                 object_index=image.object_index.tobytes(),
                 dependencies=tuple(each.dependencies for each in image.objects),

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Self
 
 import msgspec
 import numpy as np
@@ -79,6 +80,7 @@ from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _LOOK_S: Final = 0.1
 _MOST_LOOK_S: Final = 1.0
+_LEAST_PACE_S: Final = 0.5
 _LOOKS_A_LIMIT: Final = 20
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
@@ -183,6 +185,36 @@ class _Death:
         return ended.signal or ended.how
 
 
+@frozen
+class _Pace:
+    """What was done until processes had to begin anew, and what was left, by what it costs.
+
+    With the time that it took, deaths and trials included, it says how long the rest takes. A process that has just
+    begun does not know that yet.
+
+    Attributes:
+        done_ns: Estimated cost of what was compiled, or is to blame.
+        left_ns: Estimated cost of all others.
+        left: How many those are.
+    """
+
+    done_ns: int
+    left_ns: int
+    left: int
+
+    @classmethod
+    def of(cls, costs_ns: Mapping[int, int], done: Container[int]) -> Self:
+        """Of what each costs by key, and what is done of it."""
+        left = [cost for key, cost in costs_ns.items() if key not in done]
+        return cls(sum(costs_ns.values()) - sum(left), sum(left), len(left))
+
+    def eta_s(self, elapsed_s: float, undone: int) -> float | None:
+        """Seconds to go after so long, where so many have no outcome; None where nothing was done."""
+        if elapsed_s < _LEAST_PACE_S or not (self.done_ns and self.left):
+            return None
+        return elapsed_s * self.left_ns / self.left * undone / self.done_ns
+
+
 @define(eq=False)
 class _Supervisor:
     archives: tuple[str, ...]
@@ -213,6 +245,8 @@ class _Supervisor:
     _settled_before: frozenset[int] = frozenset()
     _given_up: set[Doing] = field(factory=set)
     _fatal: set[Doing] = field(factory=set)
+    _costs_ns: dict[int, int] = field(factory=dict)
+    _pace: _Pace | None = None
 
     async def run(self, server: CompileServer) -> CompileReport:
         """Compile, with this server and, should it die, others; see `compile_supervised`.
@@ -263,6 +297,7 @@ class _Supervisor:
         while True:
             if self._pending is not None:
                 await self._explain(connection, self._pending)
+                self._pace = _Pace.of(self._costs_ns, self._compiled | self._culprits.keys())
             if connection.lost or (self._cancelled and self._pending is not None):
                 return None
             self._pending = None
@@ -357,6 +392,7 @@ class _Supervisor:
         watch.remember()
         if report is not None:
             return report
+        self._costs_ns |= watch.costs_ns()
         if opened is None:
             await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status)
@@ -426,8 +462,16 @@ class _Supervisor:
         if progress.done < self._shown.done:
             kept = {name: getattr(self._shown, name) for name in _COUNTED}
             progress = msgspec.structs.replace(progress, eta_s=None, **kept)
+        if progress.eta_s is None and progress.done < progress.total:
+            progress = msgspec.structs.replace(progress, eta_s=self._eta_s(progress.total - progress.done))
         self._shown = progress
         self.on_progress(progress)
+
+    def _eta_s(self, undone: int) -> float | None:
+        """Seconds to go, after a death, by the pace until then."""
+        if self._pace is None:
+            return None
+        return self._pace.eta_s((time.perf_counter_ns() - self._since_ns) / 1e9, undone)
 
     async def _tell_trials(self, trials: SuspectTrials) -> None:
         """Tell what is being tried, as long as it is."""
@@ -443,7 +487,7 @@ class _Supervisor:
                 in_flight=len(trials.trying),
                 elapsed_s=self._shown.elapsed_s + now - began,
                 rate=0.0,
-                eta_s=None,
+                eta_s=self._eta_s(self._shown.total - self._shown.done),
                 slowest=slowest,
             )
             self.on_progress(progress)
@@ -464,6 +508,7 @@ class _Supervisor:
         Raises:
             DeviceError: Death after death leads nowhere.
         """
+        self._pace = _Pace.of(self._costs_ns, self._compiled | self._culprits.keys())
         trials = SuspectTrials(
             connection, self.options, death.request, death.recorded_ns, self._blame_at_once
         )
@@ -704,6 +749,7 @@ class _Watch:
     _prepared: Prepared | None = None
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _tables: ImageTables | None = None
+    _costs: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = field(factory=list)
     _overdue: list[Flight] = field(factory=list)
     _seen: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
     _settled: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
@@ -714,11 +760,17 @@ class _Watch:
         self._prepared, self._tables = prepared, None
         self._keys = np.frombuffer(self.tables.keys, np.uint64)
         self._seen, self._settled = (np.zeros(len(self._keys), np.bool_) for _ in range(2))
+        self._costs.append((self._keys, np.frombuffer(self.tables.estimated_ns, np.int64)))
 
     def remember(self) -> None:
         """Keep in mind what was compiled of the image: of another worker process it may be hits."""
         marks = self.connection.table.marks()[: len(self._keys)]
         self.compiled.update(self._keys[: len(marks)][marks != 0].tolist())
+
+    def costs_ns(self) -> dict[int, int]:
+        """What each pipeline of all images is taken to cost, ns by key."""
+        pairs = (zip(keys.tolist(), costs.tolist(), strict=True) for keys, costs in self._costs)
+        return dict(chain.from_iterable(pairs))
 
     def settled_times(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Keys of what had been compiled when this was called before, and how long it took, ns; each once."""

@@ -28,11 +28,12 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
+from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_service import _shared
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
-from orchestrator.run.supervisor import compile_supervised
+from orchestrator.run.supervisor import _Pace, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.decoders import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -315,6 +316,39 @@ async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     done = [each.done for each in told]
     assert done == sorted(done)
     assert told[-1].done == len(KEYS)
+
+
+def test_the_pace_until_a_death_says_how_long_the_rest_takes() -> None:
+    costs_ns = {1: 100, 2: 300, 3: 200, 4: 200}
+    pace = _Pace.of(costs_ns, {1, 2, 9})
+    assert pace == _Pace(400, 400, 2)
+    assert pace.eta_s(8.0, 2) == pytest.approx(8.0)
+    assert pace.eta_s(10.0, 1) == pytest.approx(5.0)  # one of them was found meanwhile
+    assert pace.eta_s(0.1, 2) is None  # too short to tell
+    assert _Pace.of(costs_ns, ()).eta_s(8.0, 4) is None
+    assert _Pace.of(costs_ns, costs_ns).eta_s(8.0, 0) is None
+
+
+async def test_progress_goes_on_with_what_it_knew_before_a_death(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_LEAST_PACE_S", 0.0)
+    told: list[Progress] = []
+    trials: list[int] = []
+
+    def on_stage(name: str) -> None:
+        if "alone, after" in name:
+            trials.append(len(told))
+
+    options = CompileOptions(
+        workers=1, batch_limit=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly")
+    )
+    await compile_supervised([str(archive)], options, on_stage=on_stage, on_progress=told.append)
+    # Of the first death one is to blame: so much is known at the second.
+    later = [each for each in told[trials[1] :] if each.done < each.total]
+    assert later
+    assert all(each.eta_s is not None and each.eta_s > 0 for each in later)
+    assert {each.total for each in later} == {len(KEYS)}
 
 
 async def test_a_death_after_the_call_is_blamed_on_what_had_come_back(archive: Path) -> None:
