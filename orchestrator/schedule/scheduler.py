@@ -89,7 +89,9 @@ _CALLS_OF_HITS: Final = 8
 """Most calls of a worker for one batch of expected hits: asking costs many workers more than a call."""
 
 _LEAST_NS: Final = 250_000
-"""No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them."""
+_TURN_NS: Final = 60_000
+"""No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them. Nor than the
+workers need to ask one after the other: between two calls each holds the GIL for so long (estimated)."""
 
 _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""
@@ -1437,7 +1439,8 @@ class Scheduler:
         share = max(1, table.queued // workers)
         if adjacent and experience.tried:
             if experience.proven:
-                whole = min(size * _CALLS_OF_HITS, max(share, int(_LEAST_NS / base)))
+                least_ns = max(_LEAST_NS, _TURN_NS * workers)
+                whole = min(size * _CALLS_OF_HITS, max(share, int(least_ns / base)))
                 size = whole - whole % size if whole > size else whole  # a rest would be a call of its own
             else:
                 size = min(size, share)
