@@ -220,6 +220,8 @@ def _inspect_plan(output: Output, file: Path) -> InspectedFile:
             f"{plural(len(image), 'pipeline')} of {plural(len(image.modules), 'module')}, "
             f"{left_out:,} left out, for a device opened as {each.group.request.text}"
         )
+    if left := sum(len(each.pipelines) for each in plan.rest):
+        output.line(f"{plural(left, 'pipeline')} not decoded yet")
     return InspectedFile(
         path=path,
         kind="plan",

@@ -359,11 +359,7 @@ class CompileJob:
         self.clock.enter("read")
         self.on_stage("reading the set")
         await trio.to_thread.run_sync(self._sweep)
-        plan = await self._timed("plan", self._plan.find)
-        if plan is None:
-            await self._read_groups()
-        else:
-            self._take_groups(plan.groups)
+        await self._find_groups()
         try:
             async with trio.open_nursery() as beside:
                 while self._waiting and (
@@ -384,6 +380,16 @@ class CompileJob:
                 sweep_directory(self.cache.directory)
             except SaveError as error:
                 self._notes.append(f"what killed runs may have left was not looked for: {error}")
+
+    async def _find_groups(self) -> None:
+        plan = await self._timed("plan", self._plan.find)
+        if plan is None:
+            await self._read_groups()
+        else:
+            self._take_groups((*plan.groups, *plan.rest))
+
+    async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
+        await trio.to_thread.run_sync(self._plan.save, rest)
 
     async def _read_groups(self) -> None:
         subset = self.options.subset
@@ -456,7 +462,10 @@ class CompileJob:
             if not self._waiting:
                 if isinstance(self.source, SharedSet):
                     await trio.to_thread.run_sync(self.source.decoders.close)
-                beside.start_soon(trio.to_thread.run_sync, self._plan.save)
+                beside.start_soon(self._save_plan, ())
+            elif self._plan.is_shared:
+                # Others need not wait for what is decoded when this group was compiled.
+                beside.start_soon(self._save_plan, tuple(map(_group, self._waiting)))
             self._take_group(group, built, device)
             self._leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
@@ -513,7 +522,7 @@ class CompileJob:
     async def _leave_plan(self, waiting: FeatureGroup | PlannedGroup) -> None:
         """Go on without the plan: from the start if nothing was done yet, else with its groups."""
         if self._device is None:
-            await self._read_groups()
+            await self._find_groups()
         else:
             self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
 
@@ -714,6 +723,9 @@ class CompileJob:
         facts, chosen = self._plan.facts, self._plan.pipelines
         if facts is None or chosen is None:
             facts, chosen = SetFacts.of(source), subset.of(source.pipelines)
+        elif self._plan.is_partial:
+            damage = tuple(dict.fromkeys((*facts.damage, *source.damage)))
+            facts = msgspec.structs.replace(facts, damage=damage)
         if cancelled := self._cancelled_before:
             which = "pipeline was" if cancelled == 1 else "pipelines were"
             self._notes.append(

@@ -26,6 +26,9 @@ LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 shared_sets: Final[dict[tuple[str, ...], PipelineSet]] = {}
 """Sets that are open here, by their paths, for the forks of this process."""
 
+shared_turns: Final[dict[tuple[str, ...], int]] = {}
+"""Descriptors of the `DecodingTurn` of such a set, which its forks have too."""
+
 
 @define(eq=False)
 class CompileServer:
@@ -62,13 +65,16 @@ class CompileServer:
         return server
 
     @classmethod
-    def fork(cls, shared: PipelineSet) -> Self:
+    def fork(cls, kept: Sequence[int]) -> Self:
         """Fork this process, and start no thread, so that it can be forked again; `open` says what it is for.
+
+        Args:
+            kept: Descriptors that the fork has too.
 
         Raises:
             OSError: It cannot be started.
         """
-        return cls._started(program=None, kept=shared.descriptors)
+        return cls._started(program=None, kept=kept)
 
     @classmethod
     def _started(cls, program: str | None, kept: Sequence[int] = ()) -> Self:

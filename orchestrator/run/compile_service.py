@@ -60,7 +60,7 @@ from orchestrator.run.compile_messages import (
     Trying,
     append,
 )
-from orchestrator.run.compile_server import LIMITS, shared_sets
+from orchestrator.run.compile_server import LIMITS, shared_sets, shared_turns
 from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.keeping import RecordedCosts
@@ -71,7 +71,7 @@ from orchestrator.run.steering import Settlement, Steering, Told
 from orchestrator.run.trial import first_error
 from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.decoders import Decoders, SharedSet
+from orchestrator.sets.image.decoders import Decoders, DecodingTurn, SharedSet
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
@@ -102,7 +102,8 @@ def serve(channel: Channel[Request, Answer]) -> None:
         channel.send(Failed.of(0, error))
         return
     with source:
-        server = _Server(channel, source, InFlightTable(opening.table), opening.papers)
+        turn = shared_turns.get(opening.archives)
+        server = _Server(channel, source, InFlightTable(opening.table), opening.papers, turn)
         channel.on_end = server.let_go
         for request in channel:
             server.do(request)
@@ -129,6 +130,7 @@ class _Server:
     source: PipelineSet
     table: InFlightTable
     papers: int
+    turn: int | None = None
     _forks: dict[int, _Fork] = field(factory=dict)
     _directory: str = ""
 
@@ -204,7 +206,7 @@ class _Server:
         _limit_memory(options.trial_limits.memory_bytes)
         directory = Path(request.cache_directory) if request.cache_directory else None
         # Here, where there is neither a driver nor a thread of this process's own.
-        source = _shared(self.source, options.workers or available_workers())
+        source = _shared(self.source, options.workers or available_workers(), self.turn)
         if request.left_out:
             source = source.leaving_out(request.left_out)
         opened_as, costs = b"", RecordedCosts(None)
@@ -328,13 +330,17 @@ def _open(options: CompileOptions, request: DeviceRequest) -> Device:
     )
 
 
-def _shared(source: PipelineSet, workers: int) -> PipelineSet:
-    """A set with processes that decode it, where it is large enough for them."""
-    count = min(workers, source.file_bytes // _DECODED_BY_ONE)
+def _shared(source: PipelineSet, workers: int, turn: int | None = None) -> PipelineSet:
+    """A set with processes that decode it, where it is large enough for them.
+
+    Whoever decodes in turn does so on all processors: the others wait.
+    """
+    among = workers if turn is None else available_workers()
+    count = min(among, source.file_bytes // _DECODED_BY_ONE)
     if count <= 1:
         return source
     registry()
-    return SharedSet.of(source, Decoders.start(source, count))
+    return SharedSet.of(source, Decoders.start(source, count), None if turn is None else DecodingTurn(turn))
 
 
 def _limit_memory(size: int) -> None:

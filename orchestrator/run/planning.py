@@ -3,13 +3,17 @@
 Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other
 rules or of a device that answers otherwise is made anew, and the notes say so in one line; one that
 cannot be kept is a note. Where a device has none, that of another one will do if this one answers all
-that was asked of it alike.
+that was asked of it alike. Of several processes that would make one at a time, one does, and the others
+look again.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from attrs import define, field
@@ -18,6 +22,8 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.groups import FeatureGroup
+from orchestrator.sets.image.decoders import DecodingTurn, SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import OpenedGroup
@@ -33,6 +39,9 @@ from orchestrator.stores.plan_file import (
 )
 from orchestrator.version import VERSION
 
+_MOST_TRIED: Final = 8
+"""Plans of other devices that are tried: each takes opening the device."""
+
 
 @define(eq=False)
 class CompilePlan:
@@ -43,6 +52,7 @@ class CompilePlan:
         notes: What a reader of the report must know.
         facts: What is known of the set without reading it, where a plan is used.
         pipelines: What is compiled, likewise.
+        is_partial: Whether that plan is one of which groups were still to be decoded.
     """
 
     source: PipelineSet
@@ -51,13 +61,20 @@ class CompilePlan:
     notes: list[str] = field(factory=list)
     facts: SetFacts | None = field(default=None, init=False)
     pipelines: PipelineJobs | None = field(default=None, init=False)
+    is_partial: bool = field(default=False, init=False)
     _identity: PlanIdentity | None = field(default=None, init=False)
     _is_own: bool = field(default=True, init=False)
     _beside: DeviceIdentity | None = field(default=None, init=False)
     _groups: list[PlannedGroup] = field(factory=list, init=False)
+    _tried: set[Path] = field(factory=set, init=False)
+    _saving: threading.Lock = field(factory=threading.Lock, init=False)
+    _is_saved: bool = field(default=False, init=False)
 
     def find(self) -> SetPlan | None:
-        """The plan of the set that an earlier run kept for this device, else for another one."""
+        """The plan of the set that was kept for this device, else for another one; another one at each call.
+
+        Where there is none, this process decodes, if need be when it is its turn; `save` or `give_turn` ends that.
+        """
         if self.directory is None or not self.options.plan:
             return None
         # A set that leaves pipelines out is decoded for one run alone.
@@ -69,9 +86,22 @@ class CompilePlan:
             rules(),
             content_hash128(self.options.selector.encode()),
         )
-        found = find_plans(self.directory, identity)
-        self._is_own = bool(found)
-        for path in (found or find_plans_of_others(self.directory, identity))[:1]:
+        plan = self._found(self.directory, identity)
+        if plan is None and self._turn is not None:
+            self._turn.take()
+            plan = self._found(self.directory, identity)
+        if plan is not None:
+            self.give_turn()
+        return plan
+
+    def _found(self, directory: Path, identity: PlanIdentity) -> SetPlan | None:
+        """The next plan that was not looked at yet and is whole; its own comes first."""
+        own = find_plans(directory, identity)
+        self._is_own = bool(own)
+        for path in (own[:1] or find_plans_of_others(directory, identity))[:_MOST_TRIED]:
+            if path in self._tried:
+                continue
+            self._tried.add(path)
             stored, problem = read_plan(path, identity)
             if stored is not None:
                 try:
@@ -79,11 +109,20 @@ class CompilePlan:
                 except (ValueError, msgspec.MsgspecError) as error:
                     problem = str(error)
                 else:
-                    self.facts, self.pipelines = plan.facts, plan.pipelines
+                    self.facts, self.pipelines, self.is_partial = plan.facts, plan.pipelines, bool(plan.rest)
                     return plan
             if problem:
                 self.outdated(problem)
         return None
+
+    @property
+    def _turn(self) -> DecodingTurn | None:
+        return self.source.turn if isinstance(self.source, SharedSet) else None
+
+    def give_turn(self) -> None:
+        """Let another process that has the set decode it, or take what this one kept."""
+        if self._turn is not None:
+            self._turn.give_back()
 
     def outdated(self, why: str) -> None:
         """The plan that was found does not fit."""
@@ -93,6 +132,7 @@ class CompilePlan:
 
     def set_aside(self) -> None:
         """The set leaves pipelines out: what is decoded is for this run, and the plan holds too much."""
+        self.give_turn()
         self.facts = self.pipelines = self._identity = None
 
     def take(self, opened: OpenedGroup) -> None:
@@ -103,16 +143,35 @@ class CompilePlan:
             self._beside = self._beside or opened.device.identity
             self._groups.append(PlannedGroup(opened.group, opened.built, opened.answers))
 
-    def save(self) -> None:
-        """Keep what was taken: all groups of the set. Nothing where it is the plan that was found."""
-        directory, identity, beside = self.directory, self._identity, self._beside
-        if directory is None or identity is None or beside is None or self.facts is not None:
-            return
-        plan = SetPlan(SetFacts.of(self.source), tuple(self._groups))
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes wait for it."""
+        return self._turn is not None
+
+    def save(self, rest: Sequence[FeatureGroup] = ()) -> None:
+        """Keep what was taken; nothing where it is a plan that was found. Thread-safe.
+
+        Args:
+            rest: Groups of the set that are still to be decoded.
+        """
+        groups = tuple(self._groups)
         try:
-            save_plan(cache_path(directory, beside), identity, encode_plan(plan, self.source.module_place))
+            with self._saving:
+                if not (rest and self._is_saved):
+                    self._save(groups, tuple(rest))
+                    self._is_saved = True
         except (SaveError, ValueError) as error:
             self.notes.append(f"the plan of the set was not kept: {error}")
+        finally:
+            self.give_turn()
+
+    def _save(self, groups: tuple[PlannedGroup, ...], rest: tuple[FeatureGroup, ...]) -> None:
+        directory, identity, beside = self.directory, self._identity, self._beside
+        if directory is None or identity is None or beside is None:
+            return
+        if self.facts is None or (self._is_own and self.is_partial and not rest):
+            plan = SetPlan(SetFacts.of(self.source), groups, rest)
+            save_plan(cache_path(directory, beside), identity, encode_plan(plan, self.source.module_place))
 
 
 def proven_plan(path: Path) -> tuple[SetPlan | None, str]:

@@ -3,7 +3,9 @@
     this process ── open the set, import ──> fork, fork, fork ... ──> threads, an event loop, the first target
 
 A process may only be forked while it has one thread, so all forks are made first, and each waits for its
-turn. A waiting fork costs its page tables; what it reads is this process's own memory.
+turn. A waiting fork costs its page tables; what it reads is this process's own memory. Of those that begin
+together one decodes the set, with all processors; the others wait for its plan, and decode in turn where it
+does not fit.
 
 Guarantees: no process is left. A fork holds no pipe of another one, so each ends with this process.
 Assumptions: as `may_fork`; where that does not hold, or files may not be open in such numbers, a target's
@@ -12,6 +14,7 @@ process is an interpreter of its own.
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +25,7 @@ from attrs import frozen
 from orchestrator.devices.opening import preload
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
-from orchestrator.run.compile_server import CompileServer, shared_sets
+from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport
 from orchestrator.run.supervisor import compile_supervised
@@ -68,9 +71,12 @@ def target_servers(
                 preload(each.trial_limits.opener, each.selector)
             shared_sets[paths] = source
             held.callback(shared_sets.pop, paths)
+            turn = shared_turns[paths] = os.memfd_create("orchestrator-decoding", os.MFD_CLOEXEC)
+            held.callback(os.close, turn)
+            held.callback(shared_turns.pop, paths)
             with suppress(OSError):  # no more processes: those without one start it, or say what is wrong
                 for each in options[: _most_forks()]:
-                    server = waiting[each.selector] = CompileServer.fork(source)
+                    server = waiting[each.selector] = CompileServer.fork((turn, *source.descriptors))
                     held.callback(server.close)
         yield TargetServers(waiting)
 

@@ -44,7 +44,7 @@ from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 
-PLAN_FORMAT: Final = 2
+PLAN_FORMAT: Final = 3
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
 _NOWHERE: Final = (-1, 0)
@@ -143,15 +143,18 @@ class SetPlan:
     Attributes:
         facts: What is known of the set.
         groups: Its groups, in the order in which they are compiled.
+        rest: Those after them that were not decoded yet.
     """
 
     facts: SetFacts
     groups: tuple[PlannedGroup, ...]
+    rest: tuple[FeatureGroup, ...] = ()
 
     @property
     def pipelines(self) -> PipelineJobs:
         """All pipelines of its groups, each once, by kind and key."""
-        every = PipelineJobs.joined([each.group.pipelines for each in self.groups])
+        groups = (*(each.group for each in self.groups), *self.rest)
+        every = PipelineJobs.joined([each.pipelines for each in groups])
         order = np.lexsort((every.keys, every.kinds))
         keys, kinds = every.keys[order], every.kinds[order]
         first = np.ones(len(keys), np.bool_)
@@ -178,9 +181,18 @@ class _Group(msgspec.Struct):
     lengths: tuple[int, ...]
 
 
+class _Rest(msgspec.Struct):
+    request: DeviceRequest
+    applications: tuple[int, ...]
+    added: tuple[str, ...]
+    keys: tuple[int, ...]
+    kinds: tuple[int, ...]
+
+
 class _Description(msgspec.Struct):
     facts: SetFacts
     groups: tuple[_Group, ...]
+    rest: tuple[_Rest, ...] = ()
 
 
 _decoder: Final = msgspec.json.Decoder(_Description)
@@ -223,7 +235,17 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[
         for name, dtype in _ARRAYS.items():
             data = np.ascontiguousarray(arrays[name], dtype)
             parts += [data.data.cast("B") if data.size else b"", bytes(-data.nbytes % _ALIGNMENT)]
-    head = msgspec.json.encode(_Description(plan.facts, tuple(descriptions)), order="deterministic")
+    rest = tuple(
+        _Rest(
+            each.request,
+            each.applications,
+            each.added,
+            tuple(each.pipelines.keys.tolist()),
+            tuple(each.pipelines.kinds.tolist()),
+        )
+        for each in plan.rest
+    )
+    head = msgspec.json.encode(_Description(plan.facts, tuple(descriptions), rest), order="deterministic")
     padding = bytes(-(_SIZE.size + len(head)) % _ALIGNMENT)
     return [_SIZE.pack(len(head)), head, padding, *parts]
 
@@ -296,7 +318,22 @@ def decode_plan(
         groups.append(_group_of(each, arrays, code))
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, and {at} are described")
-    return SetPlan(described.facts, tuple(groups))
+    return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
+
+
+def _rest_of(described: _Rest) -> FeatureGroup:
+    _require(all(0 <= each < 1 << 64 for each in described.keys), "a key is none")
+    arrays = {
+        "rest_keys": np.array(described.keys, np.uint64),
+        "rest_kinds": np.array(described.kinds, np.int64),
+    }
+    jobs = _jobs(arrays, "rest")
+    return FeatureGroup(
+        described.request,
+        described.applications,
+        PipelineJobs(jobs.keys, jobs.kinds.astype(np.uint8)),
+        described.added,
+    )
 
 
 def _read_arrays(data: bytes | memoryview, lengths: Sequence[int], at: int) -> tuple[_Arrays, int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +13,13 @@ import pytest
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.target_servers import target_servers
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.opening import open_paths
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY, driver_manifest
 
@@ -73,6 +79,82 @@ def test_targets_are_compiled_by_forks_that_have_the_set(kind: str, tmp_path: Pa
     )
     with open_paths([str(path) + (".away" if kind == "read once" else "")]) as source:
         assert json.loads(done.stdout) == [4, [len(source)] * 3, False, 0]
+
+
+TOGETHER = """
+import json, sys, trio
+from pathlib import Path
+from orchestrator.process import own_interpreter
+own_interpreter()
+from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.target_servers import target_servers
+from orchestrator.sets.opening import open_paths
+
+path, folder, opener = sys.argv[1:]
+limits = TrialLimits(opener=f"tests.run.test_target_servers:{opener}")
+options = [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"]
+told = []
+
+async def one(servers, each):
+    report = await servers.compile((path,), each, cache_directory=Path(folder))
+    stages = [stage.name for stage in report.stages]
+    made = report.outcomes.compiled + report.outcomes.cache_hits
+    told.append(["read" in stages, made, report.outcomes.skipped])
+
+async def all_together(servers):
+    async with trio.open_nursery() as nursery:
+        for each in options:
+            nursery.start_soon(one, servers, each)
+
+with open_paths((path,)) as source, target_servers(source, (path,), options) as servers:
+    trio.run(all_together, servers)
+print(json.dumps(told))
+"""
+
+
+def open_alternating(request: DeviceRequest) -> SimulatedDevice:
+    """Every other process has a device without geometry shaders."""
+    missing = frozenset({("VkPhysicalDeviceFeatures", "geometryShader")}) if os.getppid() % 2 else frozenset()
+    has = AnyDevice(missing_features=missing)
+    return SimulatedDevice(SimulatedOptions(request=request, capabilities=has))
+
+
+def together(path: Path, folder: Path, opener: str) -> list[tuple[bool, int, int]]:
+    """Whether each of four targets read the set, and how many pipelines were created and skipped."""
+    done = subprocess.run(
+        [sys.executable, "-c", TOGETHER, str(path), str(folder), opener],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    return [(read, made, skipped) for read, made, skipped in json.loads(done.stdout)]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """The sample, and of no pipeline so much that several processes decode it."""
+    path = tmp_path / "large.foz"
+    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        sample.copy_to(writer)
+        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(1 << 20))
+    return path
+
+
+def test_of_targets_that_begin_together_one_decodes_the_set(large: Path, tmp_path: Path) -> None:
+    told = together(large, tmp_path / "cache", "open_simulated")
+    assert sorted(read for read, _, _ in told) == [False, False, False, True]
+    assert {made for _, made, _ in told} == {238}
+    again = together(large, tmp_path / "cache", "open_simulated")
+    assert not any(read for read, _, _ in again)
+
+
+def test_where_targets_differ_one_of_each_kind_decodes_the_set(large: Path, tmp_path: Path) -> None:
+    told = together(large, tmp_path / "cache", "open_alternating")
+    kinds = {(made, skipped) for _, made, skipped in told}
+    assert {made + skipped for made, skipped in kinds} == {238}
+    for kind in kinds:
+        assert sum(read for read, *each in told if tuple(each) == kind) == 1
 
 
 def test_a_process_that_is_not_ours_is_not_forked() -> None:

@@ -105,6 +105,19 @@ def test_the_sample_by_plan_is_the_sample_decoded(lacking: frozenset[tuple[str, 
     assert_plan_is_what_was_decoded(sample_path(), lacking)
 
 
+def test_groups_that_were_not_decoded_stay_what_they_are() -> None:
+    with PipelineSet.open(sample_path()) as source:
+        whole = plan_of(source)
+        rest = evolve(whole.groups[0].group, added=("more",))
+        again = decode_plan(in_bytes(SetPlan(whole.facts, whole.groups[:1], (rest,)), source), source)
+        assert again.rest == (rest,)
+        assert len(again.groups) == 1
+        assert again.pipelines == whole.pipelines
+        bad = in_bytes(SetPlan(whole.facts, (), (rest,)), source).replace(b'"kinds":[0', b'"kinds":[9')
+        with pytest.raises(ValueError, match="rest_kinds"):
+            decode_plan(bad, source)
+
+
 def test_captures_by_plan_are_captures_decoded() -> None:
     names = []
     for path in sorted(corpora_folder().glob("*.foz")):
