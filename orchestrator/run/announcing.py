@@ -1,8 +1,8 @@
 """A device whose calls are announced before the driver gets them, so that a crash of it can be blamed.
 
-Guarantees: each call into the driver, from the first object on, is in the table while the driver has it. What the
-driver is not to be asked for again raises a `DriverError`, as if it refused; what is not to be destroyed stays until
-the process ends. Everything else is the device's own.
+Guarantees: each call into the driver, from the first object on, is in the table while the driver has it.
+What the driver is not to be asked for again raises a `DriverError`, as if it refused; what is not to be
+destroyed stays until the process ends. Everything else is the device's own.
 """
 
 from __future__ import annotations

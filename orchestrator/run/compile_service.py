@@ -94,7 +94,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
     opening = channel.receive()
     if not isinstance(opening, Open):
         raise TypeError("a compile begins with its set")
-    # Loaded here beside what the parent does meanwhile; what more there is to load, the first fork loads itself.
+    # Loaded beside what the parent does meanwhile; what more there is to load, the first fork loads itself.
     preload(opening.opener, opening.selector)
     try:
         source = shared_sets.get(opening.archives) or open_paths(opening.archives, indexed=False)

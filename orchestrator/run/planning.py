@@ -73,7 +73,8 @@ class CompilePlan:
     def find(self) -> SetPlan | None:
         """The plan of the set that was kept for this device, else for another one; another one at each call.
 
-        Where there is none, this process decodes, if need be when it is its turn; `save` or `give_turn` ends that.
+        Where there is none, this process decodes, if need be when it is its turn; `save` or `give_turn`
+        ends that.
         """
         if self.directory is None or not self.options.plan:
             return None

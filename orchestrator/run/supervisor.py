@@ -153,8 +153,8 @@ class _Death:
         overdue: Whether it was killed, because the driver had the suspects for too long.
         where: What it was doing.
         was_inside: Whether the suspects were in the driver, and had not just come back from it.
-        of_cache_file: Whether it crashed while the driver was given a cache file, or did not come back from that;
-            the file is given up.
+        of_cache_file: Whether it crashed while the driver was given a cache file, or did not come back from
+            that; the file is given up.
         steps: What it was in the driver for.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
@@ -189,8 +189,8 @@ class _Death:
 class _Pace:
     """What was done until processes had to begin anew, and what was left, by what it costs.
 
-    With the time that it took, deaths and trials included, it says how long the rest takes. A process that has just
-    begun does not know that yet.
+    With the time that it took, deaths and trials included, it says how long the rest takes. A process that
+    has just begun does not know that yet.
 
     Attributes:
         done_ns: Estimated cost of what was compiled, or is to blame.
@@ -412,7 +412,7 @@ class _Supervisor:
         return death
 
     def _require_target(self) -> None:
-        """Say so where a process ended for want of what the driver was asked for; a driver may just exit. Blocking.
+        """Say so where a process ended for want of its target; a driver may just exit. Blocking.
 
         Raises:
             NoDeviceError: The driver has no such family, or is not there.

@@ -218,7 +218,7 @@ class Decoders:
 
 @define(eq=False)
 class DecodingTurn:
-    """Which of several processes decodes, where all have the same set: the others wait for what becomes of it.
+    """Which of several processes decodes a set that all have: the others wait for what becomes of it.
 
     A process that ends gives it back. One thread at a time.
 
