@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import NoReturn
 
 from orchestrator.cli.signals import interrupted_by_signals
@@ -12,6 +13,9 @@ def main() -> NoReturn:
     """Be the program: this process is its own, and ends here."""
     with interrupted_by_signals(held=True):  # until there is somebody to say so
         own_interpreter()
-        from orchestrator.cli.application import main as run
+        from orchestrator.cli.parsing import EarlyParse
 
-        end_process(run())
+        parsing = EarlyParse.begin(sys.argv[1:])
+        from orchestrator.cli.program import main as run
+
+        end_process(run(parsing=parsing))

@@ -1,29 +1,18 @@
-"""The command-line application: its verbs, and the one way in and out of it.
+"""The command-line application: its verbs, and what a command line asks of which.
 
-Guarantees:
-- Only the verb that is called is loaded, and it imports what it needs for its work when it works: asking for
-  help opens no driver and loads no numpy.
-- A user's mistake ends in a message and exit code 2, a missing device in 3; never in a traceback. A bug shows
-  its traceback, because it is what a report needs, and has an exit code of its own.
-- A reader that goes away (`orchestrator list x | head`) ends the program quietly. A stdout that cannot be
-  written is exit code 2; a stderr that cannot be written changes nothing.
-- A signal that asks it to end before a verb has begun, or a verb that saves nothing, ends it with 130
-  and, with --json, a document.
+Guarantees: only the verb that is called is loaded, and it imports what it needs for its work when it works: asking
+for help opens no driver and loads no numpy.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
 
-from orchestrator.cli.display import take_display
-from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
-from orchestrator.cli.signals import let_through
-from orchestrator.cli.streams import OutputError, Results, discard, own_streams
-from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
+from orchestrator.cli.errors import UsageError
 from orchestrator.version import VERSION
 
 app = App(
@@ -75,83 +64,20 @@ for _name, _function in VERBS.items():
     app.command(f"orchestrator.cli.{_function}", name=_name, help_format="markdown")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program.
+def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArguments]:
+    """The verb that a command line calls, and its arguments.
 
-    Args:
-        arguments: What stands behind the program's name; those of the process where not given.
-
-    Returns:
-        The exit code.
+    Raises:
+        UsageError: It cannot be understood.
     """
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
-    problem = ""
-    try:
-        tokens = take_display(tokens)
-    except ValueError as error:
-        problem = str(error)
-    options = tokens[: tokens.index("--")] if "--" in tokens else tokens
-    json = "--json" in options
-    with own_streams() as results:
-        try:
-            let_through()
-            if problem:
-                usage = "`orchestrator --help` shows what there is"
-                return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)
-            code = _run(tokens, results, json=json)
-            results.flush()
-        except BrokenPipeError:
-            # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its
-            # end.
-            discard(sys.stdout)
-            return ExitCode.BROKEN_PIPE
-        except OutputError as error:
-            return report(explain(error), json=False)
-        except KeyboardInterrupt:
-            # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
-            return _last_words(_INTERRUPTED, results, json=json)
-        except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
-            if isinstance(error, OSError) and (refused := explain_system(error)) is not None:
-                return _last_words(refused, results, json=json)
-            traceback.print_exc()
-            message = f"a bug of this program: {type(error).__name__}: {error}"
-            failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {})
-            return _last_words(failure, results, json=json)
-    return code
-
-
-_INTERRUPTED = Failure("interrupted", "interrupted before it was done", "", ExitCode.INTERRUPTED, {})
-
-
-def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
-    """Report a failure; on a stdout that holds a document, or cannot be written, not there."""
-    try:
-        return report(failure, json=json and not results.written)
-    except (OutputError, BrokenPipeError):
-        discard(sys.stdout)
-        return failure.exit_code
-
-
-def _run(tokens: Sequence[str], results: Results, *, json: bool) -> int:
     try:
         if not any(each in VERBS for each in tokens) and "--version" not in tokens:
             for name in VERBS:
                 app[name]  # loads it: the list of verbs has a line of each
         command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
-        result = command(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        return report(_usage(error, tokens), json=json)
-    except ExternalSynchronizationError:
-        raise  # the caller's bug, and here the caller is this program
-    except OutputError:
-        raise
-    except OrchestratorError as error:
-        return _last_words(explain(error), results, json=json)
-    return result if isinstance(result, int) else ExitCode.OK
-
-
-def _usage(error: CycloptsError, tokens: Sequence[str]) -> Failure:
-    verb = next((each for each in tokens if each in VERBS), "")
-    help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
-    message = " ".join(str(error).split())
-    return Failure("usage", message, f"{help_call} shows what there is", ExitCode.BAD_INPUT, {})
+        verb = next((each for each in tokens if each in VERBS), "")
+        help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
+        message = " ".join(str(error).split())
+        raise UsageError(message, f"{help_call} shows what there is") from error
+    return command, bound

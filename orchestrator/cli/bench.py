@@ -20,21 +20,17 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import (
-    DEVICE_HELP,
-    FIRST_DEVICE,
+from orchestrator.cli.options import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
+from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.signals import interrupted_by_signals
+from orchestrator.cli.values import (
     MOST_WORKERS,
-    POSITIVE,
-    JsonFlag,
-    SetNames,
     cache_directory,
     open_set,
     require_writable,
     set_paths,
     time_limit_seconds,
 )
-from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
-from orchestrator.cli.signals import interrupted_by_signals
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import CellReport, Comparison, ContentionReport

@@ -15,9 +15,10 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory, size_bytes
+from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import age_ns, devices_here
+from orchestrator.cli.values import cache_directory, size_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration

@@ -15,20 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import (
+from orchestrator.cli.options import CacheDirectory, DeviceSelector, JsonFlag, in_range
+from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.values import (
     MOST_WORKERS,
     SAMPLE,
-    CacheDirectory,
-    DeviceSelector,
-    JsonFlag,
-    in_range,
     open_set,
     own_target,
     set_paths,
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:
     from orchestrator.bench.calibration import Calibrated, CalibrationProgress

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from orchestrator.cli.errors import UsageError
-from orchestrator.cli.options import hash_number
+from orchestrator.cli.values import hash_number
 
 if TYPE_CHECKING:
     import trio

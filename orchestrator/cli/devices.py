@@ -9,8 +9,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
+from orchestrator.cli.values import opened_device
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:

@@ -2,12 +2,14 @@
 
 Said once a call, before or behind the verb.
 
-Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing.
+Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing that is not there.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import IO
 
 COLORS = ("auto", "always", "never")
 
@@ -58,3 +60,8 @@ def take_display(tokens: Sequence[str]) -> list[str]:
             if token == "--":
                 break
     return [*left, *rest]
+
+
+def is_plain(stream: IO[str]) -> bool:
+    """Whether a stream can show no line that changes."""
+    return not stream.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")

@@ -18,18 +18,7 @@ from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import (
-    DEVICE,
-    DEVICE_HELP,
-    CacheDirectory,
-    Flag,
-    JsonFlag,
-    cache_directory,
-    opened_device,
-    time_limit_seconds,
-    unfit_directory,
-    usable_directory,
-)
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import (
     Output,
     Style,
@@ -39,6 +28,13 @@ from orchestrator.cli.output import (
     plural,
     styled,
     version_text,
+)
+from orchestrator.cli.values import (
+    cache_directory,
+    opened_device,
+    time_limit_seconds,
+    unfit_directory,
+    usable_directory,
 )
 from orchestrator.errors import DeviceError, DriverError
 

@@ -201,7 +201,8 @@ def report(failure: Failure, *, json: bool) -> ExitCode:
     Returns:
         The exit code.
     """
-    from orchestrator.cli.output import make_console, styled, write_json
+    from orchestrator.cli.console import make_console
+    from orchestrator.cli.output import styled, write_json
 
     console = make_console(sys.stderr)
     console.print(styled("error: ", "bad"), styled(failure.message), sep="", soft_wrap=True)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, styled
+from orchestrator.cli.values import opened_device
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ExportDocument

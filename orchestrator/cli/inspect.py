@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, opened_device
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import (
     Output,
     byte_text,
@@ -21,6 +21,7 @@ from orchestrator.cli.output import (
     styled,
     tag_name,
 )
+from orchestrator.cli.values import opened_device
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InspectDocument, InspectedFile, Offer

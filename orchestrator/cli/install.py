@@ -13,16 +13,9 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import (
-    CacheDirectory,
-    DeviceSelector,
-    Flag,
-    JsonFlag,
-    KeyFile,
-    read_key,
-    usable_directory,
-)
+from orchestrator.cli.options import CacheDirectory, DeviceSelector, Flag, JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
+from orchestrator.cli.values import read_key, usable_directory
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InstallDocument

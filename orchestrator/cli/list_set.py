@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import Flag, JsonFlag, SetNames, open_set
+from orchestrator.cli.options import Flag, JsonFlag, SetNames
 from orchestrator.cli.output import (
     Output,
     byte_text,
@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
     version_text,
 )
 from orchestrator.cli.slow_work import SlowWork
+from orchestrator.cli.values import open_set
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ListDocument

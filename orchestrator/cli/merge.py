@@ -14,8 +14,9 @@ from attrs import asdict
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, KeyFile, opened_device, read_key
+from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
+from orchestrator.cli.values import opened_device, read_key
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import MergeDocument, MergePacksDocument

@@ -9,30 +9,25 @@ Guarantees:
   move a terminal's cursor.
 - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
 
-Assumptions: loaded with every verb, for its help too, so it imports nothing heavier than rich.
+Assumptions: loaded with every verb, for its help too, and where there is nothing but a document, so it imports
+rich when something is shown.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from typing import IO, TYPE_CHECKING, Any, Literal, NoReturn
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich import box
-from rich.cells import cell_len
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Column, Table
-from rich.text import Text
-from rich.theme import Theme
-
-from orchestrator.cli.display import display
+from orchestrator.cli.display import display, is_plain
 
 if TYPE_CHECKING:
     from msgspec import Struct
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.image import PipelineKind
@@ -99,45 +94,7 @@ def plural(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
-PIPE_WIDTH = 10_000
-"""Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""
-
-_WORD = re.compile(r"\S+\s*")
-
 Style = Literal["", "good", "bad", "warn", "dim", "head"]
-_THEME = Theme({"good": "green", "bad": "red", "warn": "yellow", "head": "bold"})
-
-
-class _Console(Console):
-    """A console that leaves a broken pipe to `main`."""
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Raise what happened instead of ending the process."""
-        self.quiet = True
-        raise BrokenPipeError
-
-
-def make_console(stream: IO[str]) -> Console:
-    """A console on a stream, as plain as the stream asks for."""
-    terminal = stream.isatty()
-    plain = not terminal or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    given = os.environ.get("COLUMNS", "")
-    width = None if terminal else (int(given) if given.isdigit() and int(given) > 0 else PIPE_WIDTH)
-    colourless = display.color == "never" or (
-        display.color == "auto" and (plain or bool(os.environ.get("NO_COLOR")))
-    )
-    return _Console(
-        file=stream,
-        force_terminal=terminal or display.color == "always",
-        force_interactive=not plain,
-        theme=_THEME,
-        color_system=None if colourless else "standard" if display.color == "always" else "auto",
-        width=width,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        legacy_windows=False,
-    )
 
 
 class Output:
@@ -145,21 +102,33 @@ class Output:
 
     Attributes:
         json: Whether stdout carries a JSON document.
-        out: Results for people; silent with --json and --quiet.
-        err: Progress and messages.
     """
 
     def __init__(self, *, json: bool) -> None:
         """Take the process's streams as they are now."""
         self.json = json
-        self.out = make_console(sys.stdout)
-        self.out.quiet = json or display.quiet
-        self.err = make_console(sys.stderr)
+        self._streams = sys.stdout, sys.stderr
+
+    @cached_property
+    def out(self) -> Console:
+        """Results for people; silent with --json and --quiet."""
+        from orchestrator.cli.console import make_console
+
+        console = make_console(self._streams[0])
+        console.quiet = self.json or display.quiet
+        return console
+
+    @cached_property
+    def err(self) -> Console:
+        """Progress and messages."""
+        from orchestrator.cli.console import make_console
+
+        return make_console(self._streams[1])
 
     @property
     def live(self) -> bool:
         """Whether stderr can show a line that changes, and shall."""
-        return self.err.is_interactive and display.progress
+        return display.progress and not is_plain(self._streams[1])
 
     @property
     def tells(self) -> bool:
@@ -179,10 +148,12 @@ class Output:
 
     def line(self, *parts: str | Text) -> None:
         """Write a line of results; off a terminal it is not folded, so that it can be searched."""
-        _write(self.out, _joined(parts))
+        self._write(self.out, _joined(parts))
 
     def verbatim(self, text: str) -> None:
         """Write a line as it is: our own, for another program."""
+        from rich.text import Text
+
         self.out.print(Text(text), soft_wrap=True)
 
     def show(self, made: Table, *, keys: int = 1) -> None:
@@ -192,7 +163,9 @@ class Output:
             made: From `table`.
             keys: Its first columns, which tell its rows apart and stand in each part.
         """
-        for number, part in enumerate(_parts(made, self.out, keys)):
+        from orchestrator.cli.console import parts_of
+
+        for number, part in enumerate(parts_of(made, self.out, keys)):
             if number:
                 self.out.print()
             self.out.print(part)
@@ -203,40 +176,17 @@ class Output:
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
             label = styled(f"{name:{width}}  ", "dim")
-            _write(self.out, _joined((label, value)), indent=width + 2)
+            self._write(self.out, _joined((label, value)), indent=width + 2)
 
     def message(self, *parts: str | Text) -> None:
         """Write a line to stderr."""
-        _write(self.err, _joined(parts))
+        self._write(self.err, _joined(parts))
 
+    @staticmethod
+    def _write(console: Console, text: Text, indent: int | None = None) -> None:
+        from orchestrator.cli.console import write_text
 
-def _write(console: Console, text: Text, indent: int | None = None) -> None:
-    """Write a line; on a terminal folded between words, what follows indented like the line itself.
-
-    A word longer than the line, such as a path, is left to the terminal, so that it can be copied whole.
-    """
-    if not console.is_terminal:
-        console.print(text, soft_wrap=True)
-        return
-    plain = text.plain
-    hang = len(plain) - len(plain.lstrip()) if indent is None else indent
-    for number, line in enumerate(_folded(text, console.width, hang)):
-        console.print(line if number == 0 else Text(" " * hang) + line, soft_wrap=True)
-
-
-def _folded(text: Text, width: int, hang: int) -> list[Text]:
-    """A text in lines of at most `width` columns, where its words allow; the first holds the hanging part."""
-    breaks, column = [], hang
-    for word in _WORD.finditer(text.plain, hang):
-        size = cell_len(word.group().rstrip())
-        if column > hang and column + size > width:
-            breaks.append(word.start())
-            column = hang
-        column += cell_len(word.group())
-    lines = list(text.divide(breaks))
-    for line in lines:
-        line.rstrip()
-    return lines
+        write_text(console, text, indent)
 
 
 def write_json(value: dict[str, Any] | bytes) -> None:
@@ -251,6 +201,8 @@ def write_json(value: dict[str, Any] | bytes) -> None:
 
 def styled(text: object, style: Style = "") -> Text:
     """Words with a style; what is not printable is escaped."""
+    from rich.text import Text
+
     return Text(printable(str(text)), style=style)
 
 
@@ -262,6 +214,9 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
         numbers: Which columns hold numbers and stand to the right.
         title: A line above it.
     """
+    from rich import box
+    from rich.table import Table
+
     right = set(numbers)
     made = Table(
         box=box.SIMPLE_HEAD,
@@ -282,49 +237,9 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
     return made
 
 
-_LEAST_WORDS = 12
-"""Columns of a terminal below which a column of words is not folded."""
-
-
-def _parts(made: Table, console: Console, keys: int) -> list[Table]:
-    """A table as those that fit into a console, one below the other."""
-    wide = console.options.update(width=PIPE_WIDTH)
-
-    def sizes(column: Column) -> list[Measurement]:
-        return [Measurement.get(console, wide, each) for each in (column.header, *column.cells)]
-
-    whole = [max(each.maximum for each in sizes(column)) for column in made.columns]
-    least = [
-        size if column.no_wrap else min(_LEAST_WORDS, max(each.minimum for each in sizes(column)))
-        for column, size in zip(made.columns, whole, strict=True)
-    ]
-    between = Measurement.get(console, wide, made).maximum - sum(whole)
-    gap = between // max(1, len(whole) - 1)
-    room = console.width - sum(least[:keys]) - gap * keys
-    parts: list[list[int]] = [[]]
-    for number in range(keys, len(least)):
-        taken = sum(least[each] + gap for each in parts[-1])
-        if parts[-1] and taken + least[number] > room:
-            parts.append([])
-        parts[-1].append(number)
-    if len(parts) == 1:
-        return [made]
-    return [_with_columns(made, [*range(keys), *part]) for part in parts]
-
-
-def _with_columns(made: Table, numbers: Sequence[int]) -> Table:
-    """A table with some of the columns of another one."""
-    part = copy(made)
-    part.columns, part.rows = [], []
-    chosen = [made.columns[number] for number in numbers]
-    for each in chosen:
-        part.add_column(each.header, justify=each.justify, overflow=each.overflow, no_wrap=each.no_wrap)
-    for row, cells in zip(made.rows, zip(*(each.cells for each in chosen), strict=True), strict=True):
-        part.add_row(*cells, style=row.style, end_section=row.end_section)
-    return part
-
-
 def _joined(parts: Sequence[str | Text]) -> Text:
+    from rich.text import Text
+
     return Text.assemble(*(each if isinstance(each, Text) else styled(each) for each in parts))
 
 

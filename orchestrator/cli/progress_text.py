@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from rich.text import Text
-
 from orchestrator.cli.output import key_text, seconds_text, styled
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from orchestrator.run import records
 
 _SLOW_S: Final = 2.0
@@ -16,6 +16,8 @@ _SLOW_S: Final = 2.0
 
 def counts_text(progress: records.Progress) -> Text:
     """Compiled, hits, skipped, failed and what is in flight."""
+    from rich.text import Text
+
     parts = [
         styled(f"{progress.compiled:,} compiled"),
         styled(f"{progress.hits:,} cache hits"),

@@ -9,8 +9,9 @@ import re
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag, cache_directory, size_bytes
+from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
+from orchestrator.cli.values import cache_directory, size_bytes
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:

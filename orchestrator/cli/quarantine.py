@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, JsonFlag, cache_directory, hash_number
+from orchestrator.cli.options import CacheDirectory, JsonFlag
 from orchestrator.cli.output import Output, path_text, plural, styled, table
+from orchestrator.cli.values import cache_directory, hash_number
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import QuarantineDocument

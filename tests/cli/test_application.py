@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import application
-from orchestrator.cli.application import app, main
+from orchestrator.cli import program
+from orchestrator.cli.application import app
 from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.program import main
 from orchestrator.errors import ExternalSynchronizationError
 from orchestrator.version import VERSION
 from tests.cli.conftest import Call, run_program
@@ -134,7 +135,7 @@ def test_an_interrupt_outside_of_a_compile(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(application, "_run", interrupted)
+    monkeypatch.setattr(program, "_run", interrupted)
     assert main(["devices"]) == ExitCode.INTERRUPTED
     assert capsys.readouterr().err == "error: interrupted before it was done\n"
 
@@ -151,9 +152,7 @@ sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize(
-    "module", ["orchestrator.cli.application", "rich.console", "orchestrator.cli.devices"]
-)
+@pytest.mark.parametrize("module", ["orchestrator.cli.application", "rich.text", "orchestrator.cli.devices"])
 def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(module: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_SIGNAL_AT_IMPORT.format(module=module))
     done = run_program(

@@ -16,8 +16,8 @@ from orchestrator.bench.rows import FailedSample, Row, RowWriter, Sample, Start,
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import UsageError
-from orchestrator.cli.options import time_limit_seconds
 from orchestrator.cli.output import Output
+from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import series
 from tests.cli.conftest import Call

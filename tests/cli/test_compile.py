@@ -11,7 +11,7 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.cli import compile as module
+from orchestrator.cli import compiling as module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.control_lines import ControlLines
 from orchestrator.cli.errors import ExitCode

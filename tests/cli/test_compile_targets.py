@@ -250,7 +250,7 @@ def test_options_that_cannot_be_meant(
 def test_nice_lets_other_programs_go_first(small_set: Path, tmp_path: Path) -> None:
     source = """
 import os
-from orchestrator.cli import application as cli
+from orchestrator.cli import program as cli
 
 def main(path, cache):
     before = os.nice(0)

@@ -6,8 +6,8 @@ import json
 import msgspec
 import pytest
 
-from orchestrator.cli import output
-from orchestrator.cli.output import Output, make_console, styled, table, write_json
+from orchestrator.cli.console import PIPE_WIDTH, make_console
+from orchestrator.cli.output import Output, styled, table, write_json
 
 
 class Terminal(io.StringIO):
@@ -119,6 +119,6 @@ def test_a_broken_pipe_is_raised() -> None:
 
 
 def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_console(io.StringIO()).width == output.PIPE_WIDTH
+    assert make_console(io.StringIO()).width == PIPE_WIDTH
     monkeypatch.setenv("COLUMNS", "61")
     assert make_console(io.StringIO()).width == 61

@@ -1,0 +1,471 @@
+"""The work of the verb `compile`: opens the set, hands it to `compile_set`, shows how far it is, and reports.
+
+Guarantees:
+- SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, the
+  driver calls in flight are waited for (they cannot be cancelled), what was compiled is merged and
+  saved, and the report is shown.
+- A place that cannot be written is refused before anything is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from orchestrator.cli.display import display
+from orchestrator.cli.errors import ExitCode, UsageError, explain
+from orchestrator.cli.signals import ending_signals
+from orchestrator.cli.values import (
+    MOST_WORKERS,
+    archive_paths,
+    hash_number,
+    own_target,
+    read_key,
+    require_writable,
+    size_bytes,
+    time_limit_seconds,
+    usable_directory,
+)
+
+if TYPE_CHECKING:
+    import trio
+
+    from orchestrator.cli.compile_arguments import CompileArguments
+    from orchestrator.cli.control_lines import ControlLines
+    from orchestrator.cli.documents import TargetsDocument
+    from orchestrator.cli.output import Output
+    from orchestrator.cli.progress import ProgressView
+    from orchestrator.cli.progress_lines import LinesBeside, ProgressLines
+    from orchestrator.process import StageClock
+    from orchestrator.run.compile_server import CompileServer
+    from orchestrator.run.options import CompileOptions
+    from orchestrator.run.records import CompileReport
+    from orchestrator.run.steering import Steering
+    from orchestrator.run.targets import TargetResult
+    from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.sets.prepare import Subset
+
+_T = TypeVar("_T")
+
+_LEAST_MEMORY = 64 << 20
+_LEAST_STORE = 4 << 20
+
+
+def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) -> int:
+    """Do what the command line asks for; returns the exit code."""
+    from orchestrator.cli.control_lines import ControlLines
+    from orchestrator.cli.output import Output
+    from orchestrator.cli.progress_lines import ProgressLines
+    from orchestrator.process import process_clock
+
+    # Before anything else opens a descriptor that the caller forgot to.
+    clock = process_clock()
+    lines = ProgressLines.of_option(arguments.progress)
+    control = ControlLines.of_option(arguments.control, lines)
+    if arguments.nice:
+        os.nice(arguments.nice)
+    given = arguments.device or [""]
+    output = Output(json=json)
+    if len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given):
+        code = _compile_targets(sets, arguments, control, lines, output)
+    else:
+        code = _compile_one(sets, arguments, given[0], control, lines, output, clock)
+    lines.end(code)
+    return code
+
+
+def compile_options(arguments: CompileArguments, selector: str) -> CompileOptions:
+    """What is asked for, on one device.
+
+    Raises:
+        UsageError: A number or a time is none, or two options contradict each other.
+    """
+    from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
+
+    if arguments.merge == "rolling" and arguments.mode in ("shared", "binaries", "none"):
+        raise UsageError(
+            f"--merge rolling: mode {arguments.mode} has no worker caches to merge",
+            "use --mode per-worker or two-level",
+        )
+    if arguments.identifiers and arguments.mode == "none":
+        raise UsageError(
+            "--identifiers: mode none has no cache, so nothing would be found by them", "leave one out"
+        )
+    return CompileOptions(
+        selector=selector,
+        driver_caches=arguments.driver_caches,
+        workers=_worker_count(arguments.workers),
+        mode=None if arguments.mode == "auto" else arguments.mode,
+        cache_file_needed=arguments.out is not None,
+        merge={"barrier": BARRIER, "rolling": ROLLING}.get(arguments.merge),
+        relax_driver_version=arguments.relax_driver_version,
+        binary_store_bytes=size_bytes(arguments.binaries_disk, "--binaries-disk", _LEAST_STORE)
+        if arguments.binaries_disk
+        else None,
+        binary_memory_bytes=size_bytes(arguments.binaries_memory, "--binaries-memory"),
+        spirv_val=arguments.spirv_val,
+        pipeline_keys=arguments.pipeline_keys,
+        inspect_executables=arguments.pipeline_stats is not None,
+        subset=_subset(arguments.shard, arguments.only or ()),
+        retry_quarantined=arguments.retry_quarantined or bool(arguments.only),
+        trial_limits=TrialLimits(
+            pipeline_s=_timeout_seconds(arguments.timeout),
+            memory_bytes=size_bytes(arguments.memory, "--memory", _LEAST_MEMORY) if arguments.memory else 0,
+        ),
+        time_limit_s=time_limit_seconds(arguments.time_limit) if arguments.time_limit else None,
+        plan=arguments.plan == "auto",
+        identifiers=arguments.identifiers,
+    )
+
+
+def _subset(shard: str, only: Sequence[str]) -> Subset:
+    from orchestrator.sets.prepare import WHOLE, Subset
+
+    if only:
+        if shard:
+            raise UsageError("--only and --shard: a key is in one shard only", "leave --shard out")
+        return Subset(keys=frozenset(map(hash_number, only)))
+    try:
+        return Subset.from_text(shard) if shard else WHOLE
+    except ValueError as error:
+        raise UsageError(f"--shard {shard!r}: {error}") from None
+
+
+def _timeout_seconds(text: str) -> float | None:
+    if text == "auto":
+        return None
+    return math.inf if text == "off" else time_limit_seconds(text, "--timeout")
+
+
+def _worker_count(workers: str) -> int | None:
+    if workers == "auto":
+        return None
+    if workers.isascii() and workers.isdigit() and 1 <= int(workers) <= MOST_WORKERS:
+        return int(workers)
+    raise UsageError(
+        f"--workers {workers!r}: a number from 1 to {MOST_WORKERS} is expected, or auto",
+        "leave it out for one a processor",
+    )
+
+
+def _compile_one(
+    sets: list[str],
+    arguments: CompileArguments,
+    selector: str,
+    control: ControlLines,
+    lines: ProgressLines,
+    output: Output,
+    clock: StageClock,
+) -> ExitCode:
+    with ExitStack() as held:
+        if arguments.key is not None:
+            raise UsageError("--key signs packs", "name the pack's directory with --out")
+        paths = archive_paths(sets)
+        options = compile_options(arguments, selector)
+        directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
+        require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
+        # A fork has what is imported by now, and this process loads the rest beside it.
+        server = None if arguments.in_process else held.enter_context(_started(paths, options))
+        from orchestrator.cli.output import write_json
+        from orchestrator.cli.progress import progress_view
+        from orchestrator.cli.progress_lines import LinesBeside
+        from orchestrator.run.records import encode_report
+        from orchestrator.sets.opening import open_paths
+
+        if lines.wanted:
+            with open_paths(paths) as source:
+                lines.start((selector,), _planned(source, options.subset, control))
+        with progress_view(output, quiet=display.quiet) as shown:
+            view = LinesBeside(shown, lines, selector)
+            if server is None:
+                report = _compile_here(paths, options, directory, view, control, clock)
+            else:
+                log = arguments.driver_log
+                file = None if log is None else held.enter_context(log.open("wb"))
+                clock.enter("supervise")
+                report = _compile_supervised(server, paths, options, directory, view, control, file)
+                for name in report.clock.__struct_fields__:
+                    clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
+                clock.enter("report")
+    lines.ends(selector, report, report.cache_file.error or "")
+    code = _exit_code(report, allow_damaged=arguments.allow_damaged)
+    if output.json:
+        write_json(encode_report(report, clock))
+    elif not display.quiet or code:
+        from orchestrator.cli.compile_report import show_clock, show_end, show_report
+
+        if not display.quiet:
+            show_report(output, report)
+            show_clock(output, clock)
+        show_end(output, report, code)
+    # After the report: that they cannot be written costs nothing but them.
+    _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
+    return code
+
+
+@contextmanager
+def _started(paths: Sequence[str], options: CompileOptions) -> Iterator[CompileServer]:
+    """A child that compiles the set, for the block."""
+    from orchestrator.process import may_fork
+    from orchestrator.run.compile_server import CompileServer
+
+    server = CompileServer.start(paths, options, fork=may_fork())
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _compile_supervised(
+    server: CompileServer,
+    paths: Sequence[str],
+    options: CompileOptions,
+    directory: Path | None,
+    view: LinesBeside,
+    control: ControlLines,
+    log: BinaryIO | None,
+) -> CompileReport:
+    import trio
+
+    from orchestrator.run.supervisor import compile_supervised
+
+    async def job(steering: Steering) -> CompileReport:
+        return await compile_supervised(
+            paths,
+            options,
+            cache_directory=directory,
+            stop=steering.beside(view.settled, view.saved),
+            on_stage=view.stage,
+            on_progress=view.progress,
+            server=server,
+            log=log,
+        )
+
+    return trio.run(_until_signal, job, view, control)
+
+
+def _compile_here(
+    paths: Sequence[str],
+    options: CompileOptions,
+    directory: Path | None,
+    view: LinesBeside,
+    control: ControlLines,
+    clock: StageClock,
+) -> CompileReport:
+    import trio
+
+    from orchestrator.run.compile import compile_set
+    from orchestrator.sets.opening import open_paths
+
+    clock.enter("read")
+    with open_paths(paths, indexed=False) as opened:
+
+        async def job(steering: Steering) -> CompileReport:
+            return await compile_set(
+                opened,
+                options,
+                cache_directory=directory,
+                stop=steering.beside(view.settled, view.saved),
+                on_stage=view.stage,
+                on_progress=view.progress,
+                clock=clock,
+            )
+
+        own_target(options.selector, driver_caches=options.driver_caches)
+        return trio.run(_until_signal, job, view, control)
+
+
+def _planned(source: PipelineSet, subset: Subset, control: ControlLines) -> int:
+    """How many pipelines a device is to create, those of each group counted; commands may name them."""
+    jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
+    if control.wanted:
+        control.known = {job.key for each in jobs for job in each}
+    return sum(map(len, jobs))
+
+
+def _compile_targets(
+    sets: list[str],
+    arguments: CompileArguments,
+    control: ControlLines,
+    lines: ProgressLines,
+    output: Output,
+) -> ExitCode:
+    """Compile for several targets, each in a child process, and make a pack where one is asked for."""
+    import trio
+
+    from orchestrator.cli.compile_report import show_failed
+    from orchestrator.cli.output import styled
+    from orchestrator.cli.packs import show_pack, show_results
+    from orchestrator.cli.progress import progress_view
+    from orchestrator.cli.targets_view import TargetsView
+    from orchestrator.run.packs import GrowingPack
+    from orchestrator.run.target_servers import target_servers
+    from orchestrator.run.targets import compile_targets, selectors_of
+    from orchestrator.sets.opening import open_paths
+
+    of_one = {
+        "--trace": arguments.trace is not None,
+        "--pipeline-stats": arguments.pipeline_stats is not None,
+        "--driver-log": arguments.driver_log is not None,
+        "--in-process": arguments.in_process,
+    }
+    for option, is_given in of_one.items():
+        if is_given:
+            raise UsageError(f"{option} is for one device", "name one, without --out")
+    if arguments.out is None and arguments.key is not None:
+        raise UsageError("--key signs packs", "name the pack's directory with --out")
+    if arguments.out is not None and arguments.mode == "none":
+        raise UsageError("--out: mode none keeps nothing, so there would be nothing in the pack")
+    paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
+    options = [compile_options(arguments, each) for each in targets]
+    key = read_key(arguments.key)
+    pack = None if arguments.out is None else GrowingPack.begin(arguments.out, key, targets)
+    place = arguments.cache_dir or arguments.out
+    directory = None if arguments.mode == "none" else usable_directory(place).absolute()
+    with ExitStack() as held:
+        source = held.enter_context(open_paths(paths))
+        pipelines = _planned(source, options[0].subset, control)
+        # Before anything here starts a thread.
+        servers = held.enter_context(target_servers(source, paths, options))
+        lines.start(targets, pipelines)
+        view = held.enter_context(progress_view(output, quiet=display.quiet))
+
+        async def job(steering: Steering) -> list[TargetResult]:
+            return await compile_targets(
+                paths,
+                options,
+                pipelines=pipelines,
+                cache_directory=directory,
+                listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
+                stop=steering,
+                keep=None if pack is None else pack.take,
+                compiler=servers.compile,
+            )
+
+        results = trio.run(_until_signal, job, view, control)
+    manifest = None if pack is None else pack.finish(results)
+    output.document(lambda: _targets_document(results, arguments.out))
+    if not display.quiet:
+        show_results(output, results)
+        for result in results:
+            if result.report is not None and result.report.failed:
+                output.line("")
+                output.line(styled(result.selector, "head"))
+                show_failed(output, result.report.failed)
+        if manifest is not None and arguments.out is not None:
+            show_pack(output, arguments.out, manifest, signed=key is not None)
+    return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
+
+
+def _targets_document(results: Sequence[TargetResult], out: Path | None) -> TargetsDocument:
+    from orchestrator.cli.documents import CompiledTarget, TargetsDocument
+    from orchestrator.cli.output import path_text
+
+    return TargetsDocument(
+        pack=None if out is None else path_text(out),
+        targets=tuple(
+            CompiledTarget(
+                selector=each.selector,
+                problem=None if each.error is None else str(each.error),
+                report=each.report,
+            )
+            for each in results
+        ),
+    )
+
+
+def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) -> ExitCode:
+    """The worst of the targets'; where none could be compiled, that of the first error."""
+    errors = [each.error for each in results if each.error is not None]
+    if len(errors) == len(results):
+        return explain(errors[0]).exit_code
+    codes = {
+        _exit_code(each.report, allow_damaged=allow_damaged) for each in results if each.report is not None
+    }
+    if any(each.report is None and each.error is None for each in results):
+        codes.add(ExitCode.OUT_OF_TIME if ExitCode.OUT_OF_TIME in codes else ExitCode.INTERRUPTED)
+    if errors:
+        codes.add(ExitCode.PIPELINES_FAILED)
+    worst = (
+        ExitCode.INTERRUPTED,
+        ExitCode.BAD_INPUT,
+        ExitCode.OUT_OF_TIME,
+        ExitCode.PIPELINES_FAILED,
+    )
+    return next((each for each in worst if each in codes), ExitCode.OK)
+
+
+def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None) -> None:
+    """Write the timeline and the statistics that were asked for.
+
+    Raises:
+        SaveError: One cannot be written.
+    """
+    from orchestrator.stores.files.atomic_file import write_atomically
+
+    if trace is not None:
+        from orchestrator.bench.trace import compile_spans, encode_trace
+
+        write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.path}")])
+    if pipeline_stats is not None:
+        from orchestrator.cli.executable_statistics import statistics_csv
+
+        text = statistics_csv(report.set.path, report.inspected)
+        write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
+
+
+async def _until_signal(
+    job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines
+) -> _T:
+    """Run a job that the first ending signal stops, and commands steer; the report of what was done."""
+    import trio
+
+    from orchestrator.run.steering import Steering
+
+    steering = Steering(steered=control.wanted)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(_watch_signals, steering.stop, view)
+            await nursery.start(control.serve, steering)
+            report = await job(steering)
+            nursery.cancel_scope.cancel()
+    except ExceptionGroup as group:
+        # The nursery wraps what the job raises; a caller wants the error itself.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
+    return report
+
+
+async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: trio.TaskStatus[None]) -> None:
+    import trio
+
+    with trio.open_signal_receiver(*ending_signals()) as signals:
+        task_status.started()
+        async for _ in signals:
+            if stop.is_set():
+                view.say(
+                    "a driver call cannot be interrupted: still waiting for those in flight, then what is "
+                    "done is saved (SIGKILL would lose it)"
+                )
+            else:
+                view.say(
+                    "stopping: waiting for the driver calls in flight, then what is done is merged and saved"
+                )
+                stop.set()
+
+
+def _exit_code(report: CompileReport, *, allow_damaged: bool) -> ExitCode:
+    if report.stopped and not report.out_of_time:
+        return ExitCode.INTERRUPTED
+    if report.cache_file.error:
+        return ExitCode.BAD_INPUT
+    if report.out_of_time:
+        return ExitCode.OUT_OF_TIME
+    if report.outcomes.failed or (report.set.damage and not allow_damaged):
+        return ExitCode.PIPELINES_FAILED
+    return ExitCode.OK

@@ -1,0 +1,236 @@
+"""What words of the command line stand for: sizes, times, keys, and places that are checked before their use.
+
+Assumptions: a verb that has its arguments imports this without the library of the command line, and nothing heavy
+is imported at the top.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from orchestrator.devices.device import Device
+    from orchestrator.devices.request import DeviceRequest
+    from orchestrator.sets.pipeline_set import PipelineSet
+    from orchestrator.stores.files.mac import MacKey
+
+MOST_WORKERS = 4096
+
+_UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
+
+SAMPLE = "sample"
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
+
+
+def size_bytes(text: str, option: str, least: int = 0) -> int:
+    """Bytes of a size such as ``500M`` or ``2G``.
+
+    Raises:
+        UsageError: It is none, or too little.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{option} {text!r}: a size is expected", "such as 500M or 2G")
+    size = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+    if size < least:
+        raise UsageError(f"{option} {text!r}: at least {least >> 20}M are needed")
+    return size
+
+
+def hash_number(text: str) -> int:
+    """The hash that 16 hex digits stand for.
+
+    Raises:
+        UsageError: They are not.
+    """
+    if not re.fullmatch(r"[0-9a-fA-F]{1,16}", text):
+        raise UsageError(f"{text!r} is no key of a pipeline: up to 16 hex digits are expected")
+    return int(text, 16)
+
+
+def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
+    """Seconds of a time such as ``90s``, ``20m`` or ``2h``; without a unit they are seconds.
+
+    Raises:
+        UsageError: It is none, or 0.
+    """
+    found = _TIME.fullmatch(text)
+    if found is None or not float(found[1]):
+        raise UsageError(f"{option} {text!r}: a time such as 90s, 20m or 2h is expected")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def cache_directory(given: Path | None) -> Path:
+    """The directory for cache files, which may not be there."""
+    if given is not None:
+        return given
+    import platformdirs
+
+    return platformdirs.user_cache_path("orchestrator")
+
+
+def usable_directory(given: Path | None) -> Path:
+    """The directory for cache files, created if need be, and found fit before anything is compiled for it.
+
+    Raises:
+        SaveError: It cannot be created or written, or what is saved there would be refused when it is loaded.
+    """
+    from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
+
+    directory = cache_directory(given)
+    ensure_directory(directory)
+    reason = unfit_directory(directory)
+    if reason is not None:
+        raise SaveError(directory, "writing", reason)
+    return directory
+
+
+def unfit_directory(directory: Path) -> str | None:
+    """Why nothing can be kept in a directory that is there, with the command that mends it; None if it can.
+
+    `compile` refuses it in these words, and `doctor` finds it in the same.
+    """
+    from orchestrator.stores.files.atomic_file import (
+        REAL_FILE_OPERATIONS,
+        distrust_directory,
+        likely_cause,
+        unwritable,
+    )
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
+
+    try:
+        reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
+    except OSError as error:
+        return likely_cause(error)
+    return reason or unwritable(directory / f"probe{CACHE_FILE_SUFFIX}")
+
+
+def require_writable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before there is anything to write. What is there stays.
+
+    Raises:
+        UsageError: One cannot be; the message says why.
+    """
+    from orchestrator.stores.files.atomic_file import unwritable
+
+    for path in paths:
+        if path is None:
+            continue
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
+        folder = path.absolute().parent
+        if not folder.is_dir():
+            raise UsageError(f"{path}: cannot be written: its directory is not there", f"mkdir -p {folder}")
+        if (reason := unwritable(path)) is not None:
+            raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
+
+
+def own_target(selector: str, *, driver_caches: bool = False) -> None:
+    """Make this process, and those that it starts, one for a device.
+
+    Raises:
+        NoDeviceError: The driver is not installed, or has no such family; the message names what is near.
+    """
+    from orchestrator.devices import own_process
+
+    own_process(selector, driver_caches=driver_caches)
+
+
+def read_key(path: Path | None) -> MacKey | None:
+    """The key of `--key`.
+
+    Raises:
+        UsageError: It is too short.
+        ReadError: It cannot be read, or others may read it.
+    """
+    if path is None:
+        return None
+    from orchestrator.stores.files.mac import MacKey
+
+    try:
+        return MacKey.read(path)
+    except ValueError as error:
+        raise UsageError(f"--key {path}: {error}") from None
+
+
+@contextmanager
+def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterator[Device]:
+    """A device for the block; the environment of this process is set for it.
+
+    Args:
+        selector: Which, as `open_device` takes it.
+        request: What it is opened as.
+
+    Raises:
+        NoDeviceError: Nothing answers to the selector.
+        DeviceError: It cannot be opened.
+    """
+    from orchestrator.devices import open_device
+
+    own_target(selector)
+    device = open_device(selector, request=request)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+def open_set(names: Sequence[str]) -> PipelineSet:
+    """Open a set; the caller closes it.
+
+    Args:
+        names: Paths of archives, or the word ``sample`` for the set that ships with the package; or one path
+            of a manifest.
+
+    Raises:
+        UsageError: A manifest stands beside something else, or the package came without its sample.
+        ArchiveError: An archive cannot be read as a whole.
+        ManifestError: The manifest cannot be understood.
+    """
+    from orchestrator.sets.opening import open_paths
+
+    return open_paths(archive_paths(names))
+
+
+def archive_paths(names: Sequence[str]) -> list[str]:
+    """Paths of a set's archives, or of one manifest.
+
+    Raises:
+        UsageError: As `open_set`.
+    """
+    manifests = [name for name in names if name.lower().endswith(".toml")]
+    if manifests and len(names) > 1:
+        raise UsageError(
+            f"{manifests[0]}: a manifest cannot be combined with other sets",
+            f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
+        )
+    return [_archive(name) for name in names]
+
+
+def set_paths(names: Sequence[str]) -> tuple[str, ...]:
+    """The files of a set, absolute, for a process that opens it by its paths.
+
+    Raises:
+        UsageError: The package came without its sample.
+    """
+    return tuple(str(Path(_archive(name)).absolute()) for name in names)
+
+
+def _archive(name: str) -> str:
+    if name != SAMPLE:
+        return name
+    from orchestrator.sets.sample import sample_path
+
+    try:
+        return str(sample_path())
+    except FileNotFoundError as error:
+        raise UsageError(f"the sample set is not there: {error}") from error

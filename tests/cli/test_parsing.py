@@ -1,0 +1,159 @@
+"""The command line of `compile` parsed beside the imports: the same arguments, or none, and no process that stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from attrs import asdict
+
+from orchestrator.cli.application import parse
+from orchestrator.cli.display import take_display
+from orchestrator.cli.errors import ExitCode
+from tests.children.test_children import until
+from tests.cli.conftest import run_program
+from tests.drivers import REPOSITORY, run_on_device
+
+BOTH = """
+import json
+import os
+os.sched_getaffinity = lambda _: {0, 1}
+from orchestrator.process import own_interpreter
+own_interpreter()
+from orchestrator.cli.parsing import EarlyParse
+
+def main(lines):
+    found = []
+    for tokens in lines:
+        parsing = EarlyParse.begin(tokens)
+        parsed = None if parsing is None else parsing.arguments()
+        found.append(parsed and repr((parsed.sets, sorted(vars(parsed.arguments).items()), parsed.json)))
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        return found
+"""
+
+GOOD = (
+    ["sample"],
+    ["game.foz", "game.1.foz", "--json", "-j", "8", "--cache-dir", "build/cache", "--mode", "two-level"],
+    ["a.foz", "-d", "radv:navi21", "--device", "lavapipe", "--out", "pack", "--nice", "10", "-q"],
+    ["a.foz", "--only", "43210c2d62f9536c", "--only", "1", "--trace", "trace.json", "--time-budget", "8h"],
+    ["a.foz", "--progress", "jsonl:7", "--control", "8", "--identifiers", "--color", "never", "-v"],
+    ["--in-process", "--timeout", "off", "--", "--json"],
+    ["a b.foz", "ä.foz", "--key", "team.key", "--driver-log", "", "--memory", "2G"],
+)
+NONE: tuple[list[str], ...] = (
+    [],
+    ["sample", "--mode", "fast"],
+    ["sample", "--nice", "20"],
+    ["sample", "--color", "blue"],
+    ["sample", "-d", ""],
+    ["sample", "--help"],
+)
+
+
+def test_what_is_parsed_in_a_process_of_its_own_is_what_is_parsed_here() -> None:
+    lines = [["compile", *each] for each in GOOD]
+    here = []
+    for line in lines:
+        _, bound = parse(take_display(line))
+        bound.apply_defaults()
+        sets, arguments, json = bound.arguments.values()
+        here.append(repr((sets, sorted(asdict(arguments, recurse=False).items()), json)))
+    there = run_on_device(None, BOTH, lines)
+    assert there == here
+
+
+def test_there_are_no_arguments_where_they_are_wrong_or_help_is_asked_for() -> None:
+    lines = [["compile", *each] for each in NONE]
+    assert run_on_device(None, BOTH, [*lines, ["list", "sample"]]) == [None] * (len(NONE) + 1)
+
+
+def test_wrong_usage_is_told_once() -> None:
+    done = run_program("compile", "sample", "--mode", "fast")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.out == ""
+    assert done.err.count("fast") == 1
+    assert "`orchestrator compile --help`" in done.err
+
+
+KILLED = """
+import os, signal, sys
+
+class Killer:
+    def find_spec(self, name, path=None, target=None):
+        if name == WHERE and os.getpid() == PROGRAM:
+            os.kill(PROGRAM, signal.SIGKILL)
+
+PROGRAM, WHERE = os.getpid(), sys.argv.pop(1)
+os.sched_getaffinity = lambda _: {0, 1}
+sys.meta_path.insert(0, Killer())
+from orchestrator.cli import main
+main()
+"""
+MOMENTS = (
+    "orchestrator.cli.program",  # the other process has just begun
+    "numpy",
+    "trio",
+    "orchestrator.cli.compiling",  # it may have answered
+    "orchestrator.run.compile_server",
+    "orchestrator.cli.progress",  # the process that compiles has begun
+    "orchestrator.run.supervisor",
+    "orchestrator.run.connection",
+)
+
+
+@pytest.mark.parametrize("where", MOMENTS)
+def test_no_process_stays_wherever_the_start_is_killed(where: str, small_set: Path, tmp_path: Path) -> None:
+    mark = f"ORCHESTRATOR_TEST_MARK={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    arguments = ["compile", str(small_set), "-d", "simulated", "-q", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, where, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, name: value},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    until(lambda: not _marked(mark.encode()))
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes with a variable in their environment."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                variables = (each / "environ").read_bytes()
+            except OSError:
+                continue  # it has ended, or is somebody else's
+            if mark in variables.split(b"\0"):
+                found.append(int(each.name))
+    return found
+
+
+@pytest.mark.parametrize("where", ["numpy", "trio", "orchestrator.cli.compiling"])
+def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, tmp_path: Path) -> None:
+    source = KILLED.replace("os.kill(PROGRAM, signal.SIGKILL)", "os.killpg(0, signal.SIGINT)")
+    arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-c", source, where, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        start_new_session=True,
+    )
+    assert done.returncode == ExitCode.INTERRUPTED
+    assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
+    assert done.stderr == b"error: interrupted before it was done\n"
