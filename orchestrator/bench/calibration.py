@@ -14,10 +14,12 @@ prepared for it, and chosen where it is faster beyond noise warm, and not slower
 contenders that have fallen behind are dropped (see `racing`).
 
 Guarantees: a difference that the A/A control could show as well is none, and with fewer than LEAST_PAIRS
-pairs nothing is, but for what is far behind; what was dropped is named with its figures. Where a difference could hide in a wide interval, the answer is "undecided". Every word of
-an answer has its figure beside it. A sample that fails leaves its contender out and is noted. Under a time
-limit the rounds that are there are judged; none beyond LEAST_PAIRS begins where what comes after would not fit. Caches for warm runs are in a temporary directory, never the
-user's.
+pairs nothing is, but for what is far behind; what was dropped is named with its figures. Where a difference
+could hide in a wide interval, the answer is "undecided". Every word of an answer has its figure beside it. A
+sample that fails leaves its contender out and is noted. Under a time limit contenders are left out and named,
+those that tell least first, so that the others get their pairs; binaries and batches are measured where they
+fit, and rounds beyond LEAST_PAIRS give way to them. Caches for warm runs are in a temporary directory, never
+the user's.
 """
 
 from __future__ import annotations
@@ -167,6 +169,7 @@ class _Calibration:
     binary_rows: list[Sample] = field(factory=list)
     weighs_binaries: bool = False
     left_out: set[Contender] = field(factory=set)
+    squeezed: list[Contender] = field(factory=list)
     dropped: list[Dropped] = field(factory=list)
     notes: list[str] = field(factory=list)
     expected: ExpectedTime = field(init=False)
@@ -209,7 +212,10 @@ class _Calibration:
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
             usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
-            by_batch = self._race([[usual, *others]], self.batch_rows, seconds_of)
+            if self._has_time_for("batches", self._batches_s):
+                by_batch = self._race([[usual, *others]], self.batch_rows, seconds_of)
+            else:
+                by_batch = SampleTable([])
             batch, finding = choose_batch(by_batch, usual, BATCHES)
             findings.append(finding)
         profile = self._profile(filled, probed)
@@ -223,8 +229,12 @@ class _Calibration:
     ) -> tuple[Choice | None, tuple[Finding, ...]]:
         cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers, BATCH_LIMIT)
         others = cached._replace(mode=CacheMode.BINARIES)
-        self._take((others, False), -1, self.binary_rows, self._binaries_s(self.rounds))  # fills the store
-        uses = self._race([[cached, others]], self.binary_rows, use_of, self._batches_s)
+        uses = SampleTable([], use_of)
+        if self._has_time_for("warm binaries", self._binaries_s):
+            self._take(
+                (others, False), -1, self.binary_rows, self._binaries_s(self.rounds)
+            )  # fills the store
+            uses = self._race([[cached, others]], self.binary_rows, use_of, self._batches_s)
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _binaries_s(self, rounds: int) -> float:
@@ -236,6 +246,17 @@ class _Calibration:
         """What trying batches takes, s."""
         usual = Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)
         return self.expected.of([usual] * (rounds * (len(BATCHES) + 1)))
+
+    def _has_time_for(self, what: str, seconds_of_rounds: Callable[[int], float]) -> bool:
+        """Whether all the pairs that something needs end before the time limit; without them it tells nothing."""
+        if self._fits(seconds_of_rounds(self._pairs)):
+            return True
+        self.notes.append(f"{what}: left out, {self._pairs} pairs do not fit the time limit")
+        return False
+
+    @property
+    def _pairs(self) -> int:
+        return min(self.rounds, LEAST_PAIRS)
 
     @property
     def _worker_counts(self) -> tuple[int, ...]:
@@ -303,7 +324,7 @@ class _Calibration:
         result = ProbeResult(set_pipelines=filled.pipelines, cold_hits=filled.hits)
         began = time.monotonic()
         looked_up = self._ask("looking up in a new process", ProbeStep.LOOK_UP, "shared")
-        self.expected.start_s = time.monotonic() - began
+        self.expected.probe_s = time.monotonic() - began
         if not isinstance(looked_up, Probed):
             return evolve(result, problem=reason_of(looked_up))
         result = evolve(result, shared_hits=looked_up.hits, missed=looked_up.missed)
@@ -342,6 +363,8 @@ class _Calibration:
                 self.total -= (self.rounds - number) * len(arms)
                 self.notes.append(f"{number} of {self.rounds} rounds: time was kept for what comes after")
                 break
+            if number == 0:
+                arms.sort(key=lambda arm: self._rank(arm[0]))
             rest_s = after_s(self.rounds) + (self.rounds - number - 1) * round_s
             begun = number + 1
             if not self._round(arms, number, rows, rest_s):
@@ -380,6 +403,9 @@ class _Calibration:
     ) -> bool:
         """One sample of each; whether there is time for more."""
         for place, arm in enumerate(arms):
+            if number == 0 and not self._affords([each for each, _ in arms[:place]], arm[0]):
+                self.left_out.add(arm[0])
+                self.squeezed.append(arm[0])
             if arm[0] in self.left_out:
                 self.total -= 1
                 continue
@@ -389,6 +415,29 @@ class _Calibration:
                 return False
             self._take(arm, number, rows, rest_s + self.expected.of(each for each, _ in arms[place:]))
         return True
+
+    def _rank(self, contender: Contender) -> int:
+        """How little a contender tells: the topologies with all workers, one worker, two levels, and so on."""
+        start, mode, workers, _ = contender
+        if workers == self.most:
+            ranks = {CacheMode.TWO_LEVEL: 2, CacheMode.PER_WORKER_INTERNAL: 4, CacheMode.BINARIES: 6}
+            return ranks.get(mode, 0)
+        if workers == 1:
+            return 1 if start == Start.WARM else 3
+        return 5
+
+    def _affords(self, taken: Sequence[Contender], contender: Contender) -> bool:
+        """Whether all pairs of a contender end before the time limit, beside those of what is taken already."""
+        if self.deadline is None or self._rank(contender) == 0:
+            return True
+
+        def rounds_of(each: Contender) -> int:
+            return 1 if self.expected.is_far_behind(each) else self._pairs
+
+        ahead = sum(
+            (rounds_of(each) - 1) * self.expected.of([each]) for each in taken if each not in self.left_out
+        )
+        return self._fits(ahead + rounds_of(contender) * self.expected.of([contender]))
 
     def _take(self, arm: tuple[Contender, bool], number: int, rows: list[Sample], left_s: float) -> None:
         contender, control = arm
@@ -437,6 +486,11 @@ class _Calibration:
                 "may be noise, and differences that are there may not have been seen"
             )
         notes += sorted({note for each in rows for note in each.notes if note not in notes})
+        if self.squeezed:
+            words = "; ".join(each.words for each in self.squeezed)
+            notes.append(
+                f"left out, so that the others get {self._pairs} pairs within the time limit: {words}"
+            )
         if self.stopped:
             notes.append(f"ended early by {self.stopped}")
         return CalibrationProfile(

@@ -70,8 +70,8 @@ def calibrate_verb(
         sets: What to compile: an archive (again for several) or a manifest.
         samples: Samples of each contender; from fewer than 5 nothing can be told.
         workers: The most workers to try.
-        time_limit: Start no sample after this time, such as `90s` or `20m` (a number alone is
-            seconds), and judge what is there.
+        time_limit: Leave out what does not fit into this time, such as `90s` or `20m` (a number alone is
+            seconds), those contenders first that tell least, and judge what is there.
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar

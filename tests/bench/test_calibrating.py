@@ -26,6 +26,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.stores.distrusted_keys import read_distrusted
+from orchestrator.stores.profile_file import CalibrationProfile
 from tests.bench.support import ENVIRONMENT, sample
 
 
@@ -365,18 +366,65 @@ def test_what_it_takes_is_expected_before_the_first_sample_and_is_an_upper_bound
         left -= answer.process_s
 
 
-def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not_fit() -> None:
-    machine = Machine(answer=nvidia_like)
-    limited = calibrate(
-        ("set",), "simulated", rounds=7, workers=16, time_limit_s=80.0, run_job=machine
-    ).profile
-    assert limited.rounds == 5
-    assert limited.batch is not None
+class Clock:
+    """Time that passes as samples say, and two seconds for anything else."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def __call__(self, job: Job) -> Answer | None:
+        """NVIDIA's costs."""
+        answer = nvidia_like(job)
+        self.now += answer.process_s if isinstance(answer, Sample) else 2.0
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "left_out", "batches"),
+    [(90.0, 10, False), (110.0, 8, False), (150.0, 5, False), (250.0, 0, True)],
+)
+def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
+    limit_s: float, left_out: int, batches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    machine, told = Machine(answer=clock), list[CalibrationProgress]()
+    found = calibrate(
+        ("set",),
+        "simulated",
+        rounds=5,
+        workers=16,
+        time_limit_s=limit_s,
+        on_progress=told.append,
+        run_job=machine,
+    )
+    profile = found.profile
+    assert found.stopped == ""
+    assert clock.now <= limit_s
+    assert profile.cold is not None
+    assert (profile.cold.mode, profile.cold.workers) == ("shared", 16)
+    assert profile.warm is not None
+    assert samples_of(machine, start="warm", mode="per-worker", workers=16) == [0, 1, 2, 3, 4]
+    notes = [note for note in profile.notes if note.startswith("left out, so that the others get 5 pairs")]
+    assert sum(note.count("; ") + 1 for note in notes) == left_out
+    assert (profile.batch is not None) == batches
+    assert any(note.startswith("batches: left out") for note in profile.notes) != batches
+    assert told[-1].done + 1 == len(machine.jobs)
+
+
+def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rounds(limit_s: float) -> CalibrationProfile:
+        machine = Machine(answer=Clock(monkeypatch))
+        return calibrate(
+            ("set",), "simulated", rounds=7, workers=16, time_limit_s=limit_s, run_job=machine
+        ).profile
+
+    limited = rounds(250.0)
+    assert (limited.rounds, limited.batch is not None) == (5, True)
     assert any(note.startswith("5 of 7 rounds: time was kept") for note in limited.notes)
-    whole = calibrate(
-        ("set",), "simulated", rounds=7, workers=16, run_job=Machine(answer=nvidia_like)
-    ).profile
-    assert whole.rounds == 7
+    assert rounds(300.0).rounds == 7
 
 
 def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
