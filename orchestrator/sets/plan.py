@@ -34,11 +34,11 @@ from orchestrator.sets.image.builder import (
     DEFAULT_MODULE_BYTES,
     FEEDBACK,
     OBJECT_KINDS,
-    PNEXT,
     BuiltImage,
     ModuleCode,
     Problem,
 )
+from orchestrator.sets.image.packed import PNEXT
 from orchestrator.sets.needs.asking import DeviceAnswer
 from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet

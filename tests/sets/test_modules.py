@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from orchestrator.sets.archive.modules import (
     CODE_SIZE_MAX,
     ShaderModule,
     decode_module,
+    decode_modules,
     encode_module,
     encode_varint,
     misnamed_modules,
@@ -56,6 +58,68 @@ def test_the_offset_counts_from_behind_the_nul() -> None:
     encoded = payload().split(b"\0", 1)[1]
     moved = payload(b"junk" + encoded + b"junk", varintOffset=4, varintSize=len(encoded))
     assert decode_module(KEY, moved).code == CODE
+
+
+def one_of(number: int, *, old: bool = False) -> bytes:
+    """The payload of a module that is named by its number."""
+    code = spirv(*range(number))
+    text = base64.b64encode(code).decode()
+    module = {"codeSize": len(code), "flags": number, "code": text}
+    document = {"version": 6, "shaderModules": {f"{number:016x}": module}}
+    return msgspec.json.encode(document) if old else encode_module(code, number, number)
+
+
+def alone(key: int, data: bytes) -> ShaderModule | None:
+    try:
+        return decode_module(key, data)
+    except RecordError:
+        return None
+
+
+DAMAGE = (
+    lambda payload: payload[:-3],
+    lambda payload: payload + b"\1",
+    lambda payload: payload[:-1] + b"\x81",
+    lambda payload: payload[:-2] + b"\xff" * 6,
+    lambda payload: payload.replace(b'codeSize":', b'codeSize":4'),
+    lambda payload: payload.replace(b'varintSize":', b'varintSize":1'),
+    lambda payload: b"",
+)
+
+
+@given(st.integers(1, 30), st.dictionaries(st.integers(0, 29), st.sampled_from(DAMAGE), max_size=3))
+def test_modules_decoded_together_are_those_that_decode_alone(
+    count: int, damage: dict[int, Callable[[bytes], bytes]]
+) -> None:
+    payloads = {each: one_of(each, old=not each % 5) for each in range(count)}
+    payloads |= {each: damage[each](payloads[each]) for each in damage if each < count}
+    each_alone = {key: alone(key, payload) for key, payload in payloads.items()}
+    assert decode_modules(payloads) == {key: found for key, found in each_alone.items() if found is not None}
+
+
+def test_words_do_not_pass_from_one_module_into_the_next() -> None:
+    code, encoded = spirv(1, 2, 3), encode_module(spirv(1, 2, 3), 0, 1).split(b"\0", 1)[1]
+
+    def module(key: int, size: int, binary: bytes) -> bytes:
+        fields = {"varintOffset": 0, "varintSize": len(binary), "codeSize": size, "flags": 0}
+        document = {"version": 6, "shaderModules": {f"{key:016x}": fields}}
+        return msgspec.json.encode(document) + b"\0" + binary
+
+    whole = module(3, len(code), encoded)
+    magic = encode_varint(struct.unpack("<I", code[:4]))
+    for longer, shorter in (
+        (module(1, len(code), encoded + b"\5"), module(2, len(code) + 4, encoded)),
+        (module(1, len(code) + 4, encoded + b"\x85"), module(2, len(code), encoded)),
+        (module(1, len(code), encoded + magic), module(2, len(code), encoded[len(magic) :])),
+        (module(1, len(code), encoded + magic[:1]), module(2, len(code), encoded[1:])),
+    ):
+        assert decode_modules({1: longer, 2: shorter, 3: whole}) == {
+            key: found
+            for key, payload in ((1, longer), (2, shorter), (3, whole))
+            if (found := alone(key, payload)) is not None
+        }
+    assert decode_modules({3: whole}) == {3: ShaderModule(3, code, 0)}
+    assert decode_modules({}) == {}
 
 
 def test_the_old_form() -> None:

@@ -647,15 +647,15 @@ class Archive(Closing):
         if refusal is not None:
             raise self._damaged(row, refusal)
         descriptor = self._require_open()
-        begin = int(index.offsets[row]) + RECORD_SIZE
-        end = begin + int(index.stored[row])
+        begin = index.offsets.item(row) + RECORD_SIZE  # `item` takes half the time of indexing
+        end = begin + index.stored.item(row)
         if os.fstat(descriptor).st_size < end:
             raise self._damaged(row, "the file was shortened after it was opened")
         stored = self._data[begin:end]
-        crc = int(index.crcs[row])
+        crc = index.crcs.item(row)
         if crc != 0 and zlib.crc32(stored) != crc:
             raise self._damaged(row, f"crc32 {zlib.crc32(stored):08x} of the stored bytes is not {crc:08x}")
-        return stored, int(index.flags[row]), int(index.sizes[row])
+        return stored, index.flags.item(row), index.sizes.item(row)
 
     def _require_open(self) -> int:
         if self._descriptor is None:

@@ -18,8 +18,9 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,11 +45,13 @@ from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.image.create_infos import Heap, PackError, Piece, at_heap, packer
 from orchestrator.sets.image.documents import (
+    PipelineDocument,
     PipelineDocuments,
     UnknownStructureError,
     decode_document,
     stages_of,
 )
+from orchestrator.sets.image.packed import FLAGS_2, PNEXT, KindColumns, Packed, PackedRows
 from orchestrator.sets.needs.context import (
     DescriptorCounts,
     GraphicsParts,
@@ -73,115 +76,17 @@ CREATE_INFOS = {
 FEEDBACK = "VkPipelineCreationFeedback"
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
-_FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 # VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
 _WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
 # Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16, Float64, Int64,
 # Int16, Int8.
 _OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
-PNEXT = 8
-
 _Read = TypeVar("_Read")
 
 
-class HandleFields(msgspec.Struct, frozen=True):
-    """Handle fields of one sort of a pipeline that was packed.
-
-    Attributes:
-        places: Offset of each: in the pipeline's own part of the heap, or, as a negative number, in the create info
-            itself: -1 - offset.
-        types: Handle type of each.
-        handles: Which of the pipeline's handles each holds.
-    """
-
-    places: tuple[int, ...]
-    types: tuple[str, ...]
-    handles: tuple[int, ...]
-
-    @classmethod
-    def of(cls, info: Piece, own: Piece, types: Container[str]) -> Self:
-        """The fields of some types."""
-        found = [(-1 - each.offset, each) for each in info.handles] + [
-            (each.offset, each) for each in own.handles
-        ]
-        found = [(place, each) for place, each in found if each.type in types]
-        return cls(
-            tuple(place for place, _ in found),
-            tuple(each.type for _, each in found),
-            tuple(each.key for _, each in found),
-        )
-
-
-class Packed(msgspec.Struct, frozen=True, eq=False):
-    """Pipelines that are alike but for their handles, packed.
-
-    Attributes:
-        info: The create info, without its pNext.
-        pointers: Pointer fields in it, and what they point to, as `Heap.place` gave it.
-        following: What stands first in its pNext chain, or None.
-        own: The part of the heap that each of them has for itself.
-        own_pointers: Pointer fields in that.
-        flags_2: The 64-bit flags in its chain, or None.
-        objects: Handle fields of objects.
-        modules: Handle fields of shader modules.
-        libraries: Handle fields of pipelines.
-        infos: Pointers to specialization, in the order of stages; not among `pointers` nor in `own`.
-    """
-
-    info: bytes
-    pointers: tuple[tuple[int, int], ...]
-    following: int | None
-    own: bytes
-    own_pointers: tuple[tuple[int, int], ...]
-    flags_2: int | None
-    infos: tuple[int, ...]
-    objects: HandleFields
-    modules: HandleFields
-    libraries: HandleFields
-
-    @classmethod
-    def of(cls, info: Piece, own: Piece, *, has_flags_2: bool) -> Self:
-        """What was packed."""
-        pointers, own_pointers = dict(info.pointers), dict(own.pointers)
-        following = pointers.pop(PNEXT, None)
-        for piece, fields in ((info, pointers), (own, own_pointers)):
-            for slot in piece.infos:
-                del fields[slot]
-        return cls(
-            bytes(info.data),
-            tuple(pointers.items()),
-            following,
-            bytes(own.data),
-            tuple(own_pointers.items()),
-            _find_flags_2(own, following) if has_flags_2 else None,
-            (*(-1 - each for each in info.infos), *own.infos),
-            HandleFields.of(info, own, OBJECT_TAGS),
-            HandleFields.of(info, own, ("VkShaderModule",)),
-            HandleFields.of(info, own, ("VkPipeline",)),
-        )
-
-
-def _find_flags_2(own: Piece, following: int | None) -> int:
-    """The 64-bit flags in a chain that has them, which is a pipeline's own as far as they are."""
-    wanted, pointers = registry().struct(_FLAGS_2).s_type, dict(own.pointers)
-    while following is not None and following < 0:
-        offset = -1 - following
-        (s_type,) = binary.unpack_from("<I", own.data, offset)
-        if s_type == wanted:
-            return following - _offset(_FLAGS_2, "flags")
-        following = pointers.get(offset + PNEXT)
-    raise AssertionError("a chain that was said to hold 64-bit flags does not")
-
-
 class Slots:
-    """Handle fields of the pipelines of one kind, in the order of the pipelines, in columns.
-
-    Attributes:
-        places: Offset of each: in the heap, or, as a negative number, in the array of create infos: -1 - offset.
-        numbers: What each refers to: an object, a module, or a library's index within its kind.
-        ends: Where each pipeline's end.
-    """
+    """Handle fields of the pipelines of one kind, as in `KindColumns.slots`."""
 
     def __init__(self) -> None:
         self.places = array("q")
@@ -190,17 +95,7 @@ class Slots:
 
 
 class Entries:
-    """The pipelines of one kind, packed, in columns; `-1` in the heap stands for nothing.
-
-    Attributes:
-        data: Their create infos, contiguous.
-        keys: Hash of each.
-        following: What stands first in each one's pNext chain, in the heap.
-        flags_2: The 64-bit flags in each one's chain, in the heap.
-        pointer_slots: Pointer fields in `data`, without the pNext of create infos.
-        pointer_targets: What they point to in the heap.
-        slots: Fields that hold handles of "objects", "modules" and "libraries".
-    """
+    """The pipelines of one kind: `KindColumns` that grow."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -271,18 +166,6 @@ def _extend(column: array[int], values: npt.NDArray[Any]) -> None:
     column.frombytes(values.astype(column.typecode).tobytes())
 
 
-class KindColumns(msgspec.Struct, array_like=True):
-    """`Entries` as bytes; `slots` has places, numbers and ends of each."""
-
-    data: bytes
-    keys: bytes
-    following: bytes
-    flags_2: bytes
-    pointer_slots: bytes
-    pointer_targets: bytes
-    slots: dict[str, tuple[bytes, bytes, bytes]]
-
-
 class LayoutColumns(msgspec.Struct, array_like=True):
     """What an `ImageLayout` holds, as a value that another process may add to its own.
 
@@ -313,6 +196,7 @@ class ImageLayout:
         self._objects: list[ImageObject] = []
         self._object_slots: list[tuple[int, int]] = []
         self._modules: list[ImageModule] = []
+        self._rows = {kind: PackedRows() for kind in PipelineKind}
         self._entries = {kind: Entries() for kind in PipelineKind}
         tables = registry()
         self._feedback_size = tables.struct(FEEDBACK).size
@@ -347,43 +231,15 @@ class ImageLayout:
         kind: PipelineKind,
         key: int,
         packed: Packed,
-        numbers: Iterable[Sequence[int]],
         infos: Sequence[int],
+        numbers: Sequence[Sequence[int]],
     ) -> int:
-        """Append a pipeline to its kind's array; returns its index within the kind.
-
-        Args:
-            kind: Its kind.
-            key: Its hash.
-            packed: It, packed.
-            numbers: What its handle fields refer to: objects, modules, and libraries' indices within the kind.
-            infos: Offsets of its specialization infos.
-        """
-        own = self._heap.put(packed.own, packed.own_pointers)
-        entries = self._entries[kind]
-        at = len(entries.data)
-        entries.data += packed.info
-        entries.keys.append(key)
-        entries.following.append(-1 if packed.following is None else at_heap(packed.following, own))
-        entries.flags_2.append(-1 if packed.flags_2 is None else at_heap(packed.flags_2, own))
-        for slot, target in packed.pointers:
-            entries.pointer_slots.append(at + slot)
-            entries.pointer_targets.append(at_heap(target, own))
-        for place, target in zip(packed.infos, infos, strict=True):
-            if place < 0:
-                entries.pointer_slots.append(at - 1 - place)
-                entries.pointer_targets.append(target)
-            else:
-                self._heap.point(own + place, target)
-        fields = (packed.objects, packed.modules, packed.libraries)
-        for column, each, held in zip(entries.slots.values(), fields, numbers, strict=True):
-            column.places.extend([own + place if place >= 0 else place - at for place in each.places])
-            column.numbers.extend(held)
-            column.ends.append(len(column.numbers))
-        return len(entries) - 1
+        """Append a pipeline to its kind's; returns its index within the kind. As `PackedRows.add`."""
+        return self._rows[kind].add(key, packed, self._heap.put(packed.own), infos, numbers)
 
     def columns(self) -> LayoutColumns:
-        """All that was collected."""
+        """All that was collected, none of which was taken from another layout. Once."""
+        kinds = self._columns_of_rows()
         return LayoutColumns(
             bytes(self._heap.data),
             self._heap.pointer_slots.tobytes(),
@@ -391,22 +247,18 @@ class ImageLayout:
             [(each.kind, int(each.key), each.offset, each.dependencies) for each in self._objects],
             self._object_slots,
             [(int(each.key), each.code_size, each.flags) for each in self._modules],
-            [
-                KindColumns(
-                    bytes(each.data),
-                    each.keys.tobytes(),
-                    each.following.tobytes(),
-                    each.flags_2.tobytes(),
-                    each.pointer_slots.tobytes(),
-                    each.pointer_targets.tobytes(),
-                    {
-                        what: (slots.places.tobytes(), slots.numbers.tobytes(), slots.ends.tobytes())
-                        for what, slots in each.slots.items()
-                    },
-                )
-                for each in self._entries.values()
-            ],
+            kinds,
         )
+
+    def _columns_of_rows(self) -> list[KindColumns]:
+        """The pipelines that were added, by kind; their pointers go to the heap."""
+        kinds: list[KindColumns] = []
+        for kind, rows in self._rows.items():
+            columns, slots, targets = rows.columns(registry().struct(CREATE_INFOS[kind]).size)
+            kinds.append(columns)
+            _extend(self._heap.pointer_slots, slots)
+            _extend(self._heap.pointer_targets, targets)
+        return kinds
 
     def take(
         self, more: LayoutColumns, load: Callable[[int], ModuleSource], repeated: npt.NDArray[np.uint64]
@@ -441,7 +293,13 @@ class ImageLayout:
             entries.take(rows, base, numbers, repeated)
 
     def finish(self) -> CreateInfoImage:
-        """Lay everything out."""
+        """Lay everything out. Once."""
+        same = {
+            "objects": np.arange(len(self._objects), dtype=np.int32),
+            "modules": np.arange(len(self._modules), dtype=np.int32),
+        }
+        for entries, columns in zip(self._entries.values(), self._columns_of_rows(), strict=True):
+            entries.take(columns, 0, same, np.zeros(0, np.uint64))
         self._drop_orphans()
         several = [self._entries[kind] for kind in PipelineKind]
         counts = {kind: len(self._entries[kind]) for kind in PipelineKind}
@@ -598,6 +456,7 @@ def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, np
 
 
 _MOST_INFOS: Final = 1 << 12
+_READ_AHEAD: Final = 64  # pipelines whose modules are decoded together
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
@@ -745,8 +604,7 @@ def build_image(
     """
     builder = _ImageBuilder(source, capabilities, module_bytes)
     asked = dict.fromkeys(jobs)
-    for job in asked:
-        builder.add(job)
+    builder.add_all(list(asked))
     return builder.finish(asked)
 
 
@@ -776,8 +634,7 @@ def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapa
     """As `build_image`, for another process that joins several parts."""
     builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES)
     asked = dict.fromkeys(jobs)
-    for job in asked:
-        builder.add(job)
+    builder.add_all(list(asked))
     return builder.part(asked)
 
 
@@ -840,6 +697,8 @@ class _ImageBuilder:
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
         self._documents = PipelineDocuments(_Alike)
+        self._documents_ahead: dict[PipelineJob, PipelineDocument[_Alike]] = {}
+        self._modules_ahead: dict[int, ShaderModule] = {}
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
@@ -855,6 +714,23 @@ class _ImageBuilder:
         self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
         self._depth = 0
+
+    def add_all(self, jobs: Sequence[PipelineJob]) -> None:
+        """Put pipelines into the image or among the problems; once."""
+        for start in range(0, len(jobs), _READ_AHEAD):
+            some = jobs[start : start + _READ_AHEAD]
+            for job in some:
+                with suppress(_UnusableError, *_DEFECTS):  # which it raises again in its turn
+                    self._documents_ahead[job] = self._read(job.tag, job.key, self._documents.decode)
+            modules = {
+                each.handles[stage.module]
+                for each in self._documents_ahead.values()
+                for stage in each.made.stages
+            }
+            self._modules_ahead = self._source.modules(sorted(modules.difference(self._modules)))
+            for job in some:
+                self.add(job)
+            self._documents_ahead.clear()
 
     def add(self, job: PipelineJob) -> None:
         """Put a pipeline into the image or among the problems; once."""
@@ -893,7 +769,10 @@ class _ImageBuilder:
         )
 
     def _decode(self, job: PipelineJob) -> int:
-        alike, handles = self._read(job.tag, job.key, self._documents.decode)
+        document = self._documents_ahead.get(job)
+        if document is None:
+            document = self._read(job.tag, job.key, self._documents.decode)
+        alike, handles = document.choose(), document.handles
         value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
         itself, stages = () not in passed, []
         for number, stage in enumerate(alike.stages):
@@ -943,7 +822,7 @@ class _ImageBuilder:
             # After all that it needs: what a device is opened as does not depend on who is left out.
             raise _UnusableError(reason)
         infos = self._infos(alike) if packed.infos else ()
-        return self._layout.add_pipeline(job.kind, job.key, packed, numbers, infos)
+        return self._layout.add_pipeline(job.kind, job.key, packed, infos, numbers)
 
     def _infos(self, alike: _Alike) -> list[int]:
         """Where the specialization infos of a pipeline are in the heap."""
@@ -1041,7 +920,7 @@ class _ImageBuilder:
         if not key:
             raise _UnusableError("a stage has no shader module: only its identifier was recorded")
         try:
-            module: ShaderModule = self._source.module(key)
+            module = self._modules_ahead.pop(key, None) or self._source.module(key)
             spirv = walk_spirv(module.code)
         except RecordError as error:
             raise _UnusableError(str(error)) from None
@@ -1053,9 +932,8 @@ class _ImageBuilder:
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
         self._require(self._checker.module(spirv))
         self._code.keep(key, module.code)
-        code = self._code
         index = self._layout.add_module(
-            ImageModule(key=key, code_size=len(module.code), flags=module.flags, load=lambda: code.load(key))
+            ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
         )
         return index, spirv
 
@@ -1211,7 +1089,7 @@ def _normalize(value: Any) -> bool:
     value.basePipelineIndex = -1
     has_flags_2 = False
     for each in value.pNext or ():
-        if type(each).__name__ == _FLAGS_2:
+        if type(each).__name__ == FLAGS_2:
             each.flags &= ~_CREATION_ONLY_FLAGS
             has_flags_2 = True
     return has_flags_2

@@ -15,7 +15,7 @@ import functools
 import operator
 import struct as binary
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -118,20 +118,16 @@ class Heap:
             known = self._interned[data, pointers] = self.put(data, pointers)
         return known
 
-    def put(self, data: bytes | bytearray, pointers: Sequence[tuple[int, int]]) -> int:
+    def put(self, data: bytes | bytearray, pointers: Iterable[tuple[int, int]] = ()) -> int:
         """Append bytes, whose pointers may be to offsets in themselves; returns where they begin."""
         start = len(self.data)
         self.data += data
         if len(data) % _ALIGNMENT:
             self.data += bytes(-len(data) % _ALIGNMENT)
         for slot, target in pointers:
-            self.point(start + slot, at_heap(target, start))
+            self.pointer_slots.append(start + slot)
+            self.pointer_targets.append(at_heap(target, start))
         return start
-
-    def point(self, slot: int, target: int) -> None:
-        """A pointer field of the heap, and what it points to there."""
-        self.pointer_slots.append(slot)
-        self.pointer_targets.append(target)
 
     def known(self, value: object) -> int | None:
         """Offset of a value that was remembered, by identity."""

@@ -379,7 +379,7 @@ def _decode(
 
 # A hash in a document: its own, or that of a record that it refers to. In a document without escapes, what looks
 # like one is one, or a name of 16 digits.
-_HASH: Final = re.compile(rb'"((?!0{16})[0-9a-f]{16})"')
+_HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
 _DATA_BEGINS, _NO_DATA = b'"data":"', b'"data":""'
 _MOST_ALIKE: Final = 1 << 12
@@ -389,23 +389,26 @@ _bytes_decoder: Final = msgspec.json.Decoder(bytes)
 Made = TypeVar("Made")
 
 
-class _Known(msgspec.Struct, Generic[Made]):
-    """What was made of a pipeline, and its specialization infos, each with the data of who was decoded last."""
+class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
+    """A pipeline, by what was made of those that are alike.
+
+    Attributes:
+        made: That.
+        infos: The specialization infos of the value that it was made of.
+        handles: Hashes of the records that the handles refer to, by position; the first is 0.
+        data: Their data in this pipeline.
+    """
 
     made: Made
     infos: list[Any]
+    handles: list[int]
+    data: list[bytes]
 
-    def fill(self, data: list[bytes]) -> bool:
-        """Give it another pipeline's data; says whether that is alike too, in its size."""
-        try:
-            values = [_bytes_decoder.decode(b'"%b"' % each) for each in data]
-        except msgspec.DecodeError:
-            return False
-        if any(len(each) != len(info.pData) for info, each in zip(self.infos, values, strict=True)):
-            return False
-        for info, each in zip(self.infos, values, strict=True):
-            info.pData = each
-        return True
+    def choose(self) -> Made:
+        """What was made, its value with this pipeline's data; until the next is chosen."""
+        for info, data in zip(self.infos, self.data, strict=True):
+            info.pData = data
+        return self.made
 
 
 class PipelineDocuments(Generic[Made]):
@@ -419,20 +422,15 @@ class PipelineDocuments(Generic[Made]):
 
         Args:
             make: Makes what is kept of a pipeline for all that are alike. Its handles are not hashes, but positions
-                among those that `decode` gives, or 0 where they are null. The data of its specialization infos are
-                those of the pipeline that was decoded last.
+                among those of each, or 0 where they are null.
         """
         self._make = make
         self._states = SharedStates()
-        self._known: dict[tuple[RecordTag, bytes], _Known[Made]] = {}
+        self._known: dict[tuple[RecordTag, bytes], tuple[Made, list[Any]]] = {}
         self._met: list[int] = []
 
-    def decode(self, tag: RecordTag, key: int, payload: bytes) -> tuple[Made, list[int]]:
-        """What was made of a pipeline, or of one that is alike, and the hashes that its handles are; the first is 0.
-
-        Raises:
-            RecordError: As `decode_document`.
-        """
+    def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
+        """What a record holds; raises as `decode_document`."""
         text = payload.split(b"\0", 1)[0]
         blank, data = text, []
         if _DATA_BEGINS in text:
@@ -442,17 +440,21 @@ class PipelineDocuments(Generic[Made]):
         alike = (tag, b"\0".join(parts[::2]))
         hashes = [int(each, 16) for each in parts[1::2]]
         known = self._known.get(alike)
-        if known is not None and hashes[0] == key and (not data or known.fill(data)):
-            hashes[0] = 0
-            return known.made, hashes
+        if known is not None and hashes[0] == key:
+            values = _decode_data(data, known[1]) if data else []
+            if values is not None:
+                hashes[0] = 0
+                return PipelineDocument(*known, hashes, values)
         self._met = []
         value = _decode(tag, key, text, self._states, self._number)
-        known = _Known(self._make(value), _specialization_infos(value))
-        if hashes == [key, *self._met] and len(data) == len(known.infos) and b"\\" not in text:
+        infos = [each.pSpecializationInfo for each in stages_of(value)]
+        infos = [each for each in infos if each is not None and each.pData is not None]
+        made = self._make(value)
+        if hashes == [key, *self._met] and len(data) == len(infos) and b"\\" not in text:
             if len(self._known) >= _MOST_ALIKE:
                 self._known.clear()
-            self._known[alike] = known
-        return known.made, [0, *self._met]
+            self._known[alike] = made, infos
+        return PipelineDocument(made, infos, [0, *self._met], [each.pData for each in infos])
 
     def _number(self, expected: type, value: Any) -> Any:
         """Decode hook that gives each handle's position among those met."""
@@ -469,10 +471,14 @@ def stages_of(pipeline: Any) -> list[Any]:
     return [stage] if stage is not None else pipeline.pStages or []
 
 
-def _specialization_infos(pipeline: Any) -> list[Any]:
-    """Those of a pipeline that have data."""
-    infos = [each.pSpecializationInfo for each in stages_of(pipeline)]
-    return [each for each in infos if each is not None and each.pData is not None]
+def _decode_data(data: list[bytes], infos: list[Any]) -> list[bytes] | None:
+    """Data of specialization infos; None where they are not what these infos can have."""
+    try:
+        values = [_bytes_decoder.decode(b'"%b"' % each) for each in data]
+    except msgspec.DecodeError:
+        return None
+    alike = all(len(each) == len(info.pData) for info, each in zip(infos, values, strict=True))
+    return values if alike else None
 
 
 def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordError:

@@ -51,14 +51,13 @@ _STAGES = {
     5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
 }  # fmt: skip
 
-# Words that each instruction has at least, its first included; a shorter one cannot hold its operands.
+# Words that each instruction that is read has at least, its first included; a shorter one cannot hold its operands.
+# At OpFunction the walk stops.
 _LEAST_WORDS = {
-    OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4,
-    OP_DECORATE: 3, OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3,
-    OP_EXECUTION_MODE_ID: 3, OP_TYPE_POINTER: 4,
+    OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4, OP_DECORATE: 3,
+    OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3, OP_EXECUTION_MODE_ID: 3,
+    OP_TYPE_POINTER: 4, OP_FUNCTION: 0,
 }  # fmt: skip
-# OpFunction is read too: the walk stops there.
-_READ = frozenset({*_LEAST_WORDS, OP_FUNCTION})
 # Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
 # PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
 _WORKGROUP = 4
@@ -111,7 +110,7 @@ class SpirvError(OrchestratorError, ValueError):
         self.reason = reason
 
 
-class EntryPoint(msgspec.Struct, frozen=True):
+class EntryPoint(msgspec.Struct, frozen=True, gc=False):
     """An entry point of a module.
 
     Attributes:
@@ -135,7 +134,7 @@ class EntryPoint(msgspec.Struct, frozen=True):
         return cls(next(model for model, bit in _STAGES.items() if bit == stage), name, 0)
 
 
-class ExecutionMode(msgspec.Struct, frozen=True):
+class ExecutionMode(msgspec.Struct, frozen=True, gc=False):
     """An execution mode of an entry point.
 
     Attributes:
@@ -151,7 +150,7 @@ class ExecutionMode(msgspec.Struct, frozen=True):
     by_id: bool
 
 
-class Atomic(msgspec.Struct, frozen=True):
+class Atomic(msgspec.Struct, frozen=True, gc=False):
     """A kind of atomic operation that the functions of a module do.
 
     Attributes:
@@ -184,7 +183,7 @@ class _Pointer(NamedTuple):
     pointee: int
 
 
-class SpirvModule(msgspec.Struct, frozen=True):
+class SpirvModule(msgspec.Struct, frozen=True, gc=False):
     """What a module says.
 
     Attributes:
@@ -391,19 +390,23 @@ class _Walk:
         Every module of a set goes through here, so this looks at few instructions, not through
         `instructions`.
         """
-        words, count, concerning = self.words, len(self.words), _CONCERNING
-        descriptor_sets, bindings = self.descriptor_sets, self.bindings
+        words, count, concerning, least_words = self.words, len(self.words), _CONCERNING, _LEAST_WORDS
+        descriptor_sets, bindings, constants = self.descriptor_sets, self.bindings, self.constants
         at = HEADER_WORDS
         while at < count:
             word = words[at]
-            opcode = word & 0xFFFF
             step = word >> 16
-            if opcode in _READ:
+            least = least_words.get(word & 0xFFFF)
+            if least is not None:
+                opcode = word & 0xFFFF
                 if opcode == OP_FUNCTION:
                     return at
-                if at + step > count or step < _LEAST_WORDS[opcode]:
+                if at + step > count or step < least:
                     _raise_length(words, at, count)
-                if opcode == OP_DECORATE and step == 4:  # nearly all of what is read
+                if opcode == OP_CONSTANT:  # these and decorations are nearly all of what is read
+                    if step == 4:
+                        constants[self._id(at + 2)] = words[at + 3]
+                elif opcode == OP_DECORATE and step == 4:
                     decoration = words[at + 2]
                     if decoration == DECORATION_DESCRIPTOR_SET:
                         descriptor_sets[words[at + 1]] = words[at + 3]
@@ -469,7 +472,7 @@ class _Walk:
                 and words[at + 3] == BUILT_IN_WORKGROUP_SIZE
             ):
                 self.workgroup_size = self._id(at + 1)
-        elif opcode in (OP_CONSTANT, OP_SPEC_CONSTANT):
+        elif opcode == OP_SPEC_CONSTANT:
             if end - at == 4:
                 self.constants[self._id(at + 2)] = words[at + 3]
         elif opcode in (OP_CONSTANT_COMPOSITE, OP_SPEC_CONSTANT_COMPOSITE):

@@ -54,7 +54,8 @@ class Decoding:
 
     def check(self, key: int, payload: bytes) -> None:
         """What is decoded has the members and the handles that the document by itself has."""
-        value, handles = self.documents.decode(TAG, key, payload)
+        found = self.documents.decode(TAG, key, payload)
+        value, handles = found.choose(), found.handles
         alone = decode_document(TAG, key, payload)
         assert handles[0] == 0
         assert handles[value.layout] == alone.layout
