@@ -4,8 +4,8 @@
 #   .ci/setup.sh test    the same, and what no test may miss: a C compiler, SPIR-V tools, the dev group
 #
 # Guarantees: idempotent, and quick when all is there. Asks for what is missing, not for packages by name, so a
-# machine that has it from elsewhere is left alone. Writes into the checkout only, apt apart. One line a step; the
-# rest goes to build/setup.log. No driver is not an error: build/no-driver then says why, and the simulated device
+# machine that has it from elsewhere is left alone. Writes into the checkout only, apt apart; with sudo all of it
+# belongs to the checkout's owner. One line a step; the rest goes to build/setup.log. No driver is not an error: build/no-driver then says why, and the simulated device
 # takes its place. Exit 1 only where there is no Python or the package cannot be installed.
 #
 # Assumptions: packages come through apt, as root. Debian 12's own Mesa (22.3) lacks VK_KHR_pipeline_binary, so
@@ -51,11 +51,21 @@ quietly() { # Runs a command, output to the log.
 fail() {
     say "failed: $*"
     if [ -s "$log" ]; then
-        say "the log is build/setup.log, its last lines are:"
-        tail -n 5 "$log" | sed 's/^/    /'
+        say "the log is build/setup.log; what failed is there:"
+        { grep -E '^ *(E: |ERROR|error:)' "$log" || grep -Ev '^ *(\+ .*)?$' "$log" || true; } |
+            tail -n 5 | cut -c 1-300 | sed 's/^ */    /'
     fi
     exit 1
 }
+
+give_to_owner() { # What root made in somebody's checkout is theirs: they could neither use nor remove it.
+    local owner
+    owner=$(stat -c %u:%g .)
+    if [ "$(id -u)" = 0 ] && [ "${owner%%:*}" != 0 ]; then
+        find . -xdev -uid 0 -exec chown -h "$owner" {} + 2>>"$log" || true
+    fi
+}
+trap give_to_owner EXIT
 
 # --- system packages -------------------------------------------------------------------------------------------
 

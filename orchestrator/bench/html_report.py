@@ -424,7 +424,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ReportError(
-            "an HTML report needs plotly, which is not installed: pip install 'vulkan-pipeline-orchestrator[report]'"
+            "an HTML report needs plotly, which is not installed: pip install plotly"
         ) from error
     library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     figures: dict[str, Plot] = {}

@@ -188,9 +188,7 @@ def bench_verb(
     if page is not None:
         output.line("report: ", path_text(page))
     elif report is not None and lost is None:
-        output.message(
-            "no report.html: plotly is not installed (pip install 'vulkan-pipeline-orchestrator[report]')"
-        )
+        output.message("no report.html: plotly is not installed (pip install plotly)")
     if lost is not None:
         raise lost
     return _exit_code(outcome)
