@@ -128,6 +128,7 @@ class CompileSchedule:
             little.
         steered: Whether somebody says what is urgent while it runs: batches are short then too.
         followers: What becomes of pipelines that are the same as another.
+        few_for_hits: As in `ScheduleOptions`.
         notes: What a reader of the report must know.
         distrusted: Kinds whose keys turned out to tell nothing apart.
     """
@@ -142,6 +143,7 @@ class CompileSchedule:
     time_limit_s: float | None = None
     steered: bool = False
     followers: Followers = Followers.CREATE
+    few_for_hits: bool = False
     notes: list[str] = field(factory=list)
     distrusted: tuple[PipelineKind, ...] = ()
     _estimated_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
@@ -235,7 +237,7 @@ class CompileSchedule:
         made = self._scheduler = scheduler_of(
             self.image,
             self.workers,
-            evolve(options, followers=self.followers),
+            evolve(options, followers=self.followers, few_for_hits=self.few_for_hits),
             recorded_ns=self.recorded_ns,
             warm=self.warm,
             speculative=self.speculative,
@@ -543,6 +545,7 @@ class CompileJob:
             batch=options.batch_limit or (decision.batch if cache.warm else None),
             time_limit_s=self._time_left_s,
             steered=self.steering.steered,
+            few_for_hits=decision.few_for_hits,
         )
         await self._timed(
             "pipeline_keys",

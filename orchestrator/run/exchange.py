@@ -70,6 +70,8 @@ class Exchange:
         # Workers that asked in vain, and those of them to whom the end of a batch may give something to do.
         self._idle: set[int] = set()
         self._expectant: set[int] = set()
+        # Whether others among them are not needed for the hits that there are, which may change.
+        self._not_needed = False
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()
         self.cancelled = False
@@ -165,6 +167,9 @@ class Exchange:
                 self._idle -= self._expectant
                 self._expectant.clear()
             answer = scheduler.request(worker, self._clock_ns() if self._timed else 0)
+            if self._not_needed and not scheduler.satisfied:
+                self._not_needed = False
+                self._rouse()
             if isinstance(answer, Assignment):
                 self._idle.discard(worker)
                 self._expectant.discard(worker)
@@ -177,6 +182,8 @@ class Exchange:
                     answer = _WAIT
                 else:
                     self.out_of_time = True
+            elif scheduler.satisfied:
+                self._not_needed = True
             elif scheduler.queued:
                 self._expectant.add(worker)
             if isinstance(answer, Wait):

@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore
 
 _VULKAN_1_1 = 1 << 22 | 1 << 12
+_NEARLY_ALL: Final = 0.9
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -321,9 +322,9 @@ class RecordedCosts:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
         return self._known.of(image.keys)
 
-    def knows(self, keys: npt.NDArray[np.uint64]) -> bool:
-        """Whether something was recorded of each pipeline."""
-        return bool((self._known.of(keys) > 0).all())
+    def share_known(self, keys: npt.NDArray[np.uint64]) -> float:
+        """Share of pipelines of which something was recorded, 0..1."""
+        return float(np.count_nonzero(self._known.of(keys)) / len(keys)) if len(keys) else 0.0
 
     def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
         """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
@@ -344,12 +345,15 @@ class Decision:
         note: Why, for the report; "" where the caller chose the mode.
         batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None:
             the usual.
+        few_for_hits: Whether few workers take expected hits, and more as long as that is quicker: where
+            nobody chose or measured a number.
     """
 
     mode: CacheMode
     workers: int
     note: str = ""
     batch: int | None = None
+    few_for_hits: bool = False
 
 
 def decide(
@@ -388,12 +392,16 @@ def decide(
         what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
         if held and warm:
             words = "since the cache file is expected to hold everything"
-            return Decision(CacheMode.SHARED, count, f"{what}: mode shared and {_workers(count)}, {words}")
+            if count > 2:
+                words = f"few of them for hits, {words}"
+            note = f"{what}: mode shared and {_workers(count)}, {words}"
+            return Decision(CacheMode.SHARED, count, note, few_for_hits=True)
         return Decision(
             CacheMode.PER_WORKER,
             count,
             f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}` would measure "
             "what is best on this device",
+            few_for_hits=True,
         )
     count = workers or min(choice.workers, available)
     day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
@@ -640,7 +648,11 @@ class CompileCache:
         )
 
     def _holds_all(self, device: Device) -> bool:
-        """Whether earlier runs recorded each wanted pipeline's compile time: then the file should have it."""
-        if self.directory is None or self.wanted is None or not len(self.wanted):
+        """Whether earlier runs recorded nearly all wanted pipelines' compile times: then the file should have them.
+
+        Of a pipeline that a driver found in a cache which another one had just filled nothing is recorded.
+        """
+        if self.directory is None or self.wanted is None:
             return False
-        return RecordedCosts.open(self.directory, device.identity).knows(self.wanted)
+        costs = RecordedCosts.open(self.directory, device.identity)
+        return costs.share_known(self.wanted) >= _NEARLY_ALL

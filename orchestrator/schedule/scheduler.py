@@ -53,6 +53,7 @@ from orchestrator.schedule.batches import (
     bucket_of,
 )
 from orchestrator.schedule.costs import DEFAULT_COST_NS
+from orchestrator.schedule.hit_team import HitTeam
 from orchestrator.schedule.jobs import (
     ABSENT,
     ASSIGNED,
@@ -177,6 +178,8 @@ class ScheduleOptions:
         capacity: Most jobs that may be queued: those who submit to a session wait beyond it. None: no bound.
         streaming: Whether jobs are entered while it runs, and none at the start: workers are told to wait,
             not that all is done, until `close` is called.
+        few_for_hits: Whether few workers take expected hits, and more as long as that is quicker; see
+            hit_team.py.
     """
 
     order: Order = Order.COST
@@ -188,6 +191,7 @@ class ScheduleOptions:
     expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
     capacity: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     streaming: bool = False
+    few_for_hits: bool = False
 
 
 class ScheduleStatistics(msgspec.Struct, frozen=True):
@@ -974,6 +978,7 @@ class Scheduler:
         self._affinity = Affinity(self._table, jobs if self._prefers else None, self._life.links)
         self._selector = Selector(self._table, self._affinity)
         self._experiences = Experiences(self.options.expect_hits)
+        self._team = HitTeam(workers, few=self.options.few_for_hits)
         self._deadline_ns = math.inf
         self._fresh_deadline = False
         self._owes = False
@@ -1066,6 +1071,13 @@ class Scheduler:
     def queued(self) -> int:
         """Jobs that are neither assigned nor settled: ready, or waiting for a library or a leader."""
         return self._table.queued
+
+    @property
+    def satisfied(self) -> bool:
+        """Whether all that is queued are expected hits, of which as many workers have some as may."""
+        life, table = self._life, self._table
+        only_hits = life.hits.open and not (life.queue.open or life.wave.open)
+        return bool(only_hits) and not self._team.has_room and table.queued == table.states[READY]
 
     @property
     def in_flight(self) -> int:
@@ -1315,6 +1327,8 @@ class Scheduler:
             raise ValueError(f"worker {worker} ends an assignment that it does not hold")
         self._assigned[worker] = None
         experience, cost = self._learning[worker]
+        if experience is self._experiences.hits:
+            self._team.left(hits, compiles, elapsed_ns)
         follows = experience in self._experiences.followers
         # Of links drivers tell no hits, or hits of their libraries.
         judged = not follows or self._life.links.lacks(assignment.indices)
@@ -1410,8 +1424,9 @@ class Scheduler:
     def _lines(self, priority: int) -> list[tuple[ReadyQueue, int]]:
         """Lines of a priority that any worker may take from, the one with the longest job first."""
         queue, hits = self._life.queue, self._life.hits
-        if not (queue.open and hits.open):
-            only = queue if queue.open else hits
+        takes_hits = hits.open and self._team.has_room
+        if not (queue.open and takes_hits):
+            only = hits if takes_hits else queue
             return [(only, line) for line in only.lines(priority)]
         lines = [(each, line) for each in (queue, hits) for line in each.lines(priority)]
         return sorted(lines, key=lambda each: -each[0].masks[each[1]].bit_length())
@@ -1475,6 +1490,8 @@ class Scheduler:
             else:
                 self._affinity.assigned_all(jobs, worker)
         self._learning[worker] = (experience, cost)
+        if experience is self._experiences.hits:
+            self._team.joined()
         self._fresh_deadline = self._owes = False
         jobs.flags.writeable = False
         self._assigned[worker] = assignment = Assignment(jobs, table.kind_at[first])

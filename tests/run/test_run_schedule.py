@@ -77,6 +77,25 @@ async def test_a_run_teaches_the_scheduler_that_it_hits() -> None:
     device.close()
 
 
+@pytest.mark.parametrize("there", [0, 150, 300])
+async def test_all_workers_end_where_few_take_the_hits(there: int) -> None:
+    # With a primary that holds all, half, or nothing of what it is expected to hold.
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 300, {200: [3]})
+    held = prepared_set(device, there)
+    primary = (await run_pipelines(device, held, RunOptions(workers=2))).cache_data if there else b""
+    scheduler = Scheduler(
+        JobGraph.of_image(prepared.image, hits=np.ones(300, np.bool_)),
+        8,
+        ScheduleOptions(few_for_hits=True, batch_limit=16, pin_followers=False),
+    )
+    options = RunOptions(workers=8, mode=CacheMode.SHARED)
+    report = await run_pipelines(device, prepared, options, primary=primary, scheduler=scheduler)
+    check_sums(report)
+    assert (report.cache_hits, report.compiled) == (there, 300 - there)
+    device.close()
+
+
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_run_that_begins_with_data_expects_hits_in_the_order_of_the_set(warm: bool) -> None:
     device = SimulatedDevice()

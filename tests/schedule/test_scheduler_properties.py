@@ -54,6 +54,7 @@ class Schedule(RuleBasedStateMachine):
         expect=st.sampled_from([0.0, 0.5, 1.0]),
         order=st.sampled_from(Order),
         tells_hits=st.booleans(),
+        few=st.booleans(),
         data=st.data(),
     )
     def begin(
@@ -67,6 +68,7 @@ class Schedule(RuleBasedStateMachine):
         expect: float,
         order: Order,
         tells_hits: bool,
+        few: bool,
         data: st.DataObject,
     ) -> None:
         self.options = ScheduleOptions(
@@ -78,6 +80,7 @@ class Schedule(RuleBasedStateMachine):
             target_ns=aim,
             expect_hits=expect,
             streaming=True,
+            few_for_hits=few,
         )
         count = data.draw(st.integers(1, 24))
 
@@ -143,10 +146,15 @@ class Schedule(RuleBasedStateMachine):
         worker = data.draw(st.sampled_from(idle))
         scheduler = self.scheduler
         before = [scheduler.state_of(job) for job in range(scheduler.count)]
-        urgent = [
-            int(scheduler._table.priority[job]) for job, state in enumerate(before) if state is JobState.READY
-        ]
         flags = scheduler._table.flags.copy()
+        enough = not scheduler._team.has_room
+        assert not enough or self.options.few_for_hits, "without that option all may take hits"
+        urgent = [
+            int(scheduler._table.priority[job])
+            for job, state in enumerate(before)
+            if state is JobState.READY and not (enough and flags[job] & (HIT | SPECULATIVE) == HIT)
+        ]
+        satisfied = scheduler.satisfied
         tried = {
             int(scheduler._table.priority[job])
             for job, state in enumerate(before)
@@ -157,6 +165,7 @@ class Schedule(RuleBasedStateMachine):
             assert not urgent or self.deadline_ns is not None, "a worker idles while a job is ready"
             assert isinstance(answer, (Wait, Paused)), "the stream is open, so there is no end"
             return
+        assert not satisfied, "it was given something, though enough workers take hits"
         exempt = scheduler.exempts
         assert self.deadline_ns is None or self.now_ns < self.deadline_ns or exempt, "after the deadline"
         self.in_flight[worker] = answer
