@@ -27,7 +27,7 @@ from orchestrator.key_dependence.messages import (
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, is_collection, same_members
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.needs.requirements import Needs
+from orchestrator.sets.image.built import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 

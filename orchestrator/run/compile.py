@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -46,7 +46,6 @@ from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
-from orchestrator.run.identification import Identification
 from orchestrator.run.keeping import CompileCache, RecordedCosts
 from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
 from orchestrator.run.options import (
@@ -90,8 +89,8 @@ from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, estimated_costs
 from orchestrator.schedule.key_proof import distrusted_kinds
 from orchestrator.sets.groups import FeatureGroup
-from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.image.decoders import SharedSet
+from orchestrator.sets.image.built import BuiltImage
+from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
@@ -102,6 +101,9 @@ from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.pruning import sweep_directory
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
+
+if TYPE_CHECKING:
+    from orchestrator.run.identification import Identification
 
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -699,6 +701,7 @@ class CompileJob:
     async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
         from orchestrator.run.vetting import Vetter
+        from orchestrator.sets.image.builder import build_image
 
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE
@@ -837,6 +840,8 @@ async def compile_set(
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
     identification = None
     if options.identifiers or source.provider is not None:
+        from orchestrator.run.identification import Identification
+
         chosen = with_features(chosen, SHADER_MODULE_IDENTIFIERS)
         identification = Identification(source.provider, directory)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)

@@ -70,8 +70,7 @@ from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
 from orchestrator.run.trial import first_error
 from orchestrator.schedule.costs import estimated_costs
-from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.decoders import Decoders, DecodingTurn, SharedSet
+from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
@@ -298,6 +297,8 @@ class _Server:
             self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
 
     def _try(self, request: Try, control: int) -> None:
+        from orchestrator.sets.image.builder import build_image
+
         _obey(control, lambda _: os._exit(0))
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         if request.junk:
@@ -339,6 +340,8 @@ def _shared(source: PipelineSet, workers: int, turn: int | None = None) -> Pipel
     count = min(among, source.file_bytes // _DECODED_BY_ONE)
     if count <= 1:
         return source
+    from orchestrator.sets.image.decoders import Decoders
+
     registry()
     return SharedSet.of(source, Decoders.start(source, count), None if turn is None else DecodingTurn(turn))
 

@@ -28,6 +28,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -59,9 +60,11 @@ from orchestrator.run.records import (
     timing_of,
 )
 from orchestrator.run.steering import SteeredRun, Steering
-from orchestrator.run.supply import SpirvSupply
 from orchestrator.run.worker import Worker
 from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
+
+if TYPE_CHECKING:
+    from orchestrator.run.supply import SpirvSupply
 
 
 def available_workers() -> int:
@@ -323,6 +326,7 @@ class Run:
     def supply_through(self, exchange: Exchange) -> None:
         """Let code that turns out to be lacking be asked for."""
         if self.parts.identified or self.later:
+            from orchestrator.run.supply import SpirvSupply
 
             def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
                 self.table.settle(status, reasons)

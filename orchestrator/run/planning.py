@@ -23,7 +23,7 @@ from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.groups import FeatureGroup
-from orchestrator.sets.image.decoders import DecodingTurn, SharedSet
+from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import OpenedGroup

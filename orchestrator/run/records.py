@@ -43,7 +43,7 @@ from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.groups import FeatureGroup
-from orchestrator.sets.image.builder import BuiltImage
+from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus

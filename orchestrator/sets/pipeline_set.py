@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
@@ -29,7 +29,6 @@ from orchestrator.sets.archive.reader import (
     record_offset,
     record_place,
 )
-from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.groups import Application, FeatureGroup, feature_groups, read_applications
 from orchestrator.sets.records import (
     KIND_OF_TAG,
@@ -42,6 +41,9 @@ from orchestrator.sets.records import (
 )
 
 _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
+
+if TYPE_CHECKING:
+    from orchestrator.sets.archive.writer import ArchiveWriter
 
 
 class PipelineSet(Closing):
@@ -274,6 +276,8 @@ class PipelineSet(Closing):
         Raises:
             ArchiveError: The writer's file cannot be written.
         """
+        from orchestrator.sets.archive.writer import copy_records
+
         return copy_records(self._source, writer)
 
     def close(self) -> None:

@@ -29,18 +29,18 @@ from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.groups import FeatureGroup
-from orchestrator.sets.image.builder import (
+from orchestrator.sets.image.built import (
     CREATE_INFOS,
     DEFAULT_MODULE_BYTES,
     FEEDBACK,
     OBJECT_KINDS,
     BuiltImage,
     ModuleCode,
+    Needs,
     Problem,
 )
 from orchestrator.sets.image.packed import PNEXT
 from orchestrator.sets.needs.asking import DeviceAnswer
-from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 

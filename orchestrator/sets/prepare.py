@@ -36,10 +36,9 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.groups import FeatureGroup
-from orchestrator.sets.image.builder import BuiltImage, Problem, build_image
-from orchestrator.sets.image.decoders import SharedSet
+from orchestrator.sets.image.built import BuiltImage, Needs, Problem
+from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.needs.asking import AskedDevice, DeviceAnswer, changed_answer
-from orchestrator.sets.needs.requirements import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import PipelineJob, PipelineJobs
@@ -288,8 +287,11 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
     """The image of some pipelines, by the decoders of the set where it has them."""
-    build = source.decoders.build_image if isinstance(source, SharedSet) else build_image
-    return build(source, jobs, capabilities)
+    if isinstance(source, SharedSet):
+        return source.decoders.build_image(source, jobs, capabilities)
+    from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
+
+    return build_image(source, jobs, capabilities)
 
 
 def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:
@@ -341,7 +343,7 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
         source: The set; what an application of it records does not count.
         api_version: VkApplicationInfo::apiVersion of the application.
     """
-    needs = build_image(source, source.pipelines, AnyDevice(api_version)).needs
+    needs = _built(source, source.pipelines, AnyDevice(api_version)).needs
     return frozenset(
         name for each in needs.features for name in same_members(*each) if name[0] in RECORDED_STRUCTURES
     )

@@ -36,7 +36,6 @@ from orchestrator.stores.files.recovery import (
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.inspection import inspect_cache_file
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache_file_of, kind_of
 from orchestrator.stores.profile_file import ProfileIdentity
 
@@ -136,6 +135,10 @@ def plan_prune(
     Raises:
         ReadError: The directory cannot be listed.
     """
+    from orchestrator.stores.inspection import (
+        inspect_cache_file,  # which every compile that sweeps does without
+    )
+
     items = [
         _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
     ]

@@ -35,7 +35,7 @@ from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.image.decoders import SharedSet
+from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag

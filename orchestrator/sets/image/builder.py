@@ -14,9 +14,7 @@ since the device asks for most of them soon after.
 from __future__ import annotations
 
 import struct as binary
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -25,7 +23,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define, evolve, field, frozen
+from attrs import evolve, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.identified import not_supplied
@@ -42,7 +40,18 @@ from orchestrator.devices.request import Feature
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.modules import ShaderModule
-from orchestrator.sets.archive.reader import Place
+from orchestrator.sets.image.built import (
+    CREATE_INFOS,
+    DEFAULT_MODULE_BYTES,
+    FEEDBACK,
+    OBJECT_KINDS,
+    PNEXT,
+    YCBCR_CREATE_INFO,
+    ModuleCode,
+    Needs,
+)
+from orchestrator.sets.image.built import BuiltImage as BuiltImage
+from orchestrator.sets.image.built import Problem as Problem
 from orchestrator.sets.image.create_infos import Heap, PackError, Piece, at_heap, packer
 from orchestrator.sets.image.documents import (
     PipelineDocument,
@@ -59,7 +68,7 @@ from orchestrator.sets.needs.context import (
     create_flags,
     incomplete_pipeline,
 )
-from orchestrator.sets.needs.requirements import Malformed, Needs, RequirementChecker
+from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.shaders import specialized_values, stage_entry_point
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
@@ -68,12 +77,6 @@ from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
 from orchestrator.sets.spirv.workgroup_memory import WorkgroupMemory, workgroup_memory
 
-CREATE_INFOS = {
-    PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
-    PipelineKind.COMPUTE: "VkComputePipelineCreateInfo",
-    PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
-}
-FEEDBACK = "VkPipelineCreationFeedback"
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 # VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
@@ -82,6 +85,7 @@ _WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
 # Int16, Int8.
 _OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
+
 _Read = TypeVar("_Read")
 
 
@@ -457,7 +461,6 @@ def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, np
 
 _MOST_INFOS: Final = 1 << 12
 _READ_AHEAD: Final = 64  # pipelines whose modules are decoded together
-DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
 # representations, fail on compile required, early return, derivatives, capture of binaries.
@@ -472,48 +475,8 @@ OBJECT_TAGS: Final = {
     "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
     "VkRenderPass": RecordTag.RENDER_PASS,
 }
-_YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
-OBJECT_KINDS: Final = {
-    "VkSamplerCreateInfo": ObjectKind.SAMPLER,
-    "VkDescriptorSetLayoutCreateInfo": ObjectKind.DESCRIPTOR_SET_LAYOUT,
-    "VkPipelineLayoutCreateInfo": ObjectKind.PIPELINE_LAYOUT,
-    "VkRenderPassCreateInfo": ObjectKind.RENDER_PASS,
-    "VkRenderPassCreateInfo2": ObjectKind.RENDER_PASS_2,
-    _YCBCR_CREATE_INFO: ObjectKind.SAMPLER_YCBCR_CONVERSION,
-}
 _LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
-
-
-class Problem(msgspec.Struct, frozen=True):
-    """A pipeline that is not in the image.
-
-    Attributes:
-        job: Which.
-        unsupported: True where the device lacks something, False where the set's own data is unusable.
-        reason: The missing thing, or what is wrong with the data.
-    """
-
-    job: PipelineJob
-    unsupported: bool
-    reason: str
-
-
-@frozen(eq=False)
-class BuiltImage:
-    """An image with what was left out of it.
-
-    Attributes:
-        image: The create infos.
-        problems: What of the pipelines asked for is not in it, in the order met.
-        needs: What the device has of what the pipelines asked for need, those of the problems included.
-        dependencies: Libraries that are in it because a pipeline links them, though nobody asked for them.
-    """
-
-    image: CreateInfoImage
-    problems: tuple[Problem, ...]
-    needs: Needs
-    dependencies: frozenset[PipelineJob] = frozenset()
 
 
 class _UnusableError(Exception):
@@ -532,56 +495,6 @@ _DEFECTS: Final = (TypeError, ValueError, AttributeError, LookupError, Arithmeti
 
 def _defect(error: BaseException) -> _UnusableError:
     return _UnusableError(f"a defect of this program, please report it: {type(error).__name__}: {error}")
-
-
-@define(eq=False)
-class ModuleCode:
-    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe.
-
-    Attributes:
-        source: The set; open as long as modules are loaded.
-        limit: Bytes to keep.
-        places: Where modules are, as far as it is known.
-    """
-
-    source: PipelineSet
-    limit: int
-    places: dict[int, Place] = field(factory=dict, repr=False)
-    _kept: OrderedDict[int, bytes] = field(factory=OrderedDict)
-    _size: int = 0
-    _lock: threading.Lock = field(factory=threading.Lock)
-
-    def load(self, key: int) -> bytes:
-        """The SPIR-V of a module.
-
-        Raises:
-            KeyError: There is no such module.
-            RecordError: It is damaged.
-        """
-        with self._lock:
-            code = self._kept.get(key)
-            if code is not None:
-                self._kept.move_to_end(key)
-                return code
-        code = self.source.module(key, self.places.get(key)).code
-        self.keep(key, code)
-        return code
-
-    def kept(self) -> dict[int, bytes]:
-        """What is kept."""
-        with self._lock:
-            return {int(key): code for key, code in self._kept.items()}
-
-    def keep(self, key: int, code: bytes) -> None:
-        """Keep what was decoded for something else."""
-        with self._lock:
-            if key in self._kept:
-                return
-            self._kept[key] = code
-            self._size += len(code)
-            while self._size > self.limit and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                self._size -= len(dropped)
 
 
 def build_image(
@@ -1052,12 +965,12 @@ class _ImageBuilder:
 
     def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
         """The conversion that the archive wrote into the sampler's chain, as an object of its own."""
-        recorded = [each for each in sampler.pNext or () if type(each).__name__ == _YCBCR_CREATE_INFO]
+        recorded = [each for each in sampler.pNext or () if type(each).__name__ == YCBCR_CREATE_INFO]
         if not recorded:
             return None
         sampler.pNext = [each for each in sampler.pNext if each is not recorded[0]]
         return self._place_object(
-            OBJECT_KINDS[_YCBCR_CREATE_INFO], key, self._pack(recorded[0], self._heap), conversion=None
+            OBJECT_KINDS[YCBCR_CREATE_INFO], key, self._pack(recorded[0], self._heap), conversion=None
         )
 
     def _place_object(

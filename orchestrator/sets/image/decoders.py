@@ -12,7 +12,6 @@ with what it has in memory. One thread uses it.
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import select
@@ -214,51 +213,6 @@ class Decoders:
                         parts[number] = message.part
                         give(line)
         return [parts[number] for number in range(len(chunks))]
-
-
-@define(eq=False)
-class DecodingTurn:
-    """Which of several processes decodes a set that all have: the others wait for what becomes of it.
-
-    A process that ends gives it back. One thread at a time.
-
-    Attributes:
-        descriptor: Of a file that all have open, such as a memfd; it stays the caller's.
-    """
-
-    descriptor: int
-    _is_mine: bool = False
-
-    def take(self) -> None:
-        """Wait for it. Blocking; idempotent."""
-        if not self._is_mine:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_EX)  # of the process, whoever has the descriptor too
-            self._is_mine = True
-
-    def give_back(self) -> None:
-        """Let another process decode. Idempotent."""
-        if self._is_mine:
-            self._is_mine = False
-            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
-
-
-class SharedSet(PipelineSet):
-    """A set that decoders have too; its images are built by them.
-
-    Attributes:
-        decoders: They; whoever started them ends them.
-        turn: Says when this process decodes, where others have the set too; None where it is the only one.
-    """
-
-    decoders: Decoders
-    turn: DecodingTurn | None
-
-    @classmethod
-    def of(cls, source: PipelineSet, decoders: Decoders, turn: DecodingTurn | None = None) -> Self:
-        """A set by the decoders that were made with it; it must stay open."""
-        shared = cls(source.records)
-        shared.decoders, shared.turn = decoders, turn
-        return shared
 
 
 # --- in the forks

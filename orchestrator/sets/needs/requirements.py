@@ -22,12 +22,12 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, field
 
 from orchestrator.devices.device import DeviceCapabilities
-from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
+from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
     COMPLETENESS,
@@ -327,19 +327,6 @@ _RASTERIZER_DISCARD_ENABLE = 1000377001
 _VERTEX_INPUT = 1000352000
 _MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
-
-
-@frozen
-class Needs:
-    """What pipelines need of a device that has it.
-
-    Attributes:
-        features: Features, by one of their names.
-        extensions: Device extensions.
-    """
-
-    features: frozenset[Feature] = frozenset()
-    extensions: frozenset[str] = frozenset()
 
 
 class RequirementChecker:
