@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
-from orchestrator.errors import NoDeviceError
+from orchestrator.errors import NoDeviceError, OrchestratorError
 
 _owned_by: Selector | None = None
 
@@ -164,6 +166,26 @@ def preload(opener: str, selector: str) -> None:
         importlib.import_module(opener.partition(":")[0])
     elif selector != SIMULATED:
         importlib.import_module("orchestrator.devices.vulkan.device")
+
+
+def load_driver(opener: str, selector: str, *, driver_caches: bool = False) -> None:
+    """Begin to load the driver of what `open_for_child` will open, in a thread: other work goes on beside it.
+
+    This process's environment is set for the device. What is wrong with the driver, `open_for_child` says.
+
+    Raises:
+        NoDeviceError: The driver is not installed.
+    """
+    if opener or selector == SIMULATED:
+        return
+    own_process(selector, driver_caches=driver_caches)
+    from orchestrator.devices.vulkan.instance import load_drivers
+
+    def load() -> None:
+        with suppress(OrchestratorError):
+            load_drivers()
+
+    threading.Thread(target=load, name="load-driver", daemon=True).start()
 
 
 def open_for_child(

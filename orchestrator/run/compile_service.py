@@ -29,7 +29,7 @@ from orchestrator.children.child import Channel
 from orchestrator.children.protocol import FrameReader, pack_frame
 from orchestrator.devices.device import NO_SOURCE, Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.opening import open_for_child, preload
+from orchestrator.devices.opening import load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
@@ -290,6 +290,7 @@ class _Server:
         gate = MemoryGate()
         gate.watch()
         try:
+            load_driver(options.trial_limits.opener, options.selector, driver_caches=options.driver_caches)
             report = trio.run(main)
         except (OrchestratorError, ValueError) as error:
             self.channel.send(Failed.of(request.number, error))

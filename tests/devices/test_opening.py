@@ -184,6 +184,35 @@ def test_a_child_sets_the_environment_of_the_device_that_it_opens() -> None:
     assert caches.startswith("disabled: ")
 
 
+_LOADED = """
+import os, threading
+from orchestrator.devices.opening import load_driver, open_for_child
+from orchestrator.devices.request import DeviceRequest
+
+def mapped():
+    with open("/proc/self/maps") as maps:
+        return "libvulkan_radeon" in maps.read()
+
+def main():
+    load_driver("tests.run.kill_target:open_telling", "radv:navi21")
+    load_driver("", "simulated")
+    before = threading.active_count(), mapped(), os.environ["RADV_FORCE_FAMILY"]
+    load_driver("", "radv:navi21")
+    [each.join() for each in threading.enumerate() if each.name == "load-driver"]
+    loaded = mapped(), os.environ["RADV_FORCE_FAMILY"]
+    device = open_for_child("", "radv:navi21", DeviceRequest())
+    device.close()
+    return [*before, *loaded, device.identity.device_name]
+"""
+
+
+def test_a_driver_is_loaded_before_there_is_an_instance() -> None:
+    *before, loaded, family, name = run_on_device(None, _LOADED, environment=_UNSET)
+    assert before == [1, False, ""]
+    assert (loaded, family) == (True, "navi21")
+    assert "NAVI21" in name
+
+
 _LAYERS = """
 from orchestrator.devices import list_layers
 def main():

@@ -206,6 +206,18 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
     )
 
 
+def load_drivers() -> None:
+    """Let the loader load its drivers, which instances then find loaded; the driver's libraries are most of an opening.
+
+    Thread-safe, and may go on while another thread creates an instance. Releases the GIL.
+
+    Raises:
+        NoDeviceError: There is no loader.
+        DriverError: The loader refused.
+    """
+    _extensions(GlobalCommands(library()), "vkEnumerateInstanceExtensionProperties", ffi.NULL)
+
+
 def known_layers() -> tuple[str, ...]:
     """Names of the layers that the loader finds, active or not, sorted.
 
