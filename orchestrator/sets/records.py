@@ -141,7 +141,7 @@ TAG_OF_KIND: dict[PipelineKind, RecordTag] = {kind: tag for tag, kind in KIND_OF
 """The tag of the records that hold pipelines of a kind."""
 
 
-class PipelineJob(msgspec.Struct, frozen=True, order=True):
+class PipelineJob(msgspec.Struct, frozen=True, order=True, gc=False):
     """A pipeline to compile.
 
     Attributes:

@@ -687,20 +687,21 @@ class _ImageBuilder:
             document = self._read(job.tag, job.key, self._documents.decode)
         alike, handles = document.choose(), document.handles
         value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
-        itself, stages = () not in passed, []
+        itself, modules, stages = () not in passed, {}, []
         for number, stage in enumerate(alike.stages):
             place = (number, handles[stage.module], layout)
+            modules[stage.module], spirv = self._module(place[1])
             # What other code needs is looked at when it comes: needs/supplied.py.
-            if self._module(place[1])[1] is not None and place not in passed:
-                stages.append((place, stage))
-        for (_, module, _), stage in stages:
-            self._require(self._checker.stage(stage, self._spirv(module)))
+            if spirv is not None and place not in passed:
+                stages.append((place, stage, spirv))
+        for _, stage, spirv in stages:
+            self._require(self._checker.stage(stage, spirv))
         if itself:
             self._require(self._checker.structure(value), value)
-        for (_, module, _), stage in stages:
+        for (_, module, _), stage, spirv in stages:
             if stage.pSpecializationInfo is not None:
                 self._require(self._wrong_specialization(stage, module))
-            if stage.stage & _WORKGROUP_STAGES and self._spirv(module).workgroup_memory:
+            if stage.stage & _WORKGROUP_STAGES and spirv.workgroup_memory:
                 self._require(self._excess_memory(stage, module))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             render_pass = handles[value.renderPass]
@@ -708,9 +709,10 @@ class _ImageBuilder:
             if (render_pass,) not in passed:
                 self._require(self._checker.in_render_pass(value, self._render_passes[render_pass]))
                 passed.add((render_pass,))
-        if layout:
-            for (_, module, _), stage in stages:
-                self._check_descriptors(stage, module, layout)
+        if layout and stages:
+            self._object("VkPipelineLayout", layout)
+            for (_, module, _), stage, spirv in stages:
+                self._check_descriptors(stage, module, spirv, layout)
         libraries = {key: self._library(job.kind, key) for key in [handles[each] for each in alike.libraries]}
         linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
         if itself or libraries:
@@ -718,18 +720,17 @@ class _ImageBuilder:
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
             self._linkable[job] = GraphicsParts.of(value, linked)
         passed.add(())
-        passed.update([place for place, stage in stages if not self._depends_on_data(stage, place[1])])
+        for place, stage, spirv in stages:
+            if stage.pSpecializationInfo is None or not self._sized_by_data(place[1], spirv):
+                passed.add(place)
         packed = alike.packed
         if packed is None:
             packed = alike.packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
-        objects, modules, links = packed.objects, packed.modules, packed.libraries
+        objects = zip(packed.objects.types, packed.objects.handles, strict=True)
         numbers = (
-            [
-                self._object(kind, handles[at])
-                for kind, at in zip(objects.types, objects.handles, strict=True)
-            ],
-            [self._module(handles[at])[0] for at in modules.handles],
-            [libraries[handles[at]] for at in links.handles],
+            [self._object(kind, handles[at]) for kind, at in objects],
+            [modules[at] for at in packed.modules.handles],
+            [libraries[handles[at]] for at in packed.libraries.handles],
         )
         if (reason := self._source.left_out.get(job.key)) is not None:
             # After all that it needs: what a device is opened as does not depend on who is left out.
@@ -753,10 +754,9 @@ class _ImageBuilder:
                 found.append(offset)
         return found
 
-    def _depends_on_data(self, stage: Any, module: int) -> bool:
-        """Whether what is asked of a stage depends on the values of its constants."""
-        spirv = self._spirv(module)
-        if stage.pSpecializationInfo is None or not spirv.spec_ids:
+    def _sized_by_data(self, module: int, spirv: SpirvModule) -> bool:
+        """Whether workgroups or shared memory of a module are as large as its constants say."""
+        if not spirv.spec_ids:
             return False
         if spirv.has_specialized_sizes:
             return True
@@ -850,19 +850,18 @@ class _ImageBuilder:
         )
         return index, spirv
 
-    def _check_descriptors(self, stage: Any, module: int, layout: int) -> None:
+    def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
 
         VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use may be
         lacking.
         """
-        self._object("VkPipelineLayout", layout)
         if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
             return
         where = (module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
             there = self._bindings[layout]
-            if there.issuperset(self._spirv(module).descriptors().values()):
+            if there.issuperset(spirv.descriptors().values()):
                 return
             self._lacking[where] = self._lacking_descriptor(stage, module, there)
         self._require(self._lacking[where])

@@ -56,8 +56,12 @@ _STAGES = {
 _LEAST_WORDS = {
     OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4, OP_DECORATE: 3,
     OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3, OP_EXECUTION_MODE_ID: 3,
-    OP_TYPE_POINTER: 4, OP_FUNCTION: 0,
+    OP_TYPE_POINTER: 4, OP_FUNCTION: 1,
 }  # fmt: skip
+# The same by opcode, 0 for what is not read: the walk looks at every instruction.
+_LEAST_WORDS_BY_OPCODE = bytes(_LEAST_WORDS.get(opcode, 0) for opcode in range(max(_LEAST_WORDS) + 1)).ljust(
+    1 << 16, b"\0"
+)
 # Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
 # PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
 _WORKGROUP = 4
@@ -390,14 +394,19 @@ class _Walk:
         Every module of a set goes through here, so this looks at few instructions, not through
         `instructions`.
         """
-        words, count, concerning, least_words = self.words, len(self.words), _CONCERNING, _LEAST_WORDS
+        words, count, concerning, least_words = (
+            self.words,
+            len(self.words),
+            _CONCERNING,
+            _LEAST_WORDS_BY_OPCODE,
+        )
         descriptor_sets, bindings, constants = self.descriptor_sets, self.bindings, self.constants
         at = HEADER_WORDS
         while at < count:
             word = words[at]
             step = word >> 16
-            least = least_words.get(word & 0xFFFF)
-            if least is not None:
+            least = least_words[word & 0xFFFF]
+            if least:
                 opcode = word & 0xFFFF
                 if opcode == OP_FUNCTION:
                     return at
