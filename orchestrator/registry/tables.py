@@ -22,7 +22,7 @@ import msgspec
 from orchestrator.registry import expressions
 
 
-class Member(msgspec.Struct, frozen=True, omit_defaults=True):
+class Member(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A member of a structure or union.
 
     Attributes:
@@ -59,7 +59,7 @@ class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     selection: tuple[str, ...] = ()
 
 
-class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
+class Struct(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A structure or union, by its C name, never an alias.
 
     Attributes:
@@ -82,14 +82,14 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True):
     requires: str = ""
 
 
-class EnumValue(msgspec.Struct, frozen=True, omit_defaults=True):
+class EnumValue(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A value of an enum, or a bit (or combination) of a bitmask; `requires` as in `Struct`."""
 
     name: str
     requires: str = ""
 
 
-class EnumType(msgspec.Struct, frozen=True, omit_defaults=True):
+class EnumType(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An enum or a flags type, 32 or 64 bits wide; the values of a bitmask are bits to be combined."""
 
     bits: int
@@ -97,7 +97,7 @@ class EnumType(msgspec.Struct, frozen=True, omit_defaults=True):
     values: dict[int, EnumValue]
 
 
-class Enable(msgspec.Struct, frozen=True, omit_defaults=True):
+class Enable(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One way in which something is enabled; several are alternatives.
 
     Attributes:
@@ -121,14 +121,14 @@ class Enable(msgspec.Struct, frozen=True, omit_defaults=True):
     value: str = ""
 
 
-class Enabled(msgspec.Struct, frozen=True, omit_defaults=True):
+class Enabled(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Something with the alternatives by which it is enabled; none means always."""
 
     name: str
     enable: tuple[Enable, ...] = ()
 
 
-class Extension(msgspec.Struct, frozen=True, omit_defaults=True):
+class Extension(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """An extension.
 
     Attributes:
@@ -146,7 +146,7 @@ class Extension(msgspec.Struct, frozen=True, omit_defaults=True):
     features: tuple[tuple[str, str], ...] = ()
 
 
-class Format(msgspec.Struct, frozen=True, omit_defaults=True):
+class Format(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A format, such as "VK_FORMAT_D24_UNORM_S8_UINT".
 
     Attributes:

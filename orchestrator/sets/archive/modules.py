@@ -42,7 +42,7 @@ _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFFFFFFFFFF)]
 
 
-class _Module(msgspec.Struct, rename="camel"):
+class _Module(msgspec.Struct, rename="camel", gc=False):
     code_size: _Size
     flags: _UInt32
     varint_offset: _Size | None = None
@@ -50,7 +50,7 @@ class _Module(msgspec.Struct, rename="camel"):
     code: str | None = None
 
 
-class _Document(msgspec.Struct, rename="camel"):
+class _Document(msgspec.Struct, rename="camel", gc=False):
     version: int
     shader_modules: dict[str, _Module]
 
