@@ -127,8 +127,8 @@ def compare_samples(
     Args:
         before: Samples of the first.
         after: Samples of the second.
-        devices: Which device of the second stands for one of the first, by selector; the others go by their
-            own selector. Not given: by selector, and where each file has just one device, by that.
+        devices: Which device of the second stands for which of the first, by selector: these alone are compared. Not
+            given: by selector, and where each file has just one device, by that.
 
     Raises:
         ValueError: A file has no samples, or they have no cell in common; the message names what differs.
@@ -144,6 +144,9 @@ def compare_samples(
                 raise ValueError(
                     f"the {side} has no device {pair[place]!r}; it has {', '.join(sorted(there))}"
                 )
+    if devices:
+        first_cells = {cell: rows for cell, rows in first_cells.items() if cell.device in devices}
+        second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in devices.values()}
     rename = _renaming(first_cells, second_cells, devices or {})
     matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
     if not matched:
@@ -159,12 +162,16 @@ def compare_samples(
         for cell in sorted(matched)
     )
     taken = set(matched.values())
+    compared = (
+        [each for each in first if each.cell in matched],
+        [each for each in second if each.cell in taken],
+    )
     return ChangeReport(
         changes=changes,
         only_before=tuple(sorted(set(first_cells) - set(matched))),
         only_after=tuple(sorted(set(second_cells) - taken)),
-        differences=tuple(_differences(first, second)),
-        pipelines_added=_pipelines_added(first, second),
+        differences=tuple(_differences(*compared)),
+        pipelines_added=_pipelines_added(*compared),
     )
 
 
@@ -189,7 +196,7 @@ def _renaming(
 ) -> Callable[[Cell], Cell]:
     """How a cell of the first file is called in the second."""
     if chosen:
-        return lambda cell: cell._replace(device=chosen.get(cell.device, cell.device))
+        return lambda cell: cell._replace(device=chosen[cell.device])
     devices = {cell.device for cell in first}, {cell.device for cell in second}
     if all(len(each) == 1 for each in devices):
         (other,) = devices[1]
@@ -254,10 +261,14 @@ _TOLD = {
 def _differences(first: Sequence[Sample], second: Sequence[Sample]) -> list[str]:
     told = []
     for name, words in _TOLD.items():
-        before, after = (sorted({str(attrgetter(name)(each)) for each in of}) for of in (first, second))
+        before, after = (sorted({_text(attrgetter(name)(each)) for each in of}) for of in (first, second))
         if before != after:
             told.append(f"{words}: {', '.join(before)} -> {', '.join(after)}")
     return told
+
+
+def _text(value: object) -> str:
+    return "; ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _pipelines_added(first: Sequence[Sample], second: Sequence[Sample]) -> int | None:

@@ -63,15 +63,15 @@ class CompileArguments:
             quarantine. May be given several times.
         retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
             leave the quarantine.
-        timeout: What the driver may take for one pipeline, such as `5s`, before its process is killed and the
-            pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more;
+        timeout: What the driver may take for one pipeline, such as `5s` (a number alone is seconds), before its
+            process is killed and the pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more;
             longer on a machine that is busy.
-        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G`. What is
-            worth least leaves it first.
-        binaries_memory: What binaries may have that are made ahead of time, such as `1G`; the others are read
-            when they are needed.
-        memory: What a process that compiles may have for its data, such as `2G` or `500M`. Where a pipeline
-            alone takes more, it is blamed.
+        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G` (a number
+            alone is bytes). What is worth least leaves it first.
+        binaries_memory: What binaries may have that are made ahead of time, such as `1G` (a number alone is
+            bytes); the others are read when they are needed.
+        memory: What a process that compiles may have for its data, such as `2G` or `500M` (a number alone is
+            bytes). Where a pipeline alone takes more, it is blamed.
         driver_log: Write all that the driver prints to this file.
         in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
         allow_damaged: Exit with 0 also where records of the set could not be read, if all that could be read

@@ -91,6 +91,21 @@ def test_one_device_is_compared_with_another_whatever_they_are_called() -> None:
     )
 
 
+def test_of_several_devices_only_those_that_are_chosen_are_compared_and_told() -> None:
+    old = msgspec.structs.replace(ENVIRONMENT, driver_info="old", opened_as=("Vulkan 1.2", "Vulkan 1.3"))
+    new = msgspec.structs.replace(ENVIRONMENT, driver_info="new", opened_as=("Vulkan 1.4",))
+    both = results(device="a", environment=old) + results(1.5, device="b", environment=new)
+    report = compare_samples(both, both, {"a": "b"})
+    (change,) = report.changes
+    assert (change.before.device, change.after.device) == ("a", "b")
+    assert report.only_before == report.only_after == ()
+    assert report.differences == (
+        "driver's version: old -> new",
+        "device opened as: Vulkan 1.2; Vulkan 1.3 -> Vulkan 1.4",
+    )
+    assert compare_samples(both, both).differences == ()
+
+
 def test_runs_that_repeat_the_set_differently_are_compared_by_pass() -> None:
     report = compare_samples(results(passes=1), results(3.0, passes=3))
     assert report.changes[0].time.ratio.median == pytest.approx(1.0)

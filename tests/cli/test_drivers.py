@@ -5,11 +5,13 @@ The main job through the command line on a real driver, each call in a process o
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.errors import ExitCode
+from orchestrator.version import VERSION
 from tests.cli.conftest import Done, inspected, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest, unsupported
@@ -30,6 +32,14 @@ def test_devices() -> None:
     assert "NAVI21" in device["device_name"]
     assert device["features"]["externally_synchronized_caches"] is True
     assert device["features"]["driver_caches"].startswith("disabled")
+
+
+def test_doctor_tells_the_versions_of_the_program_the_loader_and_mesa(tmp_path: Path) -> None:
+    done = program("radv:navi21", "doctor", "--cache-dir", tmp_path)
+    told = {each["subject"]: each["detail"] for each in done.document["findings"]}
+    assert f"orchestrator {VERSION}" in told["program"]
+    assert re.fullmatch(r"version 1\.\d+\.\d+", told["Vulkan loader"])
+    assert re.search(r"radv Mesa \d+\.\d+", told["device radv:navi21"])
 
 
 def test_devices_without_a_selector_lists_what_the_loader_finds() -> None:
