@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
+from orchestrator.cli.display import COLORS, OPTIONS
 from orchestrator.cli.options import JsonFlag
 from orchestrator.cli.output import Output
 
@@ -25,8 +27,30 @@ def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag 
     from orchestrator.cli.errors import ExitCode
 
     output = Output(json=json)
-    script = app.generate_completion(shell=shell)
+    script = _with_display(app.generate_completion(shell=shell), shell)
     output.document(lambda: CompletionDocument(shell=shell, script=script))
     for line in script.splitlines():
         output.verbatim(line)
     return ExitCode.OK
+
+
+def _with_display(script: str, shell: str) -> str:
+    """A script with the options of every verb, which are taken before a verb sees its own: beside its --json."""
+    colors = " ".join(COLORS)
+    if shell == "bash":
+        names = " ".join(f'"{each}"' for each in ("--json", *OPTIONS, "-v", "-q"))
+        return script.replace('"--json"', names).replace(
+            "options_with_values='", "options_with_values='--color "
+        )
+    if shell == "fish":
+        lines = [f"complete -c orchestrator -l {name[2:]} -d '{words}'" for name, words in OPTIONS.items()]
+        lines[0] += f" -x -a '{colors}'"
+        return "\n".join([script.rstrip("\n"), *lines])
+    more = [f"'{name}[{words}]'" for name, words in OPTIONS.items()]
+    more[0] = more[0][:-1] + f":color:({colors})'"
+    return re.sub(
+        r"^( +)('--json\[.*\n)",
+        lambda found: "".join(f"{found[1]}{each} \\\n" for each in more) + found[0],
+        script,
+        flags=re.M,
+    )

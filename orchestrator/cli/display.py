@@ -12,6 +12,13 @@ from collections.abc import Sequence
 from typing import IO
 
 COLORS = ("auto", "always", "never")
+OPTIONS = {
+    "--color": "When to colour the output.",
+    "--no-progress": "Show no progress.",
+    "--verbose": "Show lists in full.",
+    "--quiet": "Show nothing but errors.",
+}
+"""The long names, with what completions say of them."""
 
 
 class Display:

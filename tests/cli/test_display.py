@@ -116,6 +116,23 @@ def test_a_row_is_a_line_in_a_pipe(
     assert row.split()[-2:] == ["last", "1,234,567"]
 
 
+_QUANTITY = re.compile(r"such as (?:\d+(?:ms|s|m|h|d|M|G)\b|.{0,12}\b\d+[MG]\b)")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_says_what_a_number_alone_means(call: Call, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each option that takes a time or a size."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    options = [
+        each for each in call(verb, "--help").out.splitlines() if each.startswith("│") and "--" in each
+    ]
+    quantities = [each for each in options if _QUANTITY.search(each)]
+    for each in quantities:
+        assert re.search("number alone is (seconds|bytes|days)", each), each
+    expected = {"compile": 5, "prune": 1, "binaries": 2, "bench": 1, "calibrate": 1, "doctor": 1}
+    assert len(quantities) == expected.get(verb, 0)
+
+
 @pytest.mark.parametrize("columns", [48, 80])
 def test_no_number_is_folded_in_a_narrow_terminal(columns: int, tmp_path: Path) -> None:
     source = """
@@ -181,6 +198,9 @@ def test_completions_name_every_verb_and_parse(call: Call, shell: str, tmp_path:
     assert done.code == ExitCode.OK
     assert all(verb in done.out for verb in VERBS)
     assert "cache-dir" in done.out
+    verbs = len(VERBS) if shell != "fish" else 1  # fish has them once for all
+    assert done.out.count("quiet") >= verbs
+    assert done.out.count("no-progress") >= verbs
     assert call("completion", shell, "--json").document["script"].rstrip("\n") == done.out.rstrip("\n")
     if program := shutil.which(shell):
         script = tmp_path / "script"
@@ -188,17 +208,27 @@ def test_completions_name_every_verb_and_parse(call: Call, shell: str, tmp_path:
         subprocess.run([program, "-n", script], check=True, capture_output=True)
 
 
-def test_bash_completes_a_verb(call: Call, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("cal",), "calibrate"),
+        (("list", "--qu"), "--quiet"),
+        (("list", "--color", "never", "--no-p"), "--no-progress"),
+    ],
+)
+def test_bash_completes_verbs_and_options(
+    call: Call, tmp_path: Path, words: tuple[str, ...], expected: str
+) -> None:
     script = tmp_path / "script"
     script.write_text(call("completion", "bash").out, "utf-8")
     source = f"""
 . {script}
-COMP_WORDS=(orchestrator cal) COMP_CWORD=1
+COMP_WORDS=(orchestrator {" ".join(words)}) COMP_CWORD={len(words)}
 _orchestrator
 echo "${{COMPREPLY[*]}}"
 """
     done = subprocess.run(["bash", "-c", source], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["calibrate"]
+    assert done.stdout.split() == [expected]
 
 
 def test_no_verb_uses_their_names() -> None:
