@@ -239,8 +239,50 @@ _WATCH = (
 )
 
 
+def titled(page: Path, *options: str) -> str:
+    """The title that a page has given itself in a browser."""
+    command = [
+        *(require_tool("chromium"), "--headless=new", "--no-sandbox", "--disable-gpu", *options),
+        *(
+            f"--user-data-dir={page.parent / 'profile'}",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            page.as_uri(),
+        ),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
+    title = re.search(r"<title>([^<]*)</title>", done.stdout)
+    assert title is not None
+    return title[1].strip()
+
+
+# A phone's width, as a frame has it: what is wider than the page, what is cut off or covered, and which colours there are.
+_PHONE = """<!doctype html><title></title><body><iframe src="report.html" style="width: 390px; height: 800px"></iframe>
+<script>const watch = setInterval(() => { const inside = document.querySelector("iframe").contentDocument;
+if (!inside?.body?.dataset.drawn) return; clearInterval(watch);
+const box = each => each.getBoundingClientRect();
+const plots = [...inside.querySelectorAll(".js-plotly-plot")]; let cut = 0, covered = 0, pale = 0;
+const text = inside.defaultView.getComputedStyle(inside.body);
+for (const plot of plots) { const legend = plot.querySelector(".legend"), title = plot.querySelector(".xtitle");
+if (box(legend).right > box(plot).right || box(legend).left < box(plot).left) cut++;
+if (title && box(legend).top < box(title).bottom - 1) covered++;
+if (title && inside.defaultView.getComputedStyle(title).fill !== text.color) pale++; }
+document.title = `plots ${plots.length} wider ${inside.documentElement.scrollWidth > 390} cut ${cut} covered ${covered} `
++ `pale ${pale} colours ${text.color} on ${text.backgroundColor}`; }, 100);</script>"""
+
+
+def test_on_a_phone_in_the_dark_nothing_is_cut_covered_or_pale(tmp_path: Path) -> None:
+    report = contention_report(samples())
+    (tmp_path / "report.html").write_text(html_report(report), "utf-8")
+    page = tmp_path / "phone.html"
+    page.write_text(_PHONE, "utf-8")
+    found = titled(page, "--allow-file-access-from-files", "--blink-settings=preferredColorScheme=0")
+    assert found == (
+        "plots 11 wider false cut 0 covered 0 pale 0 colours rgb(230, 230, 230) on rgb(22, 25, 29)"
+    )
+
+
 def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
-    browser = require_tool("chromium")
     environment = msgspec.structs.replace(ENVIRONMENT, device_name=EVIL)
     report = contention_report(samples(device=EVIL, set_name=EVIL, environment=environment))
     trace = encode_trace([Span(EVIL, EVIL, 0, 1000, "call")])
@@ -249,22 +291,4 @@ def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
     page.write_text(
         text.replace("<style>", _WATCH + "<style>", 1).replace("</body>", _PROBE + "</body>"), "utf-8"
     )
-    done = subprocess.run(
-        [
-            *(
-                browser,
-                "--headless=new",
-                "--no-sandbox",
-                "--disable-gpu",
-                f"--user-data-dir={tmp_path / 'profile'}",
-            ),
-            *("--virtual-time-budget=20000", "--dump-dom", page.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    title = re.search(r"<title>([^<]*)</title>", done.stdout)
-    assert title is not None
-    assert title[1].strip() == "drawn 13 loaded 0 errors 0"
+    assert titled(page) == "drawn 13 loaded 0 errors 0"

@@ -20,7 +20,7 @@ BASELINE, *OTHERS = (
     Contender(Start.COLD, mode, 16, 1024)
     for mode in (CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
 )
-ROUNDS, CALIBRATIONS = 5, 40
+ROUNDS, CALIBRATIONS = 5, 25
 
 
 def raced(noise: Sequence[int], factor: float, random: random.Random) -> tuple[bool, bool, int]:
@@ -45,7 +45,7 @@ def raced(noise: Sequence[int], factor: float, random: random.Random) -> tuple[b
 
 @pytest.mark.parametrize(
     ("noise", "factor", "least_dropped", "samples"),
-    [(WALLS_US, 1.0, 0, 5.0), (WALLS_US, 2.0, 34, 2.6), (WALLS_US, 12.0, 40, 1.1)],
+    [(WALLS_US, 1.0, 0, 5.0), (WALLS_US, 2.0, 20, 2.8), (WALLS_US, 12.0, 25, 1.1)],
 )
 def test_with_recorded_noise_what_is_far_behind_is_dropped_and_nothing_else(
     noise: Sequence[int], factor: float, least_dropped: int, samples: float
@@ -62,7 +62,7 @@ def test_with_recorded_noise_what_is_far_behind_is_dropped_and_nothing_else(
 def test_where_one_thing_takes_from_40_to_215_ms_hardly_anything_is_said_to_be_behind() -> None:
     generator = random.Random(2)
     found = [raced(NVIDIA_MS, 1.0, generator) for _ in range(CALIBRATIONS)]
-    assert sum(behind for _, behind, _ in found) <= CALIBRATIONS // 20
+    assert sum(behind for _, behind, _ in found) <= CALIBRATIONS // 12
 
 
 def test_the_baseline_and_what_was_not_measured_are_never_behind() -> None:
