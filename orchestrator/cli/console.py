@@ -23,7 +23,8 @@ from orchestrator.cli.display import display, is_plain
 PIPE_WIDTH = 10_000
 """Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""
 
-_WORD = re.compile(r"\S+\s*")
+_WORD = re.compile(r"(?:\S*\d (?=(?:[KMGT]iB|B|ms|µs|s|min|h)\b))*\S+\s*")
+"""What is not folded: a word, and a number with its unit."""
 
 _THEME = Theme({"good": "green", "bad": "red", "warn": "yellow", "head": "bold"})
 

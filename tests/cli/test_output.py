@@ -79,6 +79,19 @@ def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.M
     assert all(line.startswith(" " * 12) and len(line) <= 40 for line in lines[2:])
 
 
+@pytest.mark.parametrize("columns", range(20, 60))
+def test_a_number_keeps_its_unit(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    numbers = ("189.1 ms", "180 µs", "2.26 s", "4 min", "05 s", "1,234.5 KiB", "0 B")
+    Output(json=False).line("process: " + " and ".join(numbers) + " for all of it")
+    lines = stream.getvalue().splitlines()
+    assert all(any(number in line for line in lines) for number in numbers)
+    assert all(len(line) <= columns for line in lines)
+
+
 class Version(msgspec.Struct):
     """A document."""
 
