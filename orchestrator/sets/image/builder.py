@@ -45,7 +45,6 @@ from orchestrator.sets.image.built import (
     DEFAULT_MODULE_BYTES,
     FEEDBACK,
     OBJECT_KINDS,
-    PNEXT,
     YCBCR_CREATE_INFO,
     ModuleCode,
     Needs,
