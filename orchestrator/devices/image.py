@@ -20,7 +20,7 @@ batch goes to the driver.
 from __future__ import annotations
 
 import enum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +29,9 @@ from attrs import frozen
 
 Offsets = npt.NDArray[np.int64]
 Indices = npt.NDArray[np.int32]
+
+PNEXT: Final = 8
+"""Offset of pNext in every structure that begins with sType."""
 
 
 def ranges(starts: Offsets, counts: npt.NDArray[np.integer[Any]]) -> Offsets:

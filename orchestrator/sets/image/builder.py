@@ -28,6 +28,7 @@ from attrs import evolve, frozen
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
+    PNEXT,
     CreateInfoImage,
     ImageModule,
     ImageObject,
@@ -59,7 +60,7 @@ from orchestrator.sets.image.documents import (
     decode_document,
     stages_of,
 )
-from orchestrator.sets.image.packed import FLAGS_2, PNEXT, KindColumns, Packed, PackedRows
+from orchestrator.sets.image.packed import FLAGS_2, KindColumns, Packed, PackedRows
 from orchestrator.sets.needs.context import (
     DescriptorCounts,
     GraphicsParts,

@@ -24,7 +24,6 @@ CREATE_INFOS = {
     PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
 }
 FEEDBACK = "VkPipelineCreationFeedback"
-PNEXT = 8
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
 OBJECT_KINDS: Final = {

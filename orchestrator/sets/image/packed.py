@@ -17,11 +17,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.image import Offsets
+from orchestrator.devices.image import PNEXT, Offsets
 from orchestrator.registry import registry
 from orchestrator.sets.image.create_infos import Piece
 
-PNEXT: Final = 8
 FLAGS_2: Final = "VkPipelineCreateFlags2CreateInfo"
 OBJECT_TYPES: Final = frozenset({"VkSampler", "VkDescriptorSetLayout", "VkPipelineLayout", "VkRenderPass"})
 _NOTHING: Final = -(1 << 62)

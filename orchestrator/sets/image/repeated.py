@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
-from orchestrator.devices.image import CreateInfoImage, Offsets, PipelineKind
+from orchestrator.devices.image import PNEXT, CreateInfoImage, Offsets, PipelineKind
 from orchestrator.registry import registry
 
 _FEEDBACK_SIZE = 16  # VkPipelineCreationFeedback
-_PNEXT = 8
 _ALIGNMENT = 16
 
 
@@ -68,7 +67,7 @@ def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoI
     moved = _Moved(image, order, offsets, base)
     following = np.where(image.feedback_next[order] < 0, -1, image.feedback_next[order] + base)
     chained = following >= 0
-    pointer_slots, pointer_targets = moved.slots(image.pointer_slots, image.pointer_targets, skip=_PNEXT)
+    pointer_slots, pointer_targets = moved.slots(image.pointer_slots, image.pointer_targets, skip=PNEXT)
     object_slots, object_numbers = moved.slots(image.object_slots, image.object_slot_object)
     by_object = np.argsort(object_numbers, kind="stable")
     module_slots, modules, module_start = moved.grouped(
@@ -83,7 +82,7 @@ def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoI
     return CreateInfoImage(
         buffer=buffer,
         pointer_slots=np.concatenate(
-            [pointer_slots, offsets + _PNEXT, links + pointer, links[chained] + _PNEXT]
+            [pointer_slots, offsets + PNEXT, links + pointer, links[chained] + PNEXT]
         ),
         pointer_targets=np.concatenate(
             [
@@ -111,7 +110,7 @@ def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoI
         strides=image.strides,
         counts={kind: int((kinds == number).sum()) for number, kind in enumerate(PipelineKind)},
         feedback_offset=feedback_offset,
-        feedback_slots=offsets + _PNEXT,
+        feedback_slots=offsets + PNEXT,
         feedback_next=following,
         flags2_slots=np.where(image.flags2_slots[order] < 0, -1, image.flags2_slots[order] + base),
         is_library=image.is_library[order],
