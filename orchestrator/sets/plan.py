@@ -24,7 +24,14 @@ import numpy.typing as npt
 from attrs import frozen
 
 from orchestrator.devices.identified import not_supplied
-from orchestrator.devices.image import CreateInfoImage, ImageModule, ImageObject, ObjectKind, PipelineKind
+from orchestrator.devices.image import (
+    PNEXT,
+    CreateInfoImage,
+    ImageModule,
+    ImageObject,
+    ObjectKind,
+    PipelineKind,
+)
 from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import Place
@@ -39,7 +46,6 @@ from orchestrator.sets.image.built import (
     Needs,
     Problem,
 )
-from orchestrator.sets.image.packed import PNEXT
 from orchestrator.sets.needs.asking import DeviceAnswer
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
