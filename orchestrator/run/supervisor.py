@@ -791,8 +791,11 @@ class _Watch:
 
     def keys_in_driver(self) -> list[int]:
         """Keys of the pipelines that are in the driver now. For any thread."""
-        keys = self._keys
-        numbers = [each for flight in self.connection.table.flights() for each in flight.numbers]
+        keys, tables = self._keys, self._tables
+        if tables is None:
+            return []
+        flights = self.connection.table.flights()
+        numbers = [each for flight in flights for each in _pipelines_of(flight, tables)]
         return [int(keys[each]) for each in numbers if each < len(keys)]
 
     async def run(self) -> None:

@@ -9,8 +9,10 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import trio
 
@@ -30,10 +32,13 @@ from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_messages import ImageTables
 from orchestrator.run.compile_service import _shared
+from orchestrator.run.connection import Connection
+from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
-from orchestrator.run.supervisor import _Pace, compile_supervised
+from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -327,6 +332,33 @@ def test_the_pace_until_a_death_says_how_long_the_rest_takes() -> None:
     assert pace.eta_s(0.1, 2) is None  # too short to tell
     assert _Pace.of(costs_ns, ()).eta_s(8.0, 4) is None
     assert _Pace.of(costs_ns, costs_ns).eta_s(8.0, 0) is None
+
+
+def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> None:
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    table = InFlightTable(descriptor)
+    watch = _Watch(cast(Connection, SimpleNamespace(table=table)), 1, TrialLimits(), set())
+    assert watch.keys_in_driver() == []
+    watch._keys = np.array([10, 11, 12], np.uint64)
+    watch._tables = ImageTables(
+        request=b"",
+        keys=watch._keys.tobytes(),
+        kinds=bytes(3),
+        recorded_ns=bytes(24),
+        estimated_ns=bytes(24),
+        object_start=np.zeros(4, np.int64).tobytes(),
+        object_index=b"",
+        dependencies=(),
+        module_start=np.array([0, 1, 2, 3], np.int64).tobytes(),
+        module_index=np.array([1, 0, 1], np.int32).tobytes(),
+    )
+    slot = table.begin(Doing.MODULE, np.array([1], np.int32))
+    assert watch.keys_in_driver() == [10, 12]
+    table.end(slot)
+    table.begin(Doing.CREATE, np.array([1], np.int32))
+    table.begin(Doing.MERGE, np.zeros(0, np.int32))
+    assert watch.keys_in_driver() == [11]
+    os.close(descriptor)
 
 
 async def test_progress_goes_on_with_what_it_knew_before_a_death(
