@@ -46,7 +46,7 @@ from orchestrator.bench.jobs import (
     run_in_process,
 )
 from orchestrator.bench.matrix import in_turn
-from orchestrator.bench.racing import Lag, fallen_behind
+from orchestrator.bench.racing import fallen_behind
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.runner import cannot, passes_for, reason_of
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of, workers_text
@@ -369,16 +369,17 @@ class _Calibration:
             begun = number + 1
             if not self._round(arms, number, rows, rest_s):
                 break
-        table, dropped = SampleTable(rows, figure), dict[Contender, Lag]()
+        table, dropped = SampleTable(rows, figure), set[Contender]()
         for group in groups:
             for contender, lag in fallen_behind(table, group).items():
                 samples = len(table.of(contender))
                 if samples < begun and contender not in self.left_out:
-                    dropped[contender] = lag
+                    dropped.add(contender)
                     self.dropped.append(
                         Dropped(**contender._asdict(), samples=samples, rounds=begun, words=lag.words)
                     )
-        return SampleTable(rows, figure, dropped)
+        squeezed = dict.fromkeys(self.squeezed, "did not fit the time limit")
+        return SampleTable(rows, figure, {**dict.fromkeys(dropped, "fell behind"), **squeezed})
 
     def _fits(self, seconds: float) -> bool:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline
@@ -541,12 +542,9 @@ def compare(
     found = samples.difference(contender, baseline)
     if found is None or not found.enough:
         pairs = found.ratio.count if found is not None else 0
-        out = [each.words for each in (contender, baseline) if each in samples.dropped]
-        why = (
-            f", since {' and '.join(out)} fell behind and {'was' if len(out) == 1 else 'were'} not sampled further"
-            if out
-            else ""
-        )
+        dropped = samples.dropped
+        out = [f"{each.words} {dropped[each]}" for each in (contender, baseline) if each in dropped]
+        why = f", since {' and '.join(out)}" if out else ""
         told = f"{question}: not measured{why} ({_pairs(pairs)}, and {LEAST_PAIRS} are needed)."
         return Finding(question=question, answer="not measured", words=told, pairs=pairs)
     ratio = found.ratio
@@ -752,7 +750,7 @@ def choose_batch(
     medians = {}
     for batch in batches:
         rounds = samples.of(contender._replace(batch=batch))
-        if len(rounds) >= LEAST_PAIRS or contender._replace(batch=batch) in samples.dropped:
+        if len(rounds) >= LEAST_PAIRS or (rounds and contender._replace(batch=batch) in samples.dropped):
             medians[batch] = estimate([seconds_of(each) for each in rounds.values()]).median
     if contender.batch not in medians or len(medians) < 2:
         return None, Finding(question=question, answer="not measured", words=f"{question}: not measured.")

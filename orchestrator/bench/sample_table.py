@@ -8,7 +8,8 @@ was dropped (see `racing`) has fewer pairs, and a difference from it counts only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from orchestrator.bench.rows import Sample, Start
@@ -56,14 +57,14 @@ class SampleTable:
     Args:
         rows: Samples; warm-ups count for nothing.
         figure: What they are compared by, s.
-        dropped: Contenders that were not sampled to the end.
+        dropped: Contenders that were not sampled to the end, and why, as in "it fell behind".
     """
 
     def __init__(
         self,
         rows: Iterable[Sample],
         figure: Callable[[Sample], float] = seconds_of,
-        dropped: Collection[Contender] = (),
+        dropped: Mapping[Contender, str] = MappingProxyType({}),
     ) -> None:
         self.figure = figure
         self.dropped = dropped

@@ -407,6 +407,8 @@ def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
     assert samples_of(machine, start="warm", mode="per-worker", workers=16) == [0, 1, 2, 3, 4]
     notes = [note for note in profile.notes if note.startswith("left out, so that the others get 5 pairs")]
     assert sum(note.count("; ") + 1 for note in notes) == left_out
+    locking = next(each for each in profile.findings if each.question == "locking, cold")
+    assert ("per-worker-internal, 16 workers did not fit the time limit" in locking.words) == (left_out > 5)
     assert (profile.batch is not None) == batches
     assert any(note.startswith("batches: left out") for note in profile.notes) != batches
     assert told[-1].done + 1 == len(machine.jobs)
@@ -452,8 +454,8 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
     found = {each.question: each for each in profile.findings}
     assert (found["shared cache, warm"].answer, found["shared cache, warm"].pairs) == ("faster", 1)
     assert found["locking, warm"].words == (
-        "locking, warm: not measured, since warm, per-worker-internal, 16 workers and warm, per-worker, 16 workers fell "
-        "behind and were not sampled further (1 pair, and 5 are needed)."
+        "locking, warm: not measured, since warm, per-worker-internal, 16 workers fell behind and warm, per-worker, 16 "
+        "workers fell behind (1 pair, and 5 are needed)."
     )
     assert profile.warm is not None
     assert (profile.warm.mode, profile.warm.workers) == ("shared", 8)
