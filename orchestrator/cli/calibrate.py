@@ -200,18 +200,21 @@ def _show_choice(output: Output, start: str, choice: Choice | None) -> None:
 
 
 def _show_figures(output: Output, profile: CalibrationProfile) -> None:
-    made = table(
-        "", "mode", "workers", "calls of", "one pass", "from", "to", "pipelines/s", numbers=(2, 3, 4, 5, 6, 7)
-    )
+    from orchestrator.run.options import BATCH_LIMIT
+
+    made = table("", "mode", "workers", "one pass", "from", "to", "pipelines/s", numbers=(2, 3, 4, 5, 6))
+    made.padding = (0, 0, 0, 1)
     for each in profile.figures:
         made.add_row(
             each.start,
-            each.mode + (", whole use" if each.whole_use else "") + (" (control)" if each.control else ""),
+            each.mode
+            + ("" if each.batch == BATCH_LIMIT else f", calls of {each.batch}")
+            + (", whole use" if each.whole_use else "")
+            + (" (control)" if each.control else ""),
             str(each.workers),
-            str(each.batch),
             *(f"{seconds * 1e3:,.2f} ms" for seconds in (each.seconds, each.low, each.high)),
             f"{each.pipelines_per_s:,.0f}",
         )
     output.line("")
-    output.show(made, keys=4)
+    output.show(made, keys=3)
     output.line("")

@@ -74,6 +74,18 @@ def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_pat
 
 
 @pytest.mark.usefixtures("instant")
+def test_figures_fit_80_columns_in_one_table(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", tmp_path)
+    (heading,) = [each for each in done.out.splitlines() if "pipelines/s" in each]
+    assert "one pass" in heading
+    assert len(heading) <= 80
+    assert "calls of 64" in " ".join(done.out.split())
+
+
+@pytest.mark.usefixtures("instant")
 def test_the_document_is_the_profile(call: Call, tmp_path: Path) -> None:
     done = call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path, "--json")
     document = done.document
