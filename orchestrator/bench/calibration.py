@@ -404,7 +404,7 @@ class _Calibration:
     ) -> bool:
         """One sample of each; whether there is time for more."""
         for place, arm in enumerate(arms):
-            if number == 0 and not self._affords([each for each, _ in arms[:place]], arm[0]):
+            if number == 0 and not self._affords(arms, place):
                 self.left_out.add(arm[0])
                 self.squeezed.append(arm[0])
             if arm[0] in self.left_out:
@@ -427,9 +427,10 @@ class _Calibration:
             return 1 if start == Start.WARM else 3
         return 5
 
-    def _affords(self, taken: Sequence[Contender], contender: Contender) -> bool:
+    def _affords(self, arms: Sequence[tuple[Contender, bool]], place: int) -> bool:
         """Whether all pairs of a contender end before the time limit, beside those of what is taken already."""
-        if self.deadline is None or self._rank(contender) == 0:
+        contender, taken = arms[place][0], [each for each, _ in arms[:place]]
+        if self.deadline is None or self._rank(contender) == 0 or (contender, True) in arms:
             return True
 
         def rounds_of(each: Contender) -> int:
