@@ -26,6 +26,7 @@ from orchestrator.cli.signals import interrupted_by_signals
 from orchestrator.cli.values import (
     MOST_WORKERS,
     cache_directory,
+    damage_to_measure,
     open_set,
     require_writable,
     set_paths,
@@ -167,6 +168,9 @@ def bench_verb(
     matrix = arguments.matrix(sets)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
+    damage = damage_to_measure(sets)
+    if damage:
+        output.message(styled(damage, "bad"))
     with interrupted_by_signals(), MeasurementBar(output) as bar:
         outcome = run_bench(
             matrix,
@@ -191,7 +195,9 @@ def bench_verb(
         output.message("no report.html: plotly is not installed (pip install plotly)")
     if lost is not None:
         raise lost
-    return _exit_code(outcome)
+    if damage:
+        output.message(styled(damage, "bad"))
+    return _exit_code(outcome, damaged=bool(damage))
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
@@ -220,10 +226,10 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     return page
 
 
-def _exit_code(outcome: BenchOutcome) -> ExitCode:
+def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
     if outcome.stopped == "interrupted":
         return ExitCode.INTERRUPTED
-    return ExitCode.PIPELINES_FAILED if outcome.failed else ExitCode.OK
+    return ExitCode.PIPELINES_FAILED if outcome.failed or damaged else ExitCode.OK
 
 
 def report_of(outcome: BenchOutcome) -> ContentionReport | None:

@@ -20,7 +20,7 @@ from orchestrator.cli.output import Output, path_text, plural, seconds_text, sty
 from orchestrator.cli.values import (
     MOST_WORKERS,
     SAMPLE,
-    open_set,
+    damage_to_measure,
     own_target,
     set_paths,
     time_limit_seconds,
@@ -82,8 +82,9 @@ def calibrate_verb(
     directory = usable_directory(cache_dir)
     own_target(device)
     output = Output(json=json)
-    with open_set(names):
-        pass  # a set that cannot be opened is refused here, with the words for it
+    damage = damage_to_measure(names)
+    if damage:
+        output.message(styled(damage, "bad"))
     with MeasurementBar(output) as bar:
         found = calibrate(
             list(set_paths(names)),
@@ -99,7 +100,9 @@ def calibrate_verb(
         kept = save_profile(directory, found.identity, found.profile)
     output.document(lambda: _document(found, kept))
     show_calibration(output, found, kept)
-    return ExitCode.OK
+    if damage:
+        output.message(styled(damage, "bad"))
+    return ExitCode.PIPELINES_FAILED if damage else ExitCode.OK
 
 
 class Expectation:

@@ -201,6 +201,22 @@ def open_set(names: Sequence[str]) -> PipelineSet:
     return open_paths(archive_paths(names))
 
 
+def damage_to_measure(names: Sequence[str]) -> str:
+    """What to say of a set that is measured, where its archives are damaged: cut off, or overwritten; or "".
+
+    Raises:
+        ArchiveError: As `open_set`, and what else it raises.
+    """
+    with open_set(names) as opened:
+        places = len(opened.damage)
+        if not places:
+            return ""
+        return (
+            f"damaged: {places} {'place' if places == 1 else 'places'} of {opened.name} cannot be read, and "
+            "the rest is measured; `orchestrator list` shows what was lost"
+        )
+
+
 def archive_paths(names: Sequence[str]) -> list[str]:
     """Paths of a set's archives, or of one manifest.
 

@@ -119,3 +119,12 @@ def damaged_set(small_set: Path) -> tuple[Path, int]:
     path = small_set.with_name("damaged.foz")
     path.write_bytes(content)
     return path, key
+
+
+@pytest.fixture
+def cut_set(small_set: Path) -> Path:
+    """The small set, cut in the middle of a record."""
+    path = small_set.with_name("cut.foz")
+    content = small_set.read_bytes()
+    path.write_bytes(content[: len(content) * 6 // 10])
+    return path

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.bench.rows import FailedSample, Row, RowWriter, Sample, Start, failed_arms
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.bench import bench_document, report_of, show_bench
-from orchestrator.cli.errors import UsageError
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output
 from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
@@ -154,6 +154,16 @@ def test_usage_is_checked_before_anything_runs(
     assert done.code == 2
     assert words in done.err
     assert not (tmp_path / "out").exists()
+
+
+def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
+    call: Call, cut_set: Path, tmp_path: Path
+) -> None:
+    options = ("-d", "simulated", "-j", "1", "--samples", "1", "--modes", "shared", "--start", "cold")
+    done = call("bench", cut_set, *options, "-o", tmp_path / "out")
+    assert done.code == ExitCode.PIPELINES_FAILED
+    assert "damaged: 1 place of" in done.err.splitlines()[0]
+    assert "the rest is measured" in done.err.splitlines()[-1]
 
 
 def test_a_device_that_is_not_there(call: Call, small_set: Path, tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("instant")
+def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
+    call: Call, cut_set: Path, tmp_path: Path
+) -> None:
+    done = call("calibrate", "--set", cut_set, "--device", "simulated", "--cache-dir", tmp_path / "caches")
+    assert done.code == ExitCode.PIPELINES_FAILED
+    assert "damaged: 1 place of" in done.err.splitlines()[0]
+    assert "the rest is measured" in done.err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("instant")
 def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_path: Path) -> None:
     folder = tmp_path / "caches"
     done = call("calibrate", "--device", "simulated", "--workers", "2", "--cache-dir", folder)

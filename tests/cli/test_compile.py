@@ -499,15 +499,6 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(call: Call, small_set: P
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.fixture
-def cut_set(small_set: Path) -> Path:
-    """The small set, cut in the middle of a record."""
-    path = small_set.with_name("cut.foz")
-    content = small_set.read_bytes()
-    path.write_bytes(content[: len(content) * 6 // 10])
-    return path
-
-
 def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Path, tmp_path: Path) -> None:
     arguments = ("compile", str(cut_set), "-d", "simulated", "--cache-dir", str(tmp_path))
     done = call(*arguments)
