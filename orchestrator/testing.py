@@ -1,6 +1,6 @@
 """What users test with: a simulated device with options, costs, locks and bugs, and a file system that fails.
 
-Nothing here needs Vulkan. docs/testing.md shows each at work.
+Nothing here needs Vulkan. docs/testing.md shows each at work. Functions are thread-safe.
 """
 
 from __future__ import annotations

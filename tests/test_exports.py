@@ -7,12 +7,17 @@ machine without a Vulkan loader.
 from __future__ import annotations
 
 import ast
+import enum
 import inspect
 import pydoc
+import textwrap
 import tomllib
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+import msgspec
 import pytest
 
 import orchestrator
@@ -91,6 +96,75 @@ def test_public_classes_describe_their_public_methods(module: types.ModuleType) 
         and not (function.__doc__ or "").strip()
     ]
     assert undescribed == []
+
+
+def public_functions(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType, str]]:
+    """Functions, and public methods with what their class says: name, function, words of its surroundings."""
+    for name in public_names(module):
+        value = getattr(module, name)
+        if inspect.isfunction(value):
+            yield name, value, inspect.getdoc(inspect.getmodule(value)) or ""
+        elif inspect.isclass(value):
+            around = f"{inspect.getdoc(value)}\n{inspect.getdoc(inspect.getmodule(value))}"
+            for member, found in vars(value).items():
+                function = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
+                if not member.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{member}", function, around
+
+
+def raised_by_itself(function: types.FunctionType) -> set[str]:
+    """Exceptions that a function names behind `raise`, but for those that it may catch itself."""
+    names: set[str] = set()
+
+    def walk(node: ast.AST) -> None:
+        for each in ast.iter_child_nodes(node):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(each, ast.Raise):
+                called = each.exc.func if isinstance(each.exc, ast.Call) else each.exc
+                if isinstance(called, ast.Name) and called.id.endswith(("Error", "Exception")):
+                    names.add(called.id)
+            if isinstance(each, ast.Try) and each.handlers:
+                for part in (*each.handlers, *each.orelse, *each.finalbody):
+                    walk(part)
+            else:
+                walk(each)
+
+    walk(ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body[0])
+    return names
+
+
+@PUBLIC
+def test_what_a_public_function_raises_is_described(module: types.ModuleType) -> None:
+    unsaid = {
+        f"{name}: {error}"
+        for name, function, around in public_functions(module)
+        for error in raised_by_itself(function)
+        if not (inspect.getdoc(function) or "").startswith("See `")  # what it implements says it
+        and error not in f"{inspect.getdoc(function)}\n{around}"
+    }
+    assert unsaid == set()
+
+
+def is_plain(kind: type) -> bool:
+    """Whether values of a type are safe by nature: they cannot change, or are raised."""
+    if issubclass(kind, Exception | enum.Enum) or getattr(kind, "_is_protocol", False):
+        return True
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
+    return attrs.has(kind) and kind.__setattr__ is not object.__setattr__
+
+
+@PUBLIC
+def test_from_which_threads_a_public_name_may_be_used_is_said(module: types.ModuleType) -> None:
+    unsaid = []
+    for name in public_names(module):
+        value = getattr(module, name)
+        if (inspect.isclass(value) and not is_plain(value)) or inspect.isfunction(value):
+            words = f"{inspect.getdoc(value)}\n{inspect.getdoc(inspect.getmodule(value))}"
+            if "thread" not in words.lower():
+                unsaid.append(name)
+    assert unsaid == []
 
 
 def test_import_loads_neither_bindings_nor_command_line() -> None:

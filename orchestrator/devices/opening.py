@@ -2,7 +2,7 @@
 
 One process is one target, since drivers read theirs from the environment (selectors.py). Opening a device
 changes nothing there, nor does adopting a host's. A program that owns its process calls `own_process` first;
-any other is told by NoDeviceError what to set.
+any other is told by NoDeviceError what to set. All else is thread-safe.
 
 Nothing else above devices/vulkan imports the binding, and it is imported when a Vulkan device is asked for.
 """

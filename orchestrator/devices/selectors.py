@@ -2,7 +2,7 @@
 
 A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
 null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
-one target. Nothing here changes the environment or loads a driver.
+one target. Nothing here changes the environment or loads a driver. Thread-safe.
 """
 
 from __future__ import annotations

@@ -214,7 +214,10 @@ class PipelineCaches(Protocol):
 
 @define(eq=False)
 class PipelineCache(PipelineSource):
-    """A VkPipelineCache. Made by `Device.create_pipeline_cache`."""
+    """A VkPipelineCache. Made by `Device.create_pipeline_cache`.
+
+    For any thread; one that is externally synchronized for one thread at a time, which `begin_use` checks.
+    """
 
     keeps = True
     header_bytes = CACHE_HEADER_SIZE

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 
 def available_workers() -> int:
-    """Processors that this process may use: the default number of workers."""
+    """Processors that this process may use: the default number of workers. Thread-safe."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -429,7 +429,7 @@ DEFAULT_POLICY = LoadPolicy()
 
 
 def cache_path(directory: Path, identity: DeviceIdentity) -> Path:
-    """Where the cache of a device is kept: one file per device identity and ABI.
+    """Where the cache of a device is kept: one file per device identity and ABI. Thread-safe.
 
     The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI
     and pipelineCacheUUID, so that two builds of a driver beside each other keep a file each.

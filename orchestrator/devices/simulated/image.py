@@ -1,7 +1,7 @@
 """Images for the simulated device, made without a captured set.
 
 The tables are consistent (every offset lies in the buffer), but the buffer holds no create infos: a real
-driver must never be given such an image.
+driver must never be given such an image. Thread-safe.
 """
 
 from __future__ import annotations

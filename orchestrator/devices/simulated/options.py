@@ -2,7 +2,8 @@
 
 The defaults give a device with every feature, no bug, and a clock on which no time passes. A bug acts on the
 keys and operations that it names, and on nothing else. Costs follow from a pipeline's key (and a seed) alone,
-and identities from their arguments, in every process alike, so caches can be kept between runs.
+and identities from their arguments, in every process alike, so caches can be kept between runs. For any
+thread.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from orchestrator.registry.tables import registry
 LIBRARY_VARIABLE = "ORCHESTRATOR_VULKAN_LIBRARY"
 """Environment variable that names the library to open instead of the usual ones."""
 
-LIBRARY_NAMES = ("libvulkan.so.1", "vulkan-1.dll", "libvulkan.dylib")
+LIBRARY_NAME = "libvulkan.so.1"
 
 _Entry = TypeVar("_Entry")
 
@@ -68,7 +68,7 @@ def library() -> Library:
 
 
 def open_library(environment: Mapping[str, str]) -> Library:
-    """Open the library that `LIBRARY_VARIABLE` names, and no other, or else the first of the usual names.
+    """Open the library that `LIBRARY_VARIABLE` names, and no other, or else the usual one.
 
     Raises:
         NoDeviceError: There is none; the message says what was tried and which package to install.
@@ -76,20 +76,18 @@ def open_library(environment: Mapping[str, str]) -> Library:
     """
     _check_process()
     chosen = environment.get(LIBRARY_VARIABLE, "")
-    causes = []
-    for name in (chosen,) if chosen else LIBRARY_NAMES:
-        try:
-            opened = ffi.dlopen(name)
-            return Library(name, opened.vkGetInstanceProcAddr, opened)
-        except (OSError, ffi.error) as error:  # ffi.error: a library without the command
-            causes.append(f"{name}: {error}")
-    advice = (
-        f"correct or unset {LIBRARY_VARIABLE}"
-        if chosen
-        else "install the Vulkan loader and a driver (Debian: libvulkan1 and mesa-vulkan-drivers), "
-        f"or set {LIBRARY_VARIABLE} to the loader's path"
-    )
-    raise NoDeviceError(f"no Vulkan loader library: {advice}. Tried: {'; '.join(causes)}")
+    name = chosen or LIBRARY_NAME
+    try:
+        opened = ffi.dlopen(name)
+        return Library(name, opened.vkGetInstanceProcAddr, opened)
+    except (OSError, ffi.error) as error:  # ffi.error: a library without the command
+        advice = (
+            f"correct or unset {LIBRARY_VARIABLE}"
+            if chosen
+            else "install the Vulkan loader and a driver (Debian: libvulkan1 and mesa-vulkan-drivers), "
+            f"or set {LIBRARY_VARIABLE} to the loader's path"
+        )
+        raise NoDeviceError(f"no Vulkan loader library: {advice}; {error}") from None
 
 
 def _check_process() -> None:

@@ -841,7 +841,14 @@ class MemoryRecords:
         return key in self._payloads[tag]
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
-        """Add a record."""
+        """Add a record.
+
+        Returns:
+            False where one of that name is there: it stays.
+
+        Raises:
+            ValueError: The key does not have 64 bits.
+        """
         if not 0 <= key < 1 << 64:
             raise ValueError(f"hash {key:#x} does not have 64 bits")
         records = self._payloads[tag]

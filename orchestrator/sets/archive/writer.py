@@ -105,7 +105,14 @@ class ArchiveWriter:
         return self.add_stored(tag, key, stored)
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
-        """Write a record whose payload comes from another archive, as it is stored there."""
+        """Write a record whose payload comes from another archive, as it is stored there.
+
+        Returns:
+            False where a record of that name was written before.
+
+        Raises:
+            ValueError: It is larger than the format holds.
+        """
         if (tag, key) in self._names:
             return False
         if max(len(stored.data), stored.size) > _PAYLOAD_MAX:
