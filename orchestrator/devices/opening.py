@@ -37,6 +37,14 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
         NoDeviceError: The driver is not installed or has no such family, at which it would end the process;
             or this process runs another target already.
     """
+    if Selector.parse(selector).family and _owned_by is None:
+        from orchestrator.devices.families import require_family
+
+        require_family(selector)
+    _own(selector, driver_caches=driver_caches)
+
+
+def _own(selector: str, *, driver_caches: bool) -> None:
     global _owned_by
     chosen = Selector.parse(selector)
     if selector == SIMULATED:
@@ -46,12 +54,7 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
             f"this process runs {_owned_by.text!r} already and drivers read their target once: "
             f"open {selector!r} in a process of its own"
         )
-    variables = environment_of(selector, driver_caches=driver_caches)
-    if chosen.family and _owned_by is None:
-        from orchestrator.devices.families import require_family
-
-        require_family(selector)
-    os.environ.update(variables)
+    os.environ.update(environment_of(selector, driver_caches=driver_caches))
     _owned_by = chosen
 
 
@@ -178,7 +181,7 @@ def load_driver(opener: str, selector: str, *, driver_caches: bool = False) -> N
     """
     if opener or selector == SIMULATED:
         return
-    own_process(selector, driver_caches=driver_caches)
+    _own(selector, driver_caches=driver_caches)
     from orchestrator.devices.vulkan.instance import load_drivers
 
     def load() -> None:
@@ -193,7 +196,8 @@ def open_for_child(
 ) -> Device:
     """Open a device in a child process that works for another one and owns its environment.
 
-    It is opened by `open_device`, or by the opener "package.module:function", called with the request.
+    It is opened by `open_device`, or by the opener "package.module:function", called with the request. Whether
+    the driver has the selector's family its parent asks: before, or of a process that ended here.
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -202,7 +206,7 @@ def open_for_child(
         module, _, name = opener.partition(":")
         device: Device = getattr(importlib.import_module(module), name)(request)
         return device
-    own_process(selector, driver_caches=driver_caches)
+    _own(selector, driver_caches=driver_caches)
     return open_device(selector, request=request, driver_caches=driver_caches)
 
 
