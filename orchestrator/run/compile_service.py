@@ -81,8 +81,10 @@ BUG: Final = 70
 
 _GRACE_S: Final = 2.0
 _LOOK_S: Final = 0.001
-_DECODED_BY_ONE: Final = 1 << 19
-"""Bytes of a set for which a process more begins: what it reads anew takes as long as decoding them."""
+_DECODED_BY_ONE: Final = 3 << 19
+"""Bytes of a set for which a process more begins: what each does anew takes as long as decoding them."""
+_DECODED_IN_TURN: Final = 1 << 19
+"""Bytes of a set that is decoded in turn: decoding a smaller one takes less than waiting."""
 _READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)
 _JUNK: Final = 165
@@ -337,14 +339,15 @@ def _shared(source: PipelineSet, workers: int, turn: int | None = None) -> Pipel
 
     Whoever decodes in turn does so on all processors: the others wait.
     """
-    among = workers if turn is None else available_workers()
-    count = min(among, source.file_bytes // _DECODED_BY_ONE)
+    size = source.file_bytes
+    mine = None if turn is None or size < _DECODED_IN_TURN else DecodingTurn(turn)
+    count = min(workers if mine is None else available_workers(), size // _DECODED_BY_ONE)
     if count <= 1:
-        return source
+        return source if mine is None else SharedSet.of(source, None, mine)
     from orchestrator.sets.image.decoders import Decoders
 
     registry()
-    return SharedSet.of(source, Decoders.start(source, count), None if turn is None else DecodingTurn(turn))
+    return SharedSet.of(source, Decoders.start(source, count), mine)
 
 
 def _limit_memory(size: int) -> None:

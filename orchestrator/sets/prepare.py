@@ -287,8 +287,9 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
     """The image of some pipelines, by the decoders of the set where it has them."""
-    if isinstance(source, SharedSet):
-        return source.decoders.build_image(source, jobs, capabilities)
+    decoders = source.decoders if isinstance(source, SharedSet) else None
+    if decoders is not None:
+        return decoders.build_image(source, jobs, capabilities)
     from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
 
     return build_image(source, jobs, capabilities)

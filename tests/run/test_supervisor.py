@@ -280,11 +280,12 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
         assert _shared(sample, 2) is sample
-        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(1 << 20))  # of no pipeline
+        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
         shared = _shared(opened, 8)
         assert isinstance(shared, SharedSet)
+        assert shared.decoders is not None
         shared.decoders.close()
     report = await supervised(large, "open_good", tmp_path / "cache")
     alone = await supervised(sample_path(), "open_good", tmp_path / "other")

@@ -181,4 +181,6 @@ def test_the_second_target_takes_the_plan_of_the_first(tmp_path: Path) -> None:
     assert "read" not in [each["name"] for each in second["stages"]]
     assert {**second["set"], "groups": ()} == {**first["set"], "groups": ()}
     assert second["skipped"] == first["skipped"]
-    assert second["outcomes"]["compiled"] == first["outcomes"]["compiled"] > 0
+    # Whether what is alike is compiled by two workers or found by one is chance.
+    created = [each["outcomes"]["compiled"] + each["outcomes"]["cache_hits"] for each in (first, second)]
+    assert created[0] == created[1] > 0

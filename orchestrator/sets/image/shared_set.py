@@ -1,4 +1,4 @@
-"""A set that decoders have too, and the turn of decoding it where several processes have it."""
+"""A set that other processes have too, such as decoders, and the turn of decoding it."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class DecodingTurn:
 
 
 class SharedSet(PipelineSet):
-    """A set that decoders have too; its images are built by them.
+    """A set that other processes have too, such as decoders, which build its images.
 
     Attributes:
-        decoders: They; whoever started them ends them.
+        decoders: They; whoever started them ends them. None where this process decodes alone.
         turn: Says when this process decodes, where others have the set too; None where it is the only one.
     """
 
-    decoders: Decoders
+    decoders: Decoders | None
     turn: DecodingTurn | None
 
     @classmethod
-    def of(cls, source: PipelineSet, decoders: Decoders, turn: DecodingTurn | None = None) -> Self:
+    def of(cls, source: PipelineSet, decoders: Decoders | None, turn: DecodingTurn | None = None) -> Self:
         """A set by the decoders that were made with it; it must stay open."""
         shared = cls(source.records)
         shared.decoders, shared.turn = decoders, turn
