@@ -188,13 +188,19 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
     if supervision is None:
         return
     if supervision.deaths:
-        took = _time(supervision.explaining_ns)
         output.line("")
+        why = ""
+        if supervision.trials:
+            why = (
+                f"; finding out why took {_time(supervision.explaining_ns)}, in "
+                f"{plural(supervision.trials, 'process', 'processes')} of one pipeline at a time"
+            )
         output.line(
             styled(f"the driver ended {plural(len(supervision.deaths), 'process', 'processes')}", "bad"),
-            f" of {supervision.processes:,}; finding out why took {took}, in "
-            f"{plural(supervision.trials, 'process', 'processes')} of one pipeline at a time",
+            f" of {supervision.processes:,}{why}",
         )
+        for death in dict.fromkeys(f"{one.how}, {one.where}" for one in supervision.deaths if not one.blamed):
+            output.line(f"  no pipeline is to blame: {death}")
     if supervision.culprits:
         first = supervision.culprits[0].key
         output.line(f"  try one alone: orchestrator compile SET --device ... --only {first}")

@@ -1,0 +1,50 @@
+"""What the report of a compile says of processes that the driver ended."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import trio
+
+from orchestrator.cli.compile_report import show_report
+from orchestrator.cli.output import Output
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Death, Supervision
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.sample import sample_path
+from tests.run.small_sets import compute_keys
+
+
+async def compiled() -> CompileReport:
+    options = CompileOptions(
+        selector="simulated", workers=1, subset=Subset(keys=frozenset(compute_keys()[:1]))
+    )
+    with PipelineSet.open(sample_path()) as source:
+        return await compile_set(source, options)
+
+
+def test_deaths_that_no_pipeline_is_to_blame_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    stuck = Death("killed: the driver did not come back", "merging pipeline caches", suspects=0, blamed=0)
+    crash = Death("SIGSEGV", "creating pipelines", suspects=3, blamed=1)
+    report = trio.run(compiled)
+    for deaths, trials, said in (
+        (
+            (stuck, stuck),
+            0,
+            "the driver ended 2 processes of 3\n"
+            "  no pipeline is to blame: killed: the driver did not come back, merging pipeline caches\n",
+        ),
+        (
+            (crash,),
+            4,
+            "the driver ended 1 process of 2; finding out why took 2.0 ms, in 4 processes of one pipeline at a "
+            "time\n",
+        ),
+    ):
+        supervision = Supervision(len(deaths) + 1, deaths, trials, explaining_ns=2_000_000)
+        show_report(Output(json=False), msgspec.structs.replace(report, supervision=supervision))
+        out = capsys.readouterr().out
+        assert said in out
+        assert out.count("no pipeline is to blame") == (not trials)
