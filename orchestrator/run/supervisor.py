@@ -129,8 +129,8 @@ async def compile_supervised(
     Raises:
         ArchiveError: An archive cannot be read as a whole; so for all that `compile_set` raises.
         DeviceError: The driver ends every process, whatever is compiled.
-        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, this comes when the calls in
-            flight are back; what was compiled has been saved, and the child is gone.
+        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, this comes when the calls
+            in flight are back; what was compiled has been saved, and the child is gone.
     """
     words = DriverWords(log)
     steering = Steering.of(stop)
@@ -293,7 +293,7 @@ class _Supervisor:
             server = CompileServer.start(self.archives, self.options)
 
     async def _work(self, connection: Connection) -> CompileReport | None:
-        """Compile as long as the server lives; the report, or None where the server died, or nobody wants one."""
+        """Compile as long as the server lives; the report, or None where that died, or nobody wants one."""
         while True:
             if self._pending is not None:
                 await self._explain(connection, self._pending)
@@ -380,7 +380,7 @@ class _Supervisor:
                     case Failed():
                         raise answer.error()
                     case Done():
-                        # The server takes it away before it ends itself, or who measures would not see what it used.
+                        # The server takes it away before it ends itself: who measures sees what it used.
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
                     case Exited() | Ended():
                         ended = answer
@@ -407,7 +407,8 @@ class _Supervisor:
                 path = cache_path(self.directory, opened[1])
                 limit_s = round(call_limit_s(self.options.trial_limits))
                 self._notes.append(
-                    f"the driver did not come back from loading {path} within {limit_s} s: the file is given up"
+                    f"the driver did not come back from loading {path} within {limit_s} s: "
+                    "the file is given up"
                 )
         return death
 
@@ -423,7 +424,10 @@ class _Supervisor:
             require_family(self.options.selector)
 
     def _settle(self, directory: Path, process_id: int, identity: DeviceIdentity, crashed: bool) -> bool:
-        """Say how a process died beside the cache file that it may have been loading; whether it was. Blocking."""
+        """Say how a process died beside the cache file that it may have been loading; whether it was.
+
+        Blocking.
+        """
         try:
             return settle_death(cache_path(directory, identity), process_id, crashed=crashed)
         except FileNotFoundError:
@@ -435,7 +439,7 @@ class _Supervisor:
             return False
 
     async def _record_times(self, watch: _Watch) -> None:
-        """Record on the way what compiling took, once it is in a checkpoint: with what is not, nothing is saved.
+        """Record on the way what compiling took, once it is in a checkpoint: else nothing would be saved.
 
         The worker process itself records at its end, which may never come.
         """
