@@ -10,6 +10,7 @@ import ast
 import enum
 import inspect
 import pydoc
+import re
 import textwrap
 import tomllib
 import types
@@ -214,6 +215,17 @@ def test_the_version_is_the_distributions() -> None:
     assert declared["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "orchestrator.version.VERSION"
     assert orchestrator.__version__ == VERSION
     assert f"\n## {VERSION}" in (REPOSITORY / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_nothing_tells_to_install_the_other_project_of_that_name() -> None:
+    named = re.compile(r"(?:pipx?|uv pip) install[^\n`]*(?<![\w/.-])orchestrator\b(?![/.])")
+    assert named.search("pip install 'orchestrator[report]'")
+    assert not named.search(f"pip install '{DISTRIBUTION}[report]'")
+    files = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "Makefile"]
+    for folder, pattern in (("docs", "*.md"), ("orchestrator", "*.py"), ("benchmarks", "*.py"), (".ci", "*")):
+        files += [each for each in (REPOSITORY / folder).rglob(pattern) if each.is_file()]
+    assert len(files) > 100
+    assert [each for each in files if named.search(each.read_text("utf-8", "replace"))] == []
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
