@@ -9,6 +9,7 @@ Limits: a mode that rotates or keeps no caches has none.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ class SizeWatch:
 
     def __init__(self, device: Device, pipelines: int) -> None:
         self._device = device
-        self._every = max(1, pipelines // POINTS)
+        self._every = max(1, math.ceil(pipelines / POINTS))
         self._lock = threading.Lock()
         self._since: dict[str, int] = {}
         self._asked: list[_Asked] = []

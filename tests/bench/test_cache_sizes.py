@@ -14,18 +14,26 @@ from orchestrator.bench.rows import CacheSize, Sample, Start
 from orchestrator.bench.take import fill, take_sample
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.sets.sample import sample_path
 from tests.bench.test_take import sample_job
+from tests.run.small_sets import write_small_set
 
 
-def taken(**changes: Any) -> Sample:
-    """A sample of the set that ships with the program, in short calls."""
-    return take_sample(sample_job((str(sample_path()),), **({"batch": 4, "workers": 4} | changes)))
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str]:
+    """Forty compute pipelines."""
+    path = tmp_path_factory.mktemp("set") / "small.foz"
+    write_small_set(path, 0, 40)
+    return (str(path),)
+
+
+def taken(of: tuple[str], **changes: Any) -> Sample:
+    """A sample of a set in short calls."""
+    return take_sample(sample_job(of, **({"batch": 2, "workers": 4} | changes)))
 
 
 @pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL])
-def test_a_warm_up_knows_how_its_caches_grew(mode: CacheMode) -> None:
-    row = taken(mode=mode, round=-1)
+def test_a_warm_up_knows_how_its_caches_grew(small: tuple[str], mode: CacheMode) -> None:
+    row = taken(small, mode=mode, round=-1)
     times = [each.at_ns for each in row.cache_sizes]
     sizes = [each.size_bytes for each in row.cache_sizes]
     assert times == sorted(times)
@@ -40,13 +48,13 @@ def test_a_warm_up_knows_how_its_caches_grew(mode: CacheMode) -> None:
     assert 4 < asked <= POINTS + 2 * row.workers
 
 
-def test_private_caches_of_a_warm_run_begin_with_everything_each(tmp_path: Path) -> None:
+def test_private_caches_of_a_warm_run_begin_with_everything_each(small: tuple[str], tmp_path: Path) -> None:
     folder = tmp_path / "caches"
     folder.mkdir(mode=0o700)
-    job = FillJob(set_paths=(str(sample_path()),), device="simulated", workers=2, cache_directory=str(folder))
+    job = FillJob(set_paths=small, device="simulated", workers=2, cache_directory=str(folder))
     fill(job)
     warm = {
-        mode: taken(mode=mode, round=-1, start=Start.WARM, cache_directory=str(folder)).cache_sizes[0]
+        mode: taken(small, mode=mode, round=-1, start=Start.WARM, cache_directory=str(folder)).cache_sizes[0]
         for mode in (CacheMode.SHARED, CacheMode.PER_WORKER)
     }
     assert warm[CacheMode.PER_WORKER].size_bytes == 4 * warm[CacheMode.SHARED].size_bytes > 0
@@ -55,8 +63,10 @@ def test_private_caches_of_a_warm_run_begin_with_everything_each(tmp_path: Path)
 @pytest.mark.parametrize(
     ("mode", "number"), [(CacheMode.SHARED, 0), (CacheMode.TWO_LEVEL, -1), (CacheMode.NONE, -1)]
 )
-def test_what_counts_is_not_asked_and_neither_is_what_rotates(mode: CacheMode, number: int) -> None:
-    assert taken(mode=mode, round=number).cache_sizes == ()
+def test_what_counts_is_not_asked_and_neither_is_what_rotates(
+    small: tuple[str], mode: CacheMode, number: int
+) -> None:
+    assert taken(small, mode=mode, round=number).cache_sizes == ()
 
 
 def test_asking_is_rare_and_everything_else_is_the_devices_own() -> None:
