@@ -1,9 +1,11 @@
 """How large a run's caches are while it lasts: sizes asked for between calls, and what they add up to.
 
-A warm-up counts for nothing, so it is there that sizes are asked for: the shared cache's by whichever worker has
-just created pipelines with it, a worker's by that worker. vkGetPipelineCacheData gives a size without data.
+A warm-up counts for nothing, so it is there that sizes are asked for: the shared cache's by
+whichever worker has just created pipelines with it, a worker's by that worker.
+vkGetPipelineCacheData gives a size without data.
 
-Guarantees: `POINTS` sizes or so a run, and one more a cache. No cache is asked while another thread may use it alone.
+Guarantees: `POINTS` sizes or so a run, and one more a cache. No cache is asked while another
+thread may use it alone.
 Limits: a mode that rotates or keeps no caches has none.
 """
 

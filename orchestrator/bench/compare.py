@@ -127,8 +127,8 @@ def compare_samples(
     Args:
         before: Samples of the first.
         after: Samples of the second.
-        devices: Which device of the second stands for which of the first, by selector: these alone are compared. Not
-            given: by selector, and where each file has just one device, by that.
+        devices: Which device of the second stands for which of the first, by selector: these alone are
+            compared. Not given: by selector, and where each file has just one device, by that.
 
     Raises:
         ValueError: A file has no samples, or they have no cell in common; the message names what differs.

@@ -343,7 +343,7 @@ def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
 
 
 def _sleep_words(cell: CellReport) -> str:
-    """What threads that sleep in the driver may sleep at, by what the kernel counted; "" where they hardly do.
+    """What threads that sleep in the driver may sleep at, by what the kernel counted; "" if they hardly do.
 
     A thread sleeps at the kernel's lock of a process's memory when it faults a page in or maps memory while
     another one does, about once a fault at most; at a lock of the driver it sleeps without faults.
@@ -360,8 +360,8 @@ def _sleep_words(cell: CellReport) -> str:
         why = "at a lock of the driver: page faults are too few for the kernel's lock of the process's memory"
     else:
         why = (
-            "at a lock of the driver or at the kernel's lock of the process's memory, of which page faults are enough: "
-            "an allocator that keeps memory tells the two apart"
+            "at a lock of the driver or at the kernel's lock of the process's memory, of which page faults "
+            "are enough: an allocator that keeps memory tells the two apart"
         )
     share = f"{cell.blocked_share.median:.0%} of the driver's time asleep"
     return f"{Arm(cell.cell, False).words}: {share}, {why} ({counted})"

@@ -227,7 +227,7 @@ def _latencies(
 
 
 def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
-    """Driver time of compiled pipelines by kind at the largest number of workers, medians over the samples."""
+    """Driver time of compiled pipelines by kind with the most workers, medians over the samples."""
     data = []
     for number, mode in enumerate(_modes(cells)):
         for cell in cells:
@@ -270,7 +270,7 @@ def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
 
 
 def _slowest(cells: Sequence[CellReport]) -> str:
-    """The pipelines that took the driver longest, by name: of each the median over all samples that list it."""
+    """The pipelines that took the driver longest, by name: the median over all samples that list each."""
     times: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         for sample in cell.samples:
@@ -286,7 +286,8 @@ def _slowest(cells: Sequence[CellReport]) -> str:
     )
     return (
         "<h3>Slowest pipelines to compile</h3>"
-        '<div class="scroll"><table class="figures"><tr><th>key</th><th>kind</th><th class="number">driver time</th></tr>'
+        '<div class="scroll"><table class="figures">'
+        '<tr><th>key</th><th>kind</th><th class="number">driver time</th></tr>'
         f"{rows}</table></div>"
     )
 
@@ -334,11 +335,13 @@ _STYLE = """
 :root { color-scheme: light dark; --text: #222; --back: #fff; --soft: #555; --line: #ddd; --strong: #999;
   --verdict: #f2f7fb; --note: #fdf7ea; --failed: #fdf0ea; --few: #767676; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6e6e6; --back: #16191d; --soft: #a8b0b8;
-  --line: #3a4048; --strong: #6b737c; --verdict: #1b2936; --note: #332a16; --failed: #382019; --few: #9aa0a6; } }
+  --line: #3a4048; --strong: #6b737c; --verdict: #1b2936; --note: #332a16; --failed: #382019;
+  --few: #9aa0a6; } }
 body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 76rem; padding: 1rem;
   color: var(--text); background: var(--back); }
 h1 { font-size: 1.5rem; margin: .3rem 0; } h3 { font-size: 1rem; margin: .8rem 0 .2rem; }
-.verdict { font-size: 1.3rem; border-left: .4rem solid #0072B2; padding: .4rem 1rem; background: var(--verdict); }
+.verdict { font-size: 1.3rem; border-left: .4rem solid #0072B2; padding: .4rem 1rem;
+  background: var(--verdict); }
 .verdict.small { font-size: 1rem; color: var(--text); }
 .note { border-left: .4rem solid #E69F00; padding: .2rem 1rem; background: var(--note); margin: .4rem 0; }
 .failed { border-left: .4rem solid #D55E00; padding: .2rem 1rem; background: var(--failed); margin: .4rem 0; }
@@ -347,7 +350,8 @@ th, td { text-align: left; padding: .15rem .9rem .15rem 0; border-bottom: 1px so
   vertical-align: top; }
 .figures th, .figures td { white-space: nowrap; } td.number, th.number { text-align: right; }
 tr.few td { color: var(--few); font-style: italic; } tr.first td { border-top: 2px solid var(--strong); }
-.plots { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(32rem, 100%), 1fr)); gap: 0 1rem; }
+.plots { display: grid; gap: 0 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(32rem, 100%), 1fr)); }
 .plots > * { min-width: 0; margin: 0; } .scroll { overflow-x: auto; } .where td { overflow-wrap: anywhere; }
 .small { color: var(--soft); font-size: .9rem; }
 @media (max-width: 40rem) { body { padding: .6rem; } .verdict { font-size: 1.1rem; padding: .4rem .6rem; } }

@@ -3,13 +3,14 @@
     with all workers    against the fastest cache of them, by median; the baseline is never dropped
     with fewer          against all workers with the same topology; dropped with it too
 
-One has fallen behind where the whole interval of its ratio, over the pairs that are there, lies beyond noise by
-`CLEAR_AFTER_ONE` after one pair, by `CLEAR` after more (see `statistics`). That is asked anew before each round: where
-later controls show more noise, a contender is sampled again.
+One has fallen behind where the whole interval of its ratio, over the pairs that are there, lies beyond noise
+by `CLEAR_AFTER_ONE` after one pair, by `CLEAR` after more (see `statistics`). That is asked anew before each
+round: where later controls show more noise, a contender is sampled again.
 
-Guarantees: pure. A verdict over fewer pairs than usual is given only where the gap is still that clear in the end.
-Where none of two differs, and controls are as recorded on a noisy driver (times from 40 to 215 ms for one thing), one
-calibration in a hundred gives such a verdict all the same; with cold runs or on a quiet machine none of thousands.
+Guarantees: pure. A verdict over fewer pairs than usual is given only where the gap is still that clear in the
+end. Where none of two differs, and controls are as recorded on a noisy driver (times from 40 to 215 ms for
+one thing), one calibration in a hundred gives such a verdict all the same; with cold runs or on a quiet
+machine none of thousands.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Lag:
         calls = "" if self.rival.batch == self.contender.batch else f" in calls of {self.rival.batch}"
         margin = CLEAR if self.difference.pairs > 1 else CLEAR_AFTER_ONE
         return (
-            f"x{ratio.median:.3f} the time of {self.rival.words}{calls} ({over}; the same thing twice differs by up to "
-            f"x{factor:.3f}, and {margin:g} times that is far enough behind)"
+            f"x{ratio.median:.3f} the time of {self.rival.words}{calls} ({over}; the same thing twice "
+            f"differs by up to x{factor:.3f}, and {margin:g} times that is far enough behind)"
         )
 
 

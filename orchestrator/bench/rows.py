@@ -229,7 +229,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         failed: Of these, refused.
         skipped: Pipelines left out because the device lacks something.
         calls: Number of creation calls.
-        prepare_ns: Making layouts, render passes and modules; modules that are made when they are needed are not in it.
+        prepare_ns: Making layouts, render passes and modules; modules that are made when they
+            are needed are not in it.
         keys_ns: Asking the driver for pipeline keys, by the clock on the wall.
         open_ns: Making the primary and the worker caches; their initial data is in it.
         wall_ns: From the first job to the barrier, by the clock on the wall.
@@ -256,8 +257,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         preemptions: How often it was made to leave (involuntary context switches).
         kinds_ns: Driver time by kind of pipeline, of those that were compiled.
         slowest: The compiled pipelines that took the driver longest, slowest first.
-        cache_sizes: Of a warm-up: what all caches had while it lasted, and after the merge; empty in modes of which
-            that is not known.
+        cache_sizes: Of a warm-up: what all caches had while it lasted, and after the merge; empty in modes
+            of which that is not known.
         notes: What a reader must know, such as a fallback.
     """
 
@@ -313,7 +314,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     @property
     def throughput(self) -> float:
-        """Pipelines a second, keys and the merge included: what a user waits for. 0 where nothing was created."""
+        """Pipelines a second, keys and the merge included: what a user waits for. 0 for no pipeline."""
         return _rate(self.created, self.keys_ns + self.wall_ns + self.merge_ns)
 
     @property

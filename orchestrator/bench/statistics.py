@@ -156,7 +156,7 @@ class Difference:
 
     @property
     def clear(self) -> bool:
-        """Whether the whole interval is so far beyond noise that further pairs would not change the answer."""
+        """Whether the whole interval is so far beyond noise that more pairs would not change the answer."""
         if self.noise is None or not self.pairs:
             return False
         margin = self.noise.factor * (CLEAR if self.pairs > 1 else CLEAR_AFTER_ONE)

@@ -2,10 +2,10 @@
 
     set ─> each group of features: open device ─> image ─> copies ─> run ─> row
 
-What is timed is what `compile` does between preparing and saving, in the same way: asking the driver for keys,
-and `run_pipelines` with the schedule of `compile`. The set is decoded and the modules are made before, and the
-caches of a warm run have their data. Pipelines are kept, as an application keeps them, and destroyed after
-the run. Python's garbage collector rests meanwhile.
+What is timed is what `compile` does between preparing and saving, in the same way: asking the driver for
+keys, and `run_pipelines` with the schedule of `compile`. The set is decoded and the modules are made before,
+and the caches of a warm run have their data. Pipelines are kept, as an application keeps them, and destroyed
+after the run. Python's garbage collector rests meanwhile.
 
 Guarantees: the driver's own caches are off, and the row says how. Devices are opened as `compile` opens them.
 A warm run starts from a cache file that was proven to be this device's; one that is not fails instead of
@@ -274,7 +274,7 @@ _ONE: Final = Arm(CacheMode.SHARED, 1)
 
 
 class _Done(NamedTuple):
-    """A run, its schedule, the largest resident size before its caches were made, and what preparing it took."""
+    """A run, its schedule, the largest resident size before its caches, and what preparing it took."""
 
     report: RunReport
     schedule: CompileSchedule

@@ -1,7 +1,7 @@
 """The command-line application: its verbs, and what a command line asks of which.
 
-Guarantees: only the verb that is called is loaded, and it imports what it needs for its work when it works: asking
-for help opens no driver and loads no numpy.
+Guarantees: only the verb that is called is loaded, and it imports what it needs for its work when it works:
+asking for help opens no driver and loads no numpy.
 """
 
 from __future__ import annotations

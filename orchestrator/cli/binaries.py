@@ -34,9 +34,10 @@ class PruneArguments:
     """What `prune` removes beside what is of another build of a driver.
 
     Attributes:
-        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits, such as `200M`. A
-            number alone is bytes.
-        older_than: With `prune`: also remove what was not used for so long, such as `30d`. A number alone is days.
+        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits, such as
+            `200M`. A number alone is bytes.
+        older_than: With `prune`: also remove what was not used for so long, such as `30d`. A
+            number alone is days.
         dry_run: With `prune`: show what would be removed, and stop.
     """
 

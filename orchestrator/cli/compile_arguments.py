@@ -63,9 +63,9 @@ class CompileArguments:
             quarantine. May be given several times.
         retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
             leave the quarantine.
-        timeout: What the driver may take for one pipeline, such as `5s` (a number alone is seconds), before its
-            process is killed and the pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was recorded of it, whichever is more;
-            longer on a machine that is busy.
+        timeout: What the driver may take for one pipeline, such as `5s` (a number alone is seconds), before
+            its process is killed and the pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was
+            recorded of it, whichever is more; longer on a machine that is busy.
         binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G` (a number
             alone is bytes). What is worth least leaves it first.
         binaries_memory: What binaries may have that are made ahead of time, such as `1G` (a number alone is

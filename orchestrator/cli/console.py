@@ -1,4 +1,4 @@
-"""Where rich writes: a console as plain as its stream asks for, lines that are folded, tables that are divided.
+"""Where rich writes: a console as plain as its stream asks for, folded lines, divided tables.
 
 Assumptions: loaded when there is something to show to a person; a JSON document needs none of it.
 """

@@ -2,7 +2,8 @@
 
 Said once a call, before or behind the verb.
 
-Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing that is not there.
+Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports
+nothing that is not there.
 """
 
 from __future__ import annotations

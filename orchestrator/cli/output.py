@@ -9,8 +9,8 @@ Guarantees:
   move a terminal's cursor.
 - A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
 
-Assumptions: loaded with every verb, for its help too, and where there is nothing but a document, so it imports
-rich when something is shown.
+Assumptions: loaded with every verb, for its help too, and where there is nothing but a document, so it
+imports rich when something is shown.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     this process ── fork ──> cyclopts, the verb's options, the words ──> arguments, by a pipe ──┐
          └── numpy, trio and what else compiles ────────────────────────────────────────────> work
 
-To import and ask the library of the command line takes as long as to import what compiles, and neither needs the
-other. The other process says nothing to anybody else and waits for nothing, so it ends within a tenth of a second
-also where this one is killed.
+To import and ask the library of the command line takes as long as to import what compiles, and neither needs
+the other. The other process says nothing to anybody else and waits for nothing, so it ends within a tenth of
+a second also where this one is killed.
 
-Guarantees: where it does not give arguments, whatever the reason (they are wrong, help is asked for, it was killed),
-there are none, and the command line is parsed here as if nothing had been.
+Guarantees: where it does not give arguments, whatever the reason (they are wrong, help is asked for, it was
+killed), there are none, and the command line is parsed here as if nothing had been.
 Assumptions: this process is the program's own and has one thread.
 """
 

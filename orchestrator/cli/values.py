@@ -1,7 +1,7 @@
 """What words of the command line stand for: sizes, times, keys, and places that are checked before their use.
 
-Assumptions: a verb that has its arguments imports this without the library of the command line, and nothing heavy
-is imported at the top.
+Assumptions: a verb that has its arguments imports this without the library of the command line, and nothing
+heavy is imported at the top.
 """
 
 from __future__ import annotations

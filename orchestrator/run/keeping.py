@@ -648,7 +648,7 @@ class CompileCache:
         )
 
     def _holds_all(self, device: Device) -> bool:
-        """Whether earlier runs recorded nearly all wanted pipelines' compile times: then the file should have them.
+        """Whether earlier runs recorded nearly all wanted pipelines' times: then the file should have them.
 
         Of a pipeline that a driver found in a cache which another one had just filled nothing is recorded.
         """

@@ -1,8 +1,9 @@
 """How many workers take expected hits at a time.
 
-A hit takes microseconds, and drivers look it up under locks, some under one for the process. With 16 workers RADV
-spends on a hit 17 times what it takes alone, NVIDIA 70 times. So two begin, and their number is doubled as long as
-that makes all of them together quicker. What has to be compiled is for everyone: with the first compile all may.
+A hit takes microseconds, and drivers look it up under locks, some under one for the process. With 16
+workers RADV spends on a hit 17 times what it takes alone, NVIDIA 70 times. So two begin, and their number
+is doubled as long as that makes all of them together quicker. What has to be compiled is for everyone: with
+the first compile all may.
 """
 
 from __future__ import annotations

@@ -454,8 +454,8 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
     found = {each.question: each for each in profile.findings}
     assert (found["shared cache, warm"].answer, found["shared cache, warm"].pairs) == ("faster", 1)
     assert found["locking, warm"].words == (
-        "locking, warm: not measured, since warm, per-worker-internal, 16 workers fell behind and warm, per-worker, 16 "
-        "workers fell behind (1 pair, and 5 are needed)."
+        "locking, warm: not measured, since warm, per-worker-internal, 16 workers fell behind and warm, "
+        "per-worker, 16 workers fell behind (1 pair, and 5 are needed)."
     )
     assert profile.warm is not None
     assert (profile.warm.mode, profile.warm.workers) == ("shared", 8)

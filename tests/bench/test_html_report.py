@@ -96,8 +96,8 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
         assert tag not in ("link", "iframe", "img", "object", "embed")
         assert not {"src", "href"} & attributes.keys()
     plots = figures(text)
-    # Throughput, seconds, efficiency, two shares, memory, merge, size at the end, a distribution, kinds, sizes over a
-    # run, two timelines.
+    # Throughput, seconds, efficiency, two shares, memory, merge, size at the end, a distribution, kinds,
+    # sizes over a run, two timelines.
     assert len(plots) == 13
     places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
     assert places == list(plots)
@@ -256,18 +256,22 @@ def titled(page: Path, *options: str) -> str:
     return title[1].strip()
 
 
-# A phone's width, as a frame has it: what is wider than the page, what is cut off or covered, and which colours there are.
-_PHONE = """<!doctype html><title></title><body><iframe src="report.html" style="width: 390px; height: 800px"></iframe>
+# A phone's width, as a frame has it: what is wider than the page, what is cut off or covered, and
+# which colours there are.
+_PHONE = """<!doctype html><title></title><body>
+<iframe src="report.html" style="width: 390px; height: 800px"></iframe>
 <script>const watch = setInterval(() => { const inside = document.querySelector("iframe").contentDocument;
 if (!inside?.body?.dataset.drawn) return; clearInterval(watch);
 const box = each => each.getBoundingClientRect();
 const plots = [...inside.querySelectorAll(".js-plotly-plot")]; let cut = 0, covered = 0, pale = 0;
 const text = inside.defaultView.getComputedStyle(inside.body);
-for (const plot of plots) { const legend = plot.querySelector(".legend"), title = plot.querySelector(".xtitle");
+for (const plot of plots) {
+const legend = plot.querySelector(".legend"), title = plot.querySelector(".xtitle");
 if (box(legend).right > box(plot).right || box(legend).left < box(plot).left) cut++;
 if (title && box(legend).top < box(title).bottom - 1) covered++;
 if (title && inside.defaultView.getComputedStyle(title).fill !== text.color) pale++; }
-document.title = `plots ${plots.length} wider ${inside.documentElement.scrollWidth > 390} cut ${cut} covered ${covered} `
+document.title = `plots ${plots.length} wider ${inside.documentElement.scrollWidth > 390} `
++ `cut ${cut} covered ${covered} `
 + `pale ${pale} colours ${text.color} on ${text.backgroundColor}`; }, 100);</script>"""
 
 

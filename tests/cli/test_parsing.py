@@ -1,4 +1,4 @@
-"""The command line of `compile` parsed beside the imports: the same arguments, or none, and no process that stays."""
+"""`compile`'s command line parsed beside the imports: the same arguments, or none, and no process stays."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
 
 
 def load_drivers() -> None:
-    """Let the loader load its drivers, which instances then find loaded; the driver's libraries are most of an opening.
+    """Let the loader load its drivers, which instances then find loaded: that is most of an opening.
 
     Thread-safe, and may go on while another thread creates an instance. Releases the GIL.
 

@@ -10,10 +10,10 @@ ways, which tables below state:
 - a handle is the 16-digit hexadecimal hash of the record that it refers to
 - pNext is an array of structures tagged by sType; those entries have no pNext of their own
 
-Pipelines of a set differ in few ways, so documents that are alike but for hashes and the data of constants are
-decoded once (PipelineDocuments), and of the others each spelling of a state (SharedStates). Whoever packs or checks
-what was decoded can remember what came of it. Absent scalars are zero and absent pointers are null, as in C: the
-archive leaves out what the driver must ignore.
+Pipelines of a set differ in few ways, so documents that are alike but for hashes and the data of constants
+are decoded once (PipelineDocuments), and of the others each spelling of a state (SharedStates). Whoever packs
+or checks what was decoded can remember what came of it. Absent scalars are zero and absent pointers are null,
+as in C: the archive leaves out what the driver must ignore.
 
 Guarantees: a decoded document holds only members that the registry knows, each in its C range; an unknown
 member or an unknown structure in a pNext chain refuses the document by name.
@@ -93,7 +93,8 @@ BARE_ARRAYS = {"VkMutableDescriptorTypeListEXT": "pDescriptorTypes"}
 
 _RANGES = {
     "B": Meta(ge=0, le=0xFF), "b": Meta(ge=-0x80, le=0x7F), "H": Meta(ge=0, le=0xFFFF),
-    "h": Meta(ge=-0x8000, le=0x7FFF), "I": Meta(ge=0, le=0xFFFFFFFF), "i": Meta(ge=-0x80000000, le=0xFFFFFFFF),
+    "h": Meta(ge=-0x8000, le=0x7FFF),
+    "I": Meta(ge=0, le=0xFFFFFFFF), "i": Meta(ge=-0x80000000, le=0xFFFFFFFF),
     "Q": Meta(ge=0), "q": Meta(),
 }  # fmt: skip
 _HANDLE = re.compile(r"[0-9a-f]{16}", re.ASCII)
@@ -377,8 +378,8 @@ def _decode(
     raise RecordError(tag, key, f"its document has no entry {key:016x} in {TABLES[tag][0][0]!r}")
 
 
-# A hash in a document: its own, or that of a record that it refers to. In a document without escapes, what looks
-# like one is one, or a name of 16 digits.
+# A hash in a document: its own, or that of a record that it refers to. In a document without escapes, what
+# looks like one is one, or a name of 16 digits.
 _HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
 _DATA_BEGINS, _NO_DATA = b'"data":"', b'"data":""'
@@ -412,17 +413,18 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
 
 
 class PipelineDocuments(Generic[Made]):
-    """Decodes pipelines; once all whose documents are alike but for hashes and the data of constants. One thread.
+    """Decodes pipelines; once all whose documents are alike but for hashes and constants' data. One thread.
 
-    Pipelines of a set differ in few ways: 682 of a capture are of 70 kinds, 10,200 permutations of shaders of one.
+    Pipelines of a set differ in few ways: 682 of a capture are of 70 kinds, 10,200 permutations of shaders of
+    one.
     """
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
         """Decode pipelines.
 
         Args:
-            make: Makes what is kept of a pipeline for all that are alike. Its handles are not hashes, but positions
-                among those of each, or 0 where they are null.
+            make: Makes what is kept of a pipeline for all that are alike. Its handles are not hashes, but
+                positions among those of each, or 0 where they are null.
         """
         self._make = make
         self._states = SharedStates()

@@ -1,7 +1,8 @@
-"""Packed pipelines: what those have in common that are alike but for handles and specialization, and rows of them.
+"""Packed pipelines: what is common to those that differ in handles and specialization, and rows of them.
 
-A row is which packed pipeline, where its own part of the heap begins, and what its fields refer to. Rows become the
-columns of an image in a few operations on arrays, so that a pipeline costs no loop over its fields.
+A row is which packed pipeline, where its own part of the heap begins, and what its fields refer
+to. Rows become the columns of an image in a few operations on arrays, so that a pipeline costs
+no loop over its fields.
 
 Guarantees: columns have the rows in their order. Assumptions: one thread.
 """
@@ -54,9 +55,9 @@ class HandleFields(msgspec.Struct, frozen=True):
 class Packed(msgspec.Struct, frozen=True, eq=False):
     """What pipelines have in common that are alike but for handles and specialization.
 
-    A field is in the part of the heap that each pipeline has for itself, by its offset there; or in the create info
-    itself, by a negative number: -1 - offset. What a pointer points to is an offset in the heap, or in that part by
-    a negative number, as `Heap.place` gives it.
+    A field is in the part of the heap that each pipeline has for itself, by its offset there; or in the
+    create info itself, by a negative number: -1 - offset. What a pointer points to is an offset in the heap,
+    or in that part by a negative number, as `Heap.place` gives it.
 
     Attributes:
         info: The create info, without its pNext.
@@ -123,8 +124,9 @@ class KindColumns(msgspec.Struct, array_like=True):
         flags_2: The 64-bit flags in each one's chain, in the heap; -1 for nothing.
         pointer_slots: Pointer fields in `data`, without the pNext of create infos.
         pointer_targets: What they point to in the heap.
-        slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of each, in the heap or,
-            as a negative number, in `data`: -1 - offset; what each refers to; where each pipeline's end.
+        slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of
+            each, in the heap or, as a negative number, in `data`: -1 - offset; what each refers
+            to; where each pipeline's end.
     """
 
     data: bytes
@@ -157,7 +159,8 @@ class PackedRows:
             packed: It, packed.
             own: Where its own part of the heap begins.
             infos: Offsets of its specialization infos in the heap.
-            numbers: What its handle fields refer to: objects, modules, and libraries' indices within the kind.
+            numbers: What its handle fields refer to: objects, modules, and libraries' indices within the
+                kind.
         """
         which = self._packed.get(id(packed))
         if which is None:

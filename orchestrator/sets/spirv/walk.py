@@ -51,10 +51,11 @@ _STAGES = {
     5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
 }  # fmt: skip
 
-# Words that each instruction that is read has at least, its first included; a shorter one cannot hold its operands.
-# At OpFunction the walk stops.
+# Words that each instruction that is read has at least, its first included; a shorter one cannot hold its
+# operands. At OpFunction the walk stops.
 _LEAST_WORDS = {
-    OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4, OP_DECORATE: 3,
+    OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4,
+    OP_DECORATE: 3,
     OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3, OP_EXECUTION_MODE_ID: 3,
     OP_TYPE_POINTER: 4, OP_FUNCTION: 1,
 }  # fmt: skip
