@@ -18,7 +18,7 @@ from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import age_ns, devices_here
-from orchestrator.cli.values import cache_directory, size_bytes
+from orchestrator.cli.values import cache_directory, read_key, require_writable, size_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
@@ -89,7 +89,9 @@ def binaries_verb(
     max_size, older_than, dry_run = pruning.max_size, pruning.older_than, pruning.dry_run
     output = Output(json=json)
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
-    secret = _secret(key)
+    secret = read_key(key)
+    if action == "export":
+        require_writable(pack)
     directory = cache_directory(cache_dir)
     told: dict[str, Any] = {}
     lines: list[str] = []
@@ -166,17 +168,6 @@ def _check_usage(
         raise UsageError(f"binaries {action}: signatures are of packs", "see `export` and `import`")
     if pruning and action != "prune":
         raise UsageError(f"binaries {action} removes nothing", "see `orchestrator binaries prune`")
-
-
-def _secret(key: Path | None) -> MacKey | None:
-    if key is None:
-        return None
-    from orchestrator.stores.files.mac import MacKey
-
-    try:
-        return MacKey.read(key)
-    except ValueError as error:
-        raise UsageError(f"--key {path_text(key)}: {error}") from None
 
 
 def _exchange(

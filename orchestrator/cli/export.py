@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from orchestrator.cli.errors import ExitCode, UsageError
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, styled
-from orchestrator.cli.values import opened_device
+from orchestrator.cli.values import opened_device, require_writable
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ExportDocument
@@ -49,8 +49,7 @@ def export_verb(
     from orchestrator.stores.files.atomic_file import write_atomically
 
     out = Output(json=json)
-    if output.is_dir():
-        raise UsageError(f"{path_text(output)}: a directory", "name a file")
+    require_writable(output)
     found = read_cache_file(file.resolve(), None if device is None else _identity(device))
     good = found.status is LoadStatus.LOADED
     written = write_atomically(output.absolute(), (found.data,)) if good else 0

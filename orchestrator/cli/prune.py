@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
-from orchestrator.cli.values import cache_directory, size_bytes
+from orchestrator.cli.values import named_directory, size_bytes
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -56,11 +56,7 @@ def prune_verb(
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
 
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
-    directory = cache_directory(cache_dir)
-    if cache_dir is not None and not cache_dir.is_dir():
-        raise UsageError(
-            f"{path_text(cache_dir)}: no such directory", "name the directory of --cache-dir of `compile`"
-        )
+    directory = named_directory(cache_dir)
     output = Output(json=json)
     here, problem = devices_here()
     plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())

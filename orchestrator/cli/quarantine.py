@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import CacheDirectory, JsonFlag
 from orchestrator.cli.output import Output, path_text, plural, styled, table
-from orchestrator.cli.values import cache_directory, hash_number
+from orchestrator.cli.values import hash_number, named_directory
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import QuarantineDocument
@@ -49,7 +49,7 @@ def quarantine_verb(
             "quarantine list: takes no keys", "`orchestrator quarantine clear KEY` takes them out"
         )
     wanted = [f"{hash_number(each):016x}" for each in keys]
-    directory = cache_directory(cache_dir)
+    directory = named_directory(cache_dir)
     cleared = _clear(directory, wanted) if what == "clear" else None
     found = quarantines(directory)
     output = Output(json=json)

@@ -78,6 +78,17 @@ def cache_directory(given: Path | None) -> Path:
     return platformdirs.user_cache_path("orchestrator")
 
 
+def named_directory(given: Path | None) -> Path:
+    """The directory of cache files; one that was named is there.
+
+    Raises:
+        UsageError: It is not, or is no directory.
+    """
+    if given is not None and not given.is_dir():
+        raise UsageError(f"{given}: no such directory", "name the directory of --cache-dir of `compile`")
+    return cache_directory(given)
+
+
 def usable_directory(given: Path | None) -> Path:
     """The directory for cache files, created if need be, and found fit before anything is compiled for it.
 

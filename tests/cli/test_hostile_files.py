@@ -43,7 +43,7 @@ def test_no_verb_waits_for_a_pipe_or_reads_a_device(call: Call, tmp_path: Path, 
     assert done.document
 
 
-@pytest.mark.parametrize("verb", ["pack", "merge", "bench"])
+@pytest.mark.parametrize("verb", ["pack", "merge", "bench", "export", "binaries export"])
 def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str) -> None:
     pipe, manifest = tmp_path / "pipe", tmp_path / "set.toml"
     os.mkfifo(pipe)
@@ -52,6 +52,8 @@ def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str)
         "pack": ("pack", manifest, "-o", pipe),
         "merge": ("merge", manifest, "-d", "simulated", "-o", pipe),
         "bench": ("bench", "sample", "-d", "simulated", "-o", pipe),
+        "export": ("export", manifest, "-o", pipe),
+        "binaries export": ("binaries", "export", pipe, "--cache-dir", tmp_path),
     }
     done = call(*arguments[verb])
     assert done.code == ExitCode.BAD_INPUT

@@ -102,8 +102,13 @@ def test_bounds_that_are_none(call: Call, folder: Path, option: tuple[str, str])
     assert "such as" in done.err
 
 
-def test_no_such_directory(call: Call, tmp_path: Path) -> None:
-    assert call("prune", "--cache-dir", tmp_path / "nothing").code == ExitCode.BAD_INPUT
+@pytest.mark.parametrize("verb", ["prune", "quarantine"])
+def test_no_such_directory(call: Call, tmp_path: Path, verb: str) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nothing", "file"):
+        done = call(verb, "--cache-dir", tmp_path / name)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "no such directory" in done.err
 
 
 def test_what_is_being_saved_or_was_replaced_stays(folder: Path) -> None:
