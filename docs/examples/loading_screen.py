@@ -461,6 +461,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     target = Nowhere() if options.headless else Window()
+    if options.save is not None:
+        options.save.mkdir(parents=True, exist_ok=True)
     loading = Loading(target.host, stops=options.step or options.save is not None)
     longest = 0.0
     showing = True

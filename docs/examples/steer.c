@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
     while (getline(&line, &size, events) > 0) {
         if (is(line, "error") || is(line, "message")) {
             fputs(line, stdout);
-        } else if (is(line, "stage") && strstr(line, "\"compiling\"")) {
+        } else if (is(line, "stage") && strstr(line, "\"compiling\"") && waiting > 0) {
             printf("the level is compiled\n");
             fprintf(commands, "{\"command\":\"budget\",\"seconds\":0.004}\n"); /* what a frame can spare */
         } else if (is(line, "progress") && waiting > 0) {

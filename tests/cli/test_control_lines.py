@@ -20,7 +20,7 @@ from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.progress_lines import ProgressLines
 from orchestrator.sets.sample import sample_path
 from tests.cli.conftest import Call, Done
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, driver_manifest
 from tests.hosts.test_engine import built
 from tests.run.small_sets import compute_keys
 
@@ -242,25 +242,45 @@ def test_a_held_compile_does_one_thing_then_another_and_stops(small_set: Path, t
     assert cancelled == [KEYS[5]]
 
 
-def test_the_launcher_in_c(tmp_path: Path) -> None:
-    """docs/examples/steer.c, on the sample: what it asks for first is there first."""
-    launcher = built(REPOSITORY / "docs" / "examples" / "steer.c", tmp_path / "steer")
-    script = tmp_path / "orchestrator"
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """docs/examples/steer.c with the sample: called with a device and keys."""
+    folder = tmp_path_factory.mktemp("launcher")
+    program = built(REPOSITORY / "docs" / "examples" / "steer.c", folder / "steer")
+    script = folder / "orchestrator"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m orchestrator "$@"\n')
     script.chmod(0o755)
-    wanted = ["5380a98eaf356f6c", "e9f9060e90d7afa5"]
-    done = subprocess.run(
-        [launcher, sample_path(), "simulated", tmp_path / "cache", *wanted],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+
+    def run(device: str, *wanted: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, sample_path(), device, folder / device, *wanted],
+            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+def test_the_launcher_in_c(launcher: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """What it asks for first is there first."""
+    done = launcher("simulated", "5380a98eaf356f6c", "e9f9060e90d7afa5")
     assert done.returncode == ExitCode.OK, done.stderr
     assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
     assert done.stderr == ""
+
+
+def test_the_launcher_in_c_and_a_level_that_the_device_lacks(
+    launcher: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    """RADV has no D24: the level is settled before anything is compiled."""
+    driver_manifest("radv:navi21")
+    done = launcher("radv:navi21", "43210c2d62f9536c")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("the level is there", "over")
 
 
 def test_one_socket_may_be_both(call: Call, small_set: Path, tmp_path: Path) -> None:
