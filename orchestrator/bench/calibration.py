@@ -248,7 +248,7 @@ class _Calibration:
         return self.expected.of([usual] * (rounds * (len(BATCHES) + 1)))
 
     def _has_time_for(self, what: str, seconds_of_rounds: Callable[[int], float]) -> bool:
-        """Whether all the pairs that something needs end before the time limit; without them it tells nothing."""
+        """Whether all pairs that something needs end before the time limit; without them it tells nothing."""
         if self._fits(seconds_of_rounds(self._pairs)):
             return True
         self.notes.append(f"{what}: left out, {self._pairs} pairs do not fit the time limit")
@@ -311,7 +311,10 @@ class _Calibration:
         if not filled.distrusted:
             return
         kinds = " and ".join(kind.value.replace("_", "-") for kind in filled.distrusted)
-        note = f"pipeline keys of {kinds} pipelines tell nothing apart on this driver: two of different code have one"
+        note = (
+            f"pipeline keys of {kinds} pipelines tell nothing apart on this driver: two of different code "
+            "have one"
+        )
         if self.profiles:
             try:
                 remember_distrusted(Path(self.profiles), filled.identity, filled.distrusted)
@@ -387,7 +390,7 @@ class _Calibration:
     def _arms(
         self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable
     ) -> list[tuple[Contender, bool]]:
-        """The samples of a round, each group in turned order with its first one again; those left out are not in it."""
+        """The samples of a round that are taken, each group in turned order with its first one again."""
         arms = list[tuple[Contender, bool]]()
         for group in groups:
             out = self.left_out | fallen_behind(table, group).keys()
@@ -418,7 +421,7 @@ class _Calibration:
         return True
 
     def _rank(self, contender: Contender) -> int:
-        """How little a contender tells: the topologies with all workers, one worker, two levels, and so on."""
+        """How little a contender tells: topologies with all workers, one worker, two levels, and so on."""
         start, mode, workers, _ = contender
         if workers == self.most:
             ranks = {CacheMode.TWO_LEVEL: 2, CacheMode.PER_WORKER_INTERNAL: 4, CacheMode.BINARIES: 6}
@@ -428,7 +431,7 @@ class _Calibration:
         return 5
 
     def _affords(self, arms: Sequence[tuple[Contender, bool]], place: int) -> bool:
-        """Whether all pairs of a contender end before the time limit, beside those of what is taken already."""
+        """Whether all pairs of a contender end before the time limit, beside those that are taken already."""
         contender, taken = arms[place][0], [each for each, _ in arms[:place]]
         if self.deadline is None or self._rank(contender) == 0 or (contender, True) in arms:
             return True

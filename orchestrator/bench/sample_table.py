@@ -2,8 +2,8 @@
 
 A sample is worth what one use of the set takes: its caches made, one pass over the set, the merge.
 
-Guarantees: pure. Differences are taken pair by pair, beside the A/A control of the same start. A contender that
-was dropped (see `racing`) has fewer pairs, and a difference from it counts only where it is clear.
+Guarantees: pure. Differences are taken pair by pair, beside the A/A control of the same start. A contender
+that was dropped (see `racing`) has fewer pairs, and a difference from it counts only where it is clear.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an
 earlier one stays then. A directory that cannot be written is refused before anything is measured. A figure
-stands with its interval; what could not be decided is said to be so, and so is what was not sampled to the end.
-How long it takes at most is said before the first sample, and kept true from then on.
+stands with its interval; what could not be decided is said to be so, and so is what was not sampled to the
+end. How long it takes at most is said before the first sample, and kept true from then on.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Expectation:
 
     def _words(self, progress: CalibrationProgress, left: float) -> str:
         said = (
-            f"at most {seconds_text(left)} for {plural(progress.total - progress.done, 'sample')}; less where contenders "
-            "fall behind"
+            f"at most {seconds_text(left)} for {plural(progress.total - progress.done, 'sample')}; less "
+            "where contenders fall behind"
         )
         over = time.monotonic() - self._began + left - self._limit_s
         if over <= 0:
@@ -172,8 +172,8 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
     for each in profile.dropped:
         batch = "" if each.batch == BATCH_LIMIT else f", calls of {each.batch}"
         output.line(
-            f"  fell behind: {each.start}, {each.mode}, {plural(each.workers, 'worker')}{batch}, after {each.samples} of "
-            f"{plural(each.rounds, 'round')}: {each.words}."
+            f"  fell behind: {each.start}, {each.mode}, {plural(each.workers, 'worker')}{batch}, after "
+            f"{each.samples} of {plural(each.rounds, 'round')}: {each.words}."
         )
     output.line("")
     _show_choice(output, "cold", profile.cold)

@@ -196,8 +196,8 @@ def open_for_child(
 ) -> Device:
     """Open a device in a child process that works for another one and owns its environment.
 
-    It is opened by `open_device`, or by the opener "package.module:function", called with the request. Whether
-    the driver has the selector's family its parent asks: before, or of a process that ended here.
+    It is opened by `open_device`, or by the opener "package.module:function", called with the request.
+    Whether the driver has the selector's family its parent asks: before, or of a process that ended here.
 
     Raises:
         OrchestratorError: What the opener raises.

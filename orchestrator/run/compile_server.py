@@ -1,7 +1,7 @@
 """Starts the process in which a supervised compile goes to the driver.
 
-It is a fork of a process that is ours and has nothing but one thread yet, as that of the command line; what the
-child needs is imported once then. In any other process it is an interpreter of its own.
+It is a fork of a process that is ours and has nothing but one thread yet, as that of the command line; what
+the child needs is imported once then. In any other process it is an interpreter of its own.
 """
 
 from __future__ import annotations

@@ -279,7 +279,7 @@ def samples_of(machine: Machine, **of: object) -> list[int]:
 
 
 def nvidia_like(job: Job) -> Answer | None:
-    """Sixteen workers compile as quickly with any caches; one takes sixteen times as long, and is fastest warm."""
+    """Sixteen workers compile alike with any caches; one takes sixteen times as long, and is fastest warm."""
     if isinstance(job, FillJob):
         return Filled(
             set_name="set",
@@ -467,7 +467,7 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
 
 def test_what_a_later_control_casts_doubt_on_is_sampled_again() -> None:
     def answer(job: Job) -> Answer | None:
-        """Twice as long by all that two rounds show; then the same thing differs by three times from itself."""
+        """Twice as long by all that two rounds show; then the same thing differs threefold from itself."""
         if not isinstance(job, SampleJob) or job.start != "cold":
             return None
         seconds = 2.0 if job.mode == "per-worker-internal" else 1.0

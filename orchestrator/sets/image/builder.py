@@ -81,8 +81,8 @@ _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 # VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
 _WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
-# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16, Float64, Int64,
-# Int16, Int8.
+# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16,
+# Float64, Int64, Int16, Int8.
 _OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 
@@ -488,8 +488,8 @@ class _UnusableError(Exception):
         self.unsupported = unsupported
 
 
-# What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and the
-# reason says so.
+# What a record raises that nobody has thought of: it fails, and the others load. That is a defect
+# here, and the reason says so.
 _DEFECTS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
@@ -580,7 +580,7 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
 
 
 class _Alike:
-    """Pipelines that are alike but for the records that they refer to: what is found out once for all of them.
+    """Pipelines that are alike but for the records that they refer to: what is found out once for all.
 
     Attributes:
         value: The structure; its handles are positions among those of each pipeline.
@@ -589,8 +589,8 @@ class _Alike:
         libraries: Positions of the libraries that it links.
         packed: It, packed; None until one of them is to be in the image.
         infos: Where specialization infos are in the heap, by stage and data.
-        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage, by its
-            index, with a module and a layout.
+        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage, by
+            its index, with a module and a layout.
     """
 
     def __init__(self, value: Any) -> None:
@@ -853,8 +853,8 @@ class _ImageBuilder:
     def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
 
-        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use may be
-        lacking.
+        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and
+        does not use may be lacking.
         """
         if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
             return
@@ -911,7 +911,7 @@ class _ImageBuilder:
         return self._memory[module]
 
     def _excess_memory(self, stage: Any, module: int) -> str | None:
-        """The limit that a stage's shared memory exceeds; of several entry points' variables only its own count."""
+        """The limit that a stage's shared memory exceeds; only its own entry point's variables count."""
         memory, spirv = self._memory_of(module), self._spirv(module)
         entry = stage_entry_point(stage, spirv)
         if memory is None or entry is None:

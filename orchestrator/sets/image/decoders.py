@@ -1,11 +1,11 @@
-"""Decodes the pipelines of a set in processes beside this one: a driver compiles faster than one thread decodes.
+"""Decodes pipelines in processes beside this one: a driver compiles faster than one thread decodes.
 
     this process ── fork ──> decoder 0 ── forks, when asked first ──> decoder 1, 2, ...
          └── chunks of pipelines, answers about the device ─────────────> each
          <── parts of the image, questions about the device ─────────────┘
 
-Guarantees: the image has what the one has that `build_image` builds. Where a decoder is lost, this process decodes. No
-process is left once it is closed, or this process is gone.
+Guarantees: the image has what the one has that `build_image` builds. Where a decoder is lost, this process
+decodes. No process is left once it is closed, or this process is gone.
 Assumptions: made before this process has a driver, an event loop or threads that hold locks: the forks go on
 with what it has in memory. One thread uses it.
 """
