@@ -66,6 +66,7 @@ from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions
+from orchestrator.run.planning import has_plan
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
 from orchestrator.run.trial import first_error
@@ -207,7 +208,9 @@ class _Server:
         _limit_memory(options.trial_limits.memory_bytes)
         directory = Path(request.cache_directory) if request.cache_directory else None
         # Here, where there is neither a driver nor a thread of this process's own.
-        source = _shared(self.source, options.workers or available_workers(), self.turn)
+        source, large = self.source, self.source.file_bytes >= 2 * _DECODED_BY_ONE
+        if request.left_out or not (large and has_plan(source, options, directory)):
+            source = _shared(source, options.workers or available_workers(), self.turn)
         if request.left_out:
             source = source.leaving_out(request.left_out)
         opened_as, costs = b"", RecordedCosts(None)

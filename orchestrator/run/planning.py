@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,15 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
+from orchestrator.sets.plan import (
+    PLAN_FORMAT,
+    PlannedGroup,
+    SetFacts,
+    SetPlan,
+    decode_plan,
+    encode_plan,
+    is_whole_plan,
+)
 from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import PipelineJobs
 from orchestrator.stores.cache_file import cache_path
@@ -78,15 +87,9 @@ class CompilePlan:
         """
         if self.directory is None or not self.options.plan:
             return None
-        # A set that leaves pipelines out is decoded for one run alone.
-        files = b"" if self.source.left_out else self.source.hash_files(content_hash128)
-        if not files:
+        identity = self._identity = _identity_of(self.source, self.options)
+        if identity is None:
             return None
-        identity = self._identity = PlanIdentity(
-            files_part(files, self.options, supplied=self.source.provider is not None),
-            rules(),
-            content_hash128(self.options.selector.encode()),
-        )
         plan = self._found(self.directory, identity)
         if plan is None and self._turn is not None:
             self._turn.take()
@@ -187,6 +190,31 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
     if stored.identity.rules != rules():
         return plan, "of no use: another version of the program, or of its Vulkan registry, made it"
     return plan, ""
+
+
+def has_plan(source: PipelineSet, options: CompileOptions, directory: Path | None) -> bool:
+    """Whether a plan of all of a set was kept for this device, so that it will hardly be decoded."""
+    if directory is None or not options.plan:
+        return False
+    identity = _identity_of(source, options)
+    for path in () if identity is None else find_plans(directory, identity)[:1]:
+        stored, _ = read_plan(path, identity)
+        if stored is not None:
+            with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
+                return is_whole_plan(stored.data)
+    return False
+
+
+def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:
+    """What a plan of a set is of; None for a set that leaves pipelines out: it is decoded for one run alone."""
+    files = b"" if source.left_out else source.hash_files(content_hash128)
+    if not files:
+        return None
+    return PlanIdentity(
+        files_part(files, options, supplied=source.provider is not None),
+        rules(),
+        content_hash128(options.selector.encode()),
+    )
 
 
 def files_part(files: bytes, options: CompileOptions, *, supplied: bool = False) -> bytes:

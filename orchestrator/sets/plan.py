@@ -309,14 +309,7 @@ def decode_plan(
     Raises:
         ValueError: It is none, or its parts do not agree.
     """
-    if len(data) < _SIZE.size:
-        raise ValueError(f"{len(data)} bytes are no plan")
-    (size,) = _SIZE.unpack_from(data)
-    at = _SIZE.size + size
-    if at > len(data):
-        raise ValueError(f"at byte 0: a description of {size} bytes does not fit into {len(data)}")
-    described = _decoder.decode(memoryview(data)[_SIZE.size : at])
-    at += -at % _ALIGNMENT
+    described, at = _described(data)
     code = ModuleCode(source, module_bytes)
     groups = []
     for each in described.groups:
@@ -325,6 +318,22 @@ def decode_plan(
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, and {at} are described")
     return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
+
+
+def is_whole_plan(data: bytes | memoryview) -> bool:
+    """Whether the bytes of a plan say that every group of its set was decoded; as good as they are."""
+    return not _described(data)[0].rest
+
+
+def _described(data: bytes | memoryview) -> tuple[_Description, int]:
+    """The description of a plan, and where its arrays begin."""
+    if len(data) < _SIZE.size:
+        raise ValueError(f"{len(data)} bytes are no plan")
+    (size,) = _SIZE.unpack_from(data)
+    at = _SIZE.size + size
+    if at > len(data):
+        raise ValueError(f"at byte 0: a description of {size} bytes does not fit into {len(data)}")
+    return _decoder.decode(memoryview(data)[_SIZE.size : at]), at + -at % _ALIGNMENT
 
 
 def _rest_of(described: _Rest) -> FeatureGroup:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
@@ -14,16 +15,21 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
+from orchestrator.run.planning import CompilePlan, has_plan
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.archive import reader
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import SetPlan, encode_plan
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.kinds import PLAN
+from orchestrator.stores.plan_file import read_plan, save_plan
 
 ANEW = "the plan of the set was made anew"
 GEOMETRY = ("VkPhysicalDeviceFeatures", "geometryShader")
@@ -240,3 +246,32 @@ def test_a_device_without_a_plan_takes_that_of_another(
         assert again.skipped == before.skipped
         assert told(again) == []
     assert len(plans(tmp_path)) == 2
+
+
+def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CompileOptions(workers=1)
+    compiled(sample_path(), tmp_path)
+    (path,) = plans(tmp_path)
+    with PipelineSet.open(sample_path()) as source:
+        assert has_plan(source, options, tmp_path)
+        assert not has_plan(source, options, None)
+        assert not has_plan(source, evolve(options, plan=False), tmp_path)
+        assert not has_plan(source, evolve(options, selector="lavapipe"), tmp_path)
+        assert not has_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)
+        assert not has_plan(PipelineSet.from_records(MemoryRecords()), options, tmp_path)
+        with monkeypatch.context() as patched:
+            patched.setattr("orchestrator.run.planning.VERSION", "another")
+            assert not has_plan(source, options, tmp_path)
+        plan = CompilePlan(source, options, tmp_path).find()
+        identity = read_plan(path)[0]
+        assert plan is not None
+        assert identity is not None
+        part = SetPlan(plan.facts, plan.groups[:-1], (plan.groups[-1].group,))
+        of = evolve(identity.identity, device=content_hash128(b""))
+        cache_file = cache_path(tmp_path, opener()(DeviceRequest()).identity)
+        assert save_plan(cache_file, of, encode_plan(part, source.module_place)) == path
+        assert not has_plan(source, options, tmp_path)
+        path.write_bytes(path.read_bytes()[:-1])
+        assert not has_plan(source, options, tmp_path)
