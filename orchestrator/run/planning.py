@@ -206,7 +206,7 @@ def has_plan(source: PipelineSet, options: CompileOptions, directory: Path | Non
 
 
 def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:
-    """What a plan of a set is of; None for a set that leaves pipelines out: it is decoded for one run alone."""
+    """What a plan of a set is of; None for one that leaves pipelines out: it is decoded for one run alone."""
     files = b"" if source.left_out else source.hash_files(content_hash128)
     if not files:
         return None
