@@ -227,7 +227,7 @@ class Experience:
         tried: Whether a batch has ended.
     """
 
-    __slots__ = ("_estimated", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit", "tried")
+    __slots__ = ("_compiled", "_estimated", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit", "tried")
 
     def __init__(self, expect_hits: float, weight: float = 1.0) -> None:
         self._hits = expect_hits * weight
@@ -236,6 +236,7 @@ class Experience:
         self._seen_hit = False
         self._measured = 0.0
         self._estimated = 0.0
+        self._compiled = 0.0
         self.tried = False
 
     @property
@@ -247,6 +248,11 @@ class Experience:
     def scale(self) -> float:
         """Measured over estimated cost of compiles; 1 before any was measured."""
         return self._measured / self._estimated if self._estimated else 1.0
+
+    @property
+    def compile_ns(self) -> float:
+        """Measured time of a compile, whatever was estimated, nanoseconds; infinite before any was."""
+        return self._measured / self._compiled if self._compiled else math.inf
 
     @property
     def proven(self) -> bool:
@@ -295,6 +301,7 @@ class Experience:
             # What the hits of a mixed batch took is known well enough; the rest is what was compiled.
             spent = max(elapsed_ns - hits * self._hit_ns, 1.0)
             self._measured = self._measured * _FADE + spent
+            self._compiled = self._compiled * _FADE + compiles
             self._estimated = self._estimated * _FADE + max(cost_ns * compiles / jobs, 1.0)
 
 

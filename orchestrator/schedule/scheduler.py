@@ -94,6 +94,10 @@ _TURN_NS: Final = 60_000
 """No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them. Nor than the
 workers need to ask one after the other: between two calls each holds the GIL for so long (estimated)."""
 
+_ANSWER_NS: Final = 1_000_000
+"""Towards the end of a run of compiles each worker asks at most once in so long for each worker there is. An
+answer, with all that a worker does between two calls, holds the GIL for 250 us, and handing it over as long."""
+
 _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""
 
@@ -1461,8 +1465,14 @@ class Scheduler:
                 size = min(size, share)
         elif queue is self._life.queue or adjacent:
             shares = SHARES * workers
-            time_ns = min(time_ns, (base * table.queued + slope * table.open_cost) / shares)
+            left_all_ns = base * table.queued + slope * table.open_cost
+            # What short ones really take counts here: estimates may be all wrong.
+            few = min(size, share, int(_ANSWER_NS * workers / experience.compile_ns))
             size = min(size, max(1, table.queued // shares))
+            if adjacent or few <= size:
+                time_ns = min(time_ns, left_all_ns / shares)
+            else:
+                size, time_ns = few, min(time_ns, few * left_all_ns / table.queued)
             if not experience.tried and experience.hit_share < MOST_HIT:
                 # How far off the costs are is not known yet, and whoever cuts the first batch pays for it.
                 size = 1
