@@ -200,7 +200,7 @@ class PipelineSet(Closing):
             raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
 
     def modules(self, keys: Iterable[int]) -> dict[int, ShaderModule]:
-        """Read several shader modules, faster than one by one; without those that are damaged."""
+        """Read several shader modules, which takes less time than one by one; without the damaged ones."""
         payloads: dict[int, bytes] = {}
         for key in keys:
             with suppress(KeyError, RecordError):

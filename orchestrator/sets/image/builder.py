@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -81,8 +81,8 @@ _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
 _YCBCR_INFO = "VkSamplerYcbcrConversionInfo"
 # VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
 _WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
-# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16,
-# Float64, Int64, Int16, Int8.
+# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16, Float64,
+# Int64, Int16, Int8.
 _OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
 _MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 
@@ -230,16 +230,21 @@ class ImageLayout:
         self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
         return offset
 
+    def add_packed(self, kind: PipelineKind, packed: Packed) -> int:
+        """Take what pipelines of a kind have in common; returns its number."""
+        return self._rows[kind].add_packed(packed)
+
     def add_pipeline(
         self,
         kind: PipelineKind,
         key: int,
-        packed: Packed,
+        packed: tuple[int, Packed],
         infos: Sequence[int],
         numbers: Sequence[Sequence[int]],
     ) -> int:
         """Append a pipeline to its kind's; returns its index within the kind. As `PackedRows.add`."""
-        return self._rows[kind].add(key, packed, self._heap.put(packed.own), infos, numbers)
+        which, common = packed
+        return self._rows[kind].add(key, which, self._heap.put(common.own), infos, numbers)
 
     def columns(self) -> LayoutColumns:
         """All that was collected, none of which was taken from another layout. Once."""
@@ -488,8 +493,8 @@ class _UnusableError(Exception):
         self.unsupported = unsupported
 
 
-# What a record raises that nobody has thought of: it fails, and the others load. That is a defect
-# here, and the reason says so.
+# What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and
+# the reason says so.
 _DEFECTS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
@@ -579,7 +584,7 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
     )
 
 
-class _Alike:
+class _Alike(msgspec.Struct, eq=False, gc=False):
     """Pipelines that are alike but for the records that they refer to: what is found out once for all.
 
     Attributes:
@@ -587,20 +592,24 @@ class _Alike:
         has_flags_2: Whether its chain holds 64-bit flags.
         stages: Its stages.
         libraries: Positions of the libraries that it links.
-        packed: It, packed; None until one of them is to be in the image.
+        packed: It, packed, with its number in the layout; None until one of them is to be in the image.
         infos: Where specialization infos are in the heap, by stage and data.
-        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage, by
-            its index, with a module and a layout.
+        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage,
+            by its index, with a module and a layout.
     """
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.has_flags_2 = _normalize(value)
-        self.stages = stages_of(value)
-        self.libraries = _library_positions(value)
-        self.packed: Packed | None = None
-        self.infos: dict[tuple[int, bytes], int] = {}
-        self.passed: set[tuple[int, ...]] = set()
+    value: Any
+    has_flags_2: bool
+    stages: Sequence[Any]
+    libraries: tuple[int, ...]
+    packed: tuple[int, Packed] | None = None
+    infos: dict[tuple[int, bytes], int] = msgspec.field(default_factory=dict)
+    passed: set[tuple[int, ...]] = msgspec.field(default_factory=set)
+
+    @classmethod
+    def of(cls, value: Any) -> Self:
+        """A pipeline that was decoded."""
+        return cls(value, _normalize(value), stages_of(value), _library_positions(value))
 
 
 class _ImageBuilder:
@@ -609,7 +618,7 @@ class _ImageBuilder:
         self._checker = RequirementChecker(capabilities)
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
-        self._documents = PipelineDocuments(_Alike)
+        self._documents = PipelineDocuments(_Alike.of)
         self._documents_ahead: dict[PipelineJob, PipelineDocument[_Alike]] = {}
         self._modules_ahead: dict[int, ShaderModule] = {}
         self._layout = ImageLayout(self._heap)
@@ -621,6 +630,7 @@ class _ImageBuilder:
         # Binding numbers of each set layout, and (set, binding) of each pipeline layout.
         self._set_bindings: dict[int, tuple[int, ...]] = {}
         self._bindings: dict[int, frozenset[tuple[int, int]]] = {}
+        self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
         self._memory: dict[int, WorkgroupMemory | None] = {}
         self._constant_sizes: dict[int, dict[int, int]] = {}
         self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
@@ -712,7 +722,8 @@ class _ImageBuilder:
         if layout and stages:
             self._object("VkPipelineLayout", layout)
             for (_, module, _), stage, spirv in stages:
-                self._check_descriptors(stage, module, spirv, layout)
+                if (module, layout) not in self._served:
+                    self._check_descriptors(stage, module, spirv, layout)
         libraries = {key: self._library(job.kind, key) for key in [handles[each] for each in alike.libraries]}
         linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
         if itself or libraries:
@@ -723,20 +734,20 @@ class _ImageBuilder:
         for place, stage, spirv in stages:
             if stage.pSpecializationInfo is None or not self._sized_by_data(place[1], spirv):
                 passed.add(place)
-        packed = alike.packed
-        if packed is None:
-            packed = alike.packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
-        objects = zip(packed.objects.types, packed.objects.handles, strict=True)
+        if alike.packed is None:
+            packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
+            alike.packed = self._layout.add_packed(job.kind, packed), packed
+        packed = alike.packed[1]
         numbers = (
-            [self._object(kind, handles[at]) for kind, at in objects],
-            [modules[at] for at in packed.modules.handles],
-            [libraries[handles[at]] for at in packed.libraries.handles],
+            [self._object(kind, handles[at]) for _, kind, at in packed.objects],
+            [modules[at] for _, _, at in packed.modules],
+            [libraries[handles[at]] for _, _, at in packed.libraries],
         )
         if (reason := self._source.left_out.get(job.key)) is not None:
             # After all that it needs: what a device is opened as does not depend on who is left out.
             raise _UnusableError(reason)
         infos = self._infos(alike) if packed.infos else ()
-        return self._layout.add_pipeline(job.kind, job.key, packed, infos, numbers)
+        return self._layout.add_pipeline(job.kind, job.key, alike.packed, infos, numbers)
 
     def _infos(self, alike: _Alike) -> list[int]:
         """Where the specialization infos of a pipeline are in the heap."""
@@ -853,8 +864,8 @@ class _ImageBuilder:
     def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
 
-        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and
-        does not use may be lacking.
+        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use
+        may be lacking.
         """
         if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
             return
@@ -862,6 +873,7 @@ class _ImageBuilder:
         if where not in self._lacking:
             there = self._bindings[layout]
             if there.issuperset(spirv.descriptors().values()):
+                self._served.add((module, layout))
                 return
             self._lacking[where] = self._lacking_descriptor(stage, module, there)
         self._require(self._lacking[where])
@@ -911,7 +923,7 @@ class _ImageBuilder:
         return self._memory[module]
 
     def _excess_memory(self, stage: Any, module: int) -> str | None:
-        """The limit that a stage's shared memory exceeds; only its own entry point's variables count."""
+        """The limit on shared memory that a stage exceeds, by the variables that its entry point uses."""
         memory, spirv = self._memory_of(module), self._spirv(module)
         entry = stage_entry_point(stage, spirv)
         if memory is None or entry is None:
@@ -1007,7 +1019,7 @@ def _normalize(value: Any) -> bool:
     return has_flags_2
 
 
-def _library_positions(value: Any) -> list[int]:
+def _library_positions(value: Any) -> tuple[int, ...]:
     """Which of its handles are the libraries that a pipeline links, in order."""
     info = getattr(value, "pLibraryInfo", None)
     several = (
@@ -1015,4 +1027,4 @@ def _library_positions(value: Any) -> list[int]:
         if info is not None
         else [each for each in value.pNext or () if type(each).__name__ == _LIBRARY_INFO]
     )
-    return [position for each in several for position in each.pLibraries or ()]
+    return tuple(position for each in several for position in each.pLibraries or ())

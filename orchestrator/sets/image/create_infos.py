@@ -48,8 +48,7 @@ class HandleSlot(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         offset: Where it stands, relative to the piece.
         type: Handle type, such as "VkPipelineLayout".
-        key: What the packed value has there: the hash of a record, or its position among a
-            pipeline's; never 0.
+        key: What the packed value has there: the hash of a record, or its position among a pipeline's.
     """
 
     offset: int
@@ -64,8 +63,7 @@ class Piece(msgspec.Struct, eq=False):
         data: The bytes.
         pointers: (offset in data, offset in the heap that it points to, as `Heap.place` gave it).
         handles: Handle fields.
-        infos: Offsets of the pointers to VkSpecializationInfo: pipelines that are alike but for
-            handles may differ in those too.
+        infos: Offsets of the pointers to VkSpecializationInfo: pipelines that are alike may differ in those.
     """
 
     data: bytearray
@@ -77,9 +75,9 @@ class Piece(msgspec.Struct, eq=False):
 class Heap:
     """The part of an image that create infos point into. Not thread-safe; grows only.
 
-    What is packed has a part of its own there, `own`: what holds a handle or points to specialization, or may
-    be shared with nobody, and what points to such. `put` puts it into the heap, once for each pipeline that
-    is alike. Until then an offset in it is a negative number: -1 - offset.
+    What is packed has a part of its own there, `own`: what holds a handle or points to specialization, or
+    may be shared with nobody, and what points to such. `put` puts it into the heap, once for each pipeline
+    that is alike. Until then an offset in it is a negative number: -1 - offset.
 
     Attributes:
         data: The bytes so far.
@@ -97,7 +95,7 @@ class Heap:
         self._interned: dict[tuple[bytes, tuple[tuple[int, int], ...]], int] = {}
 
     def place(self, piece: Piece, *, unique: bool = False) -> int:
-        """Place a piece in what is being packed, or in the heap beside its equal; returns its offset."""
+        """Place a piece in `own`, or in the heap where its equal may be; returns its offset."""
         if not (piece.handles or piece.infos or unique or any(target < 0 for _, target in piece.pointers)):
             return self.intern(bytes(piece.data), tuple(piece.pointers))
         own, start = self.own, len(self.own.data)
@@ -458,8 +456,8 @@ def _scalars_step(struct: Struct, member: Member) -> _Step:
             return
         if expected is not None and len(elements) != expected(value):
             raise PackError(
-                f"{struct.name}::{member.name} has {len(elements)} elements, {member.length} says "
-                f"{expected(value)}"
+                f"{struct.name}::{member.name} has {len(elements)} elements, "
+                f"{member.length} says {expected(value)}"
             )
         target = heap.intern(binary.pack(f"<{len(elements)}{code}", *elements))
         piece.pointers.append((at + member.offset, target))
@@ -491,8 +489,8 @@ def _count_step(struct: Struct, count_name: str) -> _Step:
                 number = len(elements)
             elif len(elements) != number:
                 raise PackError(
-                    f"{struct.name}::{count_name} is {number}, but its array {written!r} has {len(elements)} "
-                    "elements"
+                    f"{struct.name}::{count_name} is {number}, but its array {written!r} has "
+                    f"{len(elements)} elements"
                 )
         if number and missing:  # after all of them: an array may be what says the count
             raise PackError(f"{struct.name}::{count_name} is {number}, but {missing!r} is missing")

@@ -25,7 +25,7 @@ import functools
 import operator
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -401,9 +401,9 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
     """
 
     made: Made
-    infos: list[Any]
-    handles: list[int]
-    data: list[bytes]
+    infos: Sequence[Any]
+    handles: Sequence[int]
+    data: Sequence[bytes]
 
     def choose(self) -> Made:
         """What was made, its value with this pipeline's data; until the next is chosen."""
@@ -413,10 +413,9 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
 
 
 class PipelineDocuments(Generic[Made]):
-    """Decodes pipelines; once all whose documents are alike but for hashes and constants' data. One thread.
+    """Decodes pipelines; once all whose documents are alike but for hashes and data of constants. One thread.
 
-    Pipelines of a set differ in few ways: 682 of a capture are of 70 kinds, 10,200 permutations of shaders of
-    one.
+    Pipelines of a set differ in few ways: 682 of a capture are of 70 kinds, 10,200 permutations of one.
     """
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
@@ -428,7 +427,7 @@ class PipelineDocuments(Generic[Made]):
         """
         self._make = make
         self._states = SharedStates()
-        self._known: dict[tuple[RecordTag, bytes], tuple[Made, list[Any]]] = {}
+        self._known: dict[RecordTag, dict[bytes, PipelineDocument[Made]]] = {tag: {} for tag in TABLES}
         self._met: list[int] = []
 
     def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
@@ -439,24 +438,25 @@ class PipelineDocuments(Generic[Made]):
             parts = _DATA.split(text)
             blank, data = _NO_DATA.join(parts[::2]), parts[1::2]
         parts = _HASH.split(blank)
-        alike = (tag, b"\0".join(parts[::2]))
+        alike = b"\0".join(parts[::2])
         hashes = [int(each, 16) for each in parts[1::2]]
-        known = self._known.get(alike)
+        known = self._known[tag].get(alike)
         if known is not None and hashes[0] == key:
-            values = _decode_data(data, known[1]) if data else []
+            values = _decode_data(data, known.infos) if data else ()
             if values is not None:
                 hashes[0] = 0
-                return PipelineDocument(*known, hashes, values)
+                return PipelineDocument(known.made, known.infos, hashes, values)
         self._met = []
         value = _decode(tag, key, text, self._states, self._number)
-        infos = [each.pSpecializationInfo for each in stages_of(value)]
-        infos = [each for each in infos if each is not None and each.pData is not None]
-        made = self._make(value)
+        several = (each.pSpecializationInfo for each in stages_of(value))
+        infos = tuple(each for each in several if each is not None and each.pData is not None)
+        values = tuple(each.pData for each in infos)
+        found = PipelineDocument(self._make(value), infos, [0, *self._met], values)
         if hashes == [key, *self._met] and len(data) == len(infos) and b"\\" not in text:
-            if len(self._known) >= _MOST_ALIKE:
-                self._known.clear()
-            self._known[alike] = made, infos
-        return PipelineDocument(made, infos, [0, *self._met], [each.pData for each in infos])
+            if len(self._known[tag]) >= _MOST_ALIKE:
+                self._known[tag].clear()
+            self._known[tag][alike] = found
+        return found
 
     def _number(self, expected: type, value: Any) -> Any:
         """Decode hook that gives each handle's position among those met."""
@@ -473,7 +473,7 @@ def stages_of(pipeline: Any) -> list[Any]:
     return [stage] if stage is not None else pipeline.pStages or []
 
 
-def _decode_data(data: list[bytes], infos: list[Any]) -> list[bytes] | None:
+def _decode_data(data: Sequence[bytes], infos: Sequence[Any]) -> Sequence[bytes] | None:
     """Data of specialization infos; None where they are not what these infos can have."""
     try:
         values = [_bytes_decoder.decode(b'"%b"' % each) for each in data]

@@ -1,8 +1,7 @@
-"""Packed pipelines: what is common to those that differ in handles and specialization, and rows of them.
+"""Packed pipelines: what those have in common that are alike but for handles and specialization, and rows.
 
-A row is which packed pipeline, where its own part of the heap begins, and what its fields refer
-to. Rows become the columns of an image in a few operations on arrays, so that a pipeline costs
-no loop over its fields.
+A row is which packed pipeline, where its own part of the heap begins, and what its fields refer to. Rows
+become the columns of an image in a few operations on arrays: a pipeline costs no loop over its fields.
 
 Guarantees: columns have the rows in their order. Assumptions: one thread.
 """
@@ -11,7 +10,7 @@ from __future__ import annotations
 
 import struct as binary
 from array import array
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import msgspec
@@ -23,36 +22,14 @@ from orchestrator.registry import registry
 from orchestrator.sets.image.create_infos import Piece
 
 FLAGS_2: Final = "VkPipelineCreateFlags2CreateInfo"
-OBJECT_TYPES: Final = frozenset({"VkSampler", "VkDescriptorSetLayout", "VkPipelineLayout", "VkRenderPass"})
 _NOTHING: Final = -(1 << 62)
 
 
-class HandleFields(msgspec.Struct, frozen=True):
-    """Handle fields of one sort.
-
-    Attributes:
-        places: Offset of each, as in `Packed`.
-        types: Handle type of each.
-        handles: Which of a pipeline's handles each holds.
-    """
-
-    places: tuple[int, ...]
-    types: tuple[str, ...]
-    handles: tuple[int, ...]
-
-    @classmethod
-    def of(cls, info: Piece, own: Piece, types: Container[str]) -> Self:
-        """The fields of some types."""
-        found = [(-1 - each.offset, each) for each in info.handles if each.type in types]
-        found += [(each.offset, each) for each in own.handles if each.type in types]
-        return cls(
-            tuple(place for place, _ in found),
-            tuple(each.type for _, each in found),
-            tuple(each.key for _, each in found),
-        )
+HandleField = tuple[int, str, int]
+"""A handle field: its offset, as in `Packed`; its handle type; which of a pipeline's handles it holds."""
 
 
-class Packed(msgspec.Struct, frozen=True, eq=False):
+class Packed(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What pipelines have in common that are alike but for handles and specialization.
 
     A field is in the part of the heap that each pipeline has for itself, by its offset there; or in the
@@ -79,9 +56,9 @@ class Packed(msgspec.Struct, frozen=True, eq=False):
     following: int
     flags_2: int
     infos: tuple[int, ...]
-    objects: HandleFields
-    modules: HandleFields
-    libraries: HandleFields
+    objects: tuple[HandleField, ...]
+    modules: tuple[HandleField, ...]
+    libraries: tuple[HandleField, ...]
 
     @classmethod
     def of(cls, info: Piece, own: Piece, *, has_flags_2: bool) -> Self:
@@ -91,6 +68,12 @@ class Packed(msgspec.Struct, frozen=True, eq=False):
         infos = (*(-1 - each for each in info.infos), *own.infos)
         for place in infos:
             del pointers[place]
+        sorts: dict[str, list[HandleField]] = {"": [], "VkShaderModule": [], "VkPipeline": []}
+        for each in info.handles:
+            sorts.get(each.type, sorts[""]).append((-1 - each.offset, each.type, each.key))
+        for each in own.handles:
+            sorts.get(each.type, sorts[""]).append((each.offset, each.type, each.key))
+        objects, modules, libraries = map(tuple, sorts.values())
         return cls(
             bytes(info.data),
             bytes(own.data),
@@ -99,9 +82,9 @@ class Packed(msgspec.Struct, frozen=True, eq=False):
             following,
             _find_flags_2(own, following) if has_flags_2 else _NOTHING,
             infos,
-            HandleFields.of(info, own, OBJECT_TYPES),
-            HandleFields.of(info, own, ("VkShaderModule",)),
-            HandleFields.of(info, own, ("VkPipeline",)),
+            objects,
+            modules,
+            libraries,
         )
 
 
@@ -124,9 +107,9 @@ class KindColumns(msgspec.Struct, array_like=True):
         flags_2: The 64-bit flags in each one's chain, in the heap; -1 for nothing.
         pointer_slots: Pointer fields in `data`, without the pNext of create infos.
         pointer_targets: What they point to in the heap.
-        slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of
-            each, in the heap or, as a negative number, in `data`: -1 - offset; what each refers
-            to; where each pipeline's end.
+        slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of each, in the
+            heap or, as a negative number, in `data`: -1 - offset; what each refers to; where each pipeline's
+            end.
     """
 
     data: bytes
@@ -142,30 +125,37 @@ class PackedRows:
     """Pipelines of one kind, as rows. Grows only."""
 
     def __init__(self) -> None:
-        self._packed: dict[int, tuple[int, Packed]] = {}
-        self._which = array("i")
+        # Of each that is packed: the create info, and by field, values and how many.
+        self._data = bytearray()
+        self._fields = {field: (array("q"), array("q")) for field in _FIELDS}
+        self._which = array("q")
         self._keys = array("Q")
         self._own = array("q")
         self._infos = array("q")
         self._numbers = (array("i"), array("i"), array("i"))
 
+    def add_packed(self, packed: Packed) -> int:
+        """Take what pipelines have in common; returns its number."""
+        self._data += packed.info
+        for field, (column, sizes) in self._fields.items():
+            values = _FIELDS[field](packed)
+            column.extend(values)
+            sizes.append(len(values))
+        return len(sizes) - 1
+
     def add(
-        self, key: int, packed: Packed, own: int, infos: Sequence[int], numbers: Sequence[Sequence[int]]
+        self, key: int, which: int, own: int, infos: Sequence[int], numbers: Sequence[Sequence[int]]
     ) -> int:
         """Append a pipeline; returns its index.
 
         Args:
             key: Its hash.
-            packed: It, packed.
+            which: Which packed one it is.
             own: Where its own part of the heap begins.
             infos: Offsets of its specialization infos in the heap.
-            numbers: What its handle fields refer to: objects, modules, and libraries' indices within the
-                kind.
+            numbers: What its handle fields refer to: objects, modules, and libraries' indices.
         """
-        which = self._packed.get(id(packed))
-        if which is None:
-            which = self._packed[id(packed)] = len(self._packed), packed  # which keeps the identity
-        self._which.append(which[0])
+        self._which.append(which)
         self._keys.append(key)
         self._own.append(own)
         self._infos.extend(infos)
@@ -179,61 +169,54 @@ class PackedRows:
         Args:
             stride: Size of a create info.
         """
-        which, own = np.array(self._which, np.int64), np.array(self._own, np.int64)
-        packed = [each for _, each in self._packed.values()]
-        infos = np.frombuffer(b"".join([each.info for each in packed]), np.uint8).reshape(-1, stride)
-
-        def of_each(values: Callable[[Packed], Sequence[int]]) -> tuple[Offsets, Offsets]:
-            """Values of all rows, and of which row each is."""
-            found = [values(each) for each in packed]
-            sizes = np.array([len(each) for each in found], np.int64)
-            flat = np.array([one for each in found for one in each], np.int64)
-            counts = sizes[which]
-            owner = np.repeat(np.arange(len(which)), counts)
-            first = (np.cumsum(sizes) - sizes)[which] - (np.cumsum(counts) - counts)
-            return flat[first[owner] + np.arange(len(owner))], owner
-
-        def fields(places: Callable[[Packed], Sequence[int]]) -> tuple[Offsets, Offsets]:
-            """Where fields are, and of which row: in the heap, or in the create infos of all rows."""
-            found, owner = of_each(places)
-            return np.where(found < 0, found - stride * owner, found + own[owner]), owner
-
-        def in_heap(targets: Offsets, owner: npt.NDArray[np.int64]) -> Offsets:
-            inside = np.where(targets < 0, own[owner] - 1 - targets, targets)
-            return np.where(targets == _NOTHING, -1, inside)
-
-        places, _ = fields(lambda each: each.pointer_places)
-        info_places, _ = fields(lambda each: each.infos)
-        places = np.concatenate([places, info_places])
-        targets = np.concatenate(
-            [in_heap(*of_each(lambda each: each.pointer_targets)), np.array(self._infos, np.int64)]
-        )
-        inside = places >= 0
+        which = np.array(self._which)
+        places, targets = self._places("pointers", stride), self._targets("targets")
+        info_places = self._places("infos", stride)
+        places, targets = np.concatenate([places, info_places]), np.concatenate([targets, self._infos])
+        inside = places < 0
         slots = {}
-        sorts = {"objects": _objects, "modules": _modules, "libraries": _libraries}
-        for (sort, of_sort), numbers in zip(sorts.items(), self._numbers, strict=True):
-            held, owner = fields(of_sort)
-            ends = np.cumsum(np.bincount(owner, minlength=len(which)))
-            slots[sort] = held.tobytes(), numbers.tobytes(), ends.astype(np.int64).tobytes()
+        for sort, numbers in zip(("objects", "modules", "libraries"), self._numbers, strict=True):
+            ends = np.cumsum(np.array(self._fields[sort][1])[which])
+            slots[sort] = self._places(sort, stride).tobytes(), numbers.tobytes(), ends.tobytes()
         columns = KindColumns(
-            infos[which].tobytes(),
+            np.array(self._data).reshape(-1, stride)[which].tobytes(),
             self._keys.tobytes(),
-            in_heap(*of_each(lambda each: (each.following,))).tobytes(),
-            in_heap(*of_each(lambda each: (each.flags_2,))).tobytes(),
-            (-1 - places[~inside]).tobytes(),
-            targets[~inside].tobytes(),
+            self._targets("following").tobytes(),
+            self._targets("flags_2").tobytes(),
+            (-1 - places[inside]).tobytes(),
+            targets[inside].tobytes(),
             slots,
         )
-        return columns, places[inside], targets[inside]
+        return columns, places[~inside], targets[~inside]
+
+    def _of_rows(self, field: str) -> tuple[Offsets, npt.NDArray[np.int64]]:
+        """Values of a field of all rows, and of which row each is."""
+        values, sizes = (np.array(each) for each in self._fields[field])
+        which = np.array(self._which)
+        counts = sizes[which]
+        owner = np.repeat(np.arange(len(which)), counts)
+        first = (np.cumsum(sizes) - sizes)[which] - (np.cumsum(counts) - counts)
+        return values[first[owner] + np.arange(len(owner))], owner
+
+    def _places(self, field: str, stride: int) -> Offsets:
+        """Where fields are: in the heap, or in the create infos of all rows by a negative number."""
+        found, owner = self._of_rows(field)
+        return np.where(found < 0, found - stride * owner, found + np.array(self._own)[owner])
+
+    def _targets(self, field: str) -> Offsets:
+        """What is pointed to in the heap; -1 for nothing."""
+        found, owner = self._of_rows(field)
+        inside = np.where(found < 0, np.array(self._own)[owner] - 1 - found, found)
+        return np.where(found == _NOTHING, -1, inside)
 
 
-def _objects(packed: Packed) -> Sequence[int]:
-    return packed.objects.places
-
-
-def _modules(packed: Packed) -> Sequence[int]:
-    return packed.modules.places
-
-
-def _libraries(packed: Packed) -> Sequence[int]:
-    return packed.libraries.places
+_FIELDS: Final[dict[str, Callable[[Packed], Sequence[int]]]] = {
+    "pointers": lambda packed: packed.pointer_places,
+    "targets": lambda packed: packed.pointer_targets,
+    "following": lambda packed: (packed.following,),
+    "flags_2": lambda packed: (packed.flags_2,),
+    "infos": lambda packed: packed.infos,
+    "objects": lambda packed: [place for place, _, _ in packed.objects],
+    "modules": lambda packed: [place for place, _, _ in packed.modules],
+    "libraries": lambda packed: [place for place, _, _ in packed.libraries],
+}

@@ -55,9 +55,8 @@ _STAGES = {
 # operands. At OpFunction the walk stops.
 _LEAST_WORDS = {
     OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4,
-    OP_DECORATE: 3,
-    OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3, OP_EXECUTION_MODE_ID: 3,
-    OP_TYPE_POINTER: 4, OP_FUNCTION: 1,
+    OP_DECORATE: 3, OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3,
+    OP_EXECUTION_MODE_ID: 3, OP_TYPE_POINTER: 4, OP_FUNCTION: 1,
 }  # fmt: skip
 # The same by opcode, 0 for what is not read: the walk looks at every instruction.
 _LEAST_WORDS_BY_OPCODE = bytes(_LEAST_WORDS.get(opcode, 0) for opcode in range(max(_LEAST_WORDS) + 1)).ljust(

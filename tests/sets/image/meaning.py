@@ -1,4 +1,4 @@
-"""What an image says of a pipeline, wherever that stands: to compare images that are laid out otherwise."""
+"""What an image says of a pipeline, wherever in the image it stands: to compare images of other layouts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.devices.image import CreateInfoImage
 
 
 class Meaning:
-    """Reads pipelines of an image. A piece of the heap ends where the next one that is pointed to begins."""
+    """Reads pipelines of an image. A piece of the heap ends where the next begins that is pointed to."""
 
     def __init__(self, image: CreateInfoImage) -> None:
         """Read an image."""

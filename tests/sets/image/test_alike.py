@@ -181,7 +181,7 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abcabc":
         decoding.check(1, document(1, stage={"name": name}))
     assert decoding.made >= 4
-    assert len(decoding.documents._known) <= 2
+    assert len(decoding.documents._known[TAG]) <= 2
 
 
 def test_each_pipeline_means_what_it_means_alone() -> None:
