@@ -6,7 +6,8 @@ The plan is what `compile` keeps of a decoded set: its contender proves and take
 of reading records and decoding them.
 
 The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded
-and no driver is loaded. Files are in the page cache after the warm-up.
+and no driver is loaded. Files are in the page cache after the warm-up. The interpreter is set up as that of
+the program is, whose garbage collector does not go through all that was imported.
 
 Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/2-cores/decode.jsonl
 """
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices.request import DeviceRequest
+from orchestrator.process import own_interpreter
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import build_image
@@ -33,6 +35,7 @@ from orchestrator.stores.files.atomic_file import content_hash128
 
 def measure(job: Job) -> Figures:
     """Open, decode, and lay out; or take all from a plan."""
+    own_interpreter()
     return from_plan(job) if job["plan"] else decoded(job)
 
 
