@@ -96,7 +96,7 @@ workers need to ask one after the other: between two calls each holds the GIL fo
 
 _ANSWER_NS: Final = 1_000_000
 """Towards the end of a run of compiles each worker asks at most once in so long for each worker there is. An
-answer, with all that a worker does between two calls, holds the GIL for 250 us, and handing it over as long."""
+answer, with all that a worker does between two calls, takes the GIL for 250 us, handing it over as long."""
 
 _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""
@@ -1472,7 +1472,7 @@ class Scheduler:
             if adjacent or few <= size:
                 time_ns = min(time_ns, left_all_ns / shares)
             else:
-                size, time_ns = few, min(time_ns, few * left_all_ns / table.queued)
+                size, time_ns = few, min(time_ns, (few + 0.5) * left_all_ns / table.queued)
             if not experience.tried and experience.hit_share < MOST_HIT:
                 # How far off the costs are is not known yet, and whoever cuts the first batch pays for it.
                 size = 1
