@@ -2,17 +2,18 @@
 
 What do `import orchestrator`, using it, `orchestrator --help`, and a whole process for one pipeline cost?
 
-Floors: an interpreter that does nothing, one that imports trio alone, and one that imports the libraries that
-every run needs. The project's bound: a process that compiles one pipeline takes at most twice the last.
-Each sample is a fresh interpreter, timed from outside, start to end; files are in the page cache. Its CPU
-time is in the lines too: on a busy machine that says more. What was done to keep it low: public names are
-loaded when they are first used; a verb imports what it needs when it is called; values are structures of
-msgspec, whose class takes 10 us to make, where code that is generated and compiled takes 350, and the byte
-code of what is generated all the same is kept; the process that compiles is a fork; the registry is read
-when a Vulkan device or a captured set is used; the list of verbs is plain text, because reading Markdown
-costs an import. The program's process has no threads of BLAS, collects seldom, and ends without taking the
-interpreter apart. The rest of `--help` is the library of the command line, whose import alone is a
-contender here, and drawing its panels.
+Floors: an interpreter that does nothing, one that imports trio alone, and one that imports the libraries
+that every run needs. The project's bound: a process that compiles one pipeline takes at most twice the
+last. Each sample is a fresh interpreter, timed from outside, start to end; files are in the page cache.
+Its CPU time is in the lines too: on a busy machine that says more. What was done to keep it low: public
+names are loaded when they are first used; a verb imports what it needs when it is called; values are
+structures of msgspec, whose class takes 10 us to make, where code that is generated and compiled takes
+350, and the byte code of what is generated all the same is kept; the process that compiles is a fork, and
+another fork parses its command line beside the imports; the registry is read when a Vulkan device or a
+captured set is used; the list of verbs is plain text, because reading Markdown costs an import. The
+program's process has no threads of BLAS, collects seldom, and ends without taking the interpreter apart.
+The rest of `--help` is the library of the command line, whose import alone is a contender here, and
+drawing its panels.
 
 Byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is
 taken out of the environment.

@@ -143,6 +143,8 @@ def in_process(script: str, job: Job) -> Figures:
 
 def _without_folder(value: Any) -> Any:
     """A value of a job or command; of a path its last part."""
+    if isinstance(value, list):
+        return [_without_folder(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
