@@ -718,20 +718,23 @@ def weigh_binaries(
 
 def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int]) -> tuple[int, str]:
     """The fewest workers that are not slower beyond noise than the fastest, and why."""
+    fastest = most
+    for count in sorted(set(worker_counts) - {most.workers}):
+        other = most._replace(workers=count)
+        found = samples.difference(other, fastest)
+        if found is not None and found.enough and found.lower:
+            fastest = other
     slower = undecided = 0
-    for count in sorted(worker_counts):
-        if count == most.workers:
-            break
-        fewer = most._replace(workers=count)
-        found = samples.difference(fewer, most)
+    for count in sorted(each for each in worker_counts if each < fastest.workers):
+        found = samples.difference(most._replace(workers=count), fastest)
         if found is None or not found.enough:
             continue
-        if found.lower:
-            return count, f"{workers_text(count)}: {most.workers} take longer"
-        if is_same(found):
-            return count, f"{workers_text(count)}: {most.workers} are not faster"
+        if found.lower or is_same(found):
+            return count, f"{workers_text(count)}: {fastest.workers} are not faster"
         slower += found.higher
         undecided += not found.higher
+    if fastest != most:
+        return fastest.workers, f"{workers_text(fastest.workers)}: {most.workers} take longer"
     why = "fewer take longer" if slower else "fewer were not measured"
     if undecided:
         why = "whether fewer would do is undecided"

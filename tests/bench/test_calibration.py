@@ -177,6 +177,22 @@ def test_the_fewest_workers_that_are_as_fast() -> None:
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
 
 
+def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
+    times = {
+        (CacheMode.SHARED, 16): 2.0,
+        (CacheMode.PER_WORKER, 16): 2.0,
+        (CacheMode.SHARED, 4): 1.0,
+        (CacheMode.SHARED, 1): 1.9,
+    }
+    choice = choose(SampleTable(rows(times)), Start.WARM, (1, 4, 16), 64, merge_works=True)
+    assert choice is None
+    warm = rows(times, start=Start.WARM)
+    choice = choose(SampleTable(warm), Start.WARM, (1, 4, 16), 64, merge_works=True)
+    assert choice is not None
+    assert (choice.mode, choice.workers) == (CacheMode.SHARED, 4)
+    assert "16 take longer" in choice.words
+
+
 def test_one_processor_leaves_no_choice_of_workers() -> None:
     choice = choose(
         SampleTable(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), 64, merge_works=True
