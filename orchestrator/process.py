@@ -14,6 +14,7 @@ import atexit
 import contextlib
 import gc
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -105,6 +106,9 @@ def own_interpreter() -> None:
 
     Classes take the byte code that earlier processes kept.
 
+    A caller that ignores SIGCHLD leaves that to its children. Then the system forgets processes that end, and
+    nobody learns how: here it is as usual.
+
     The process's clock begins with the process.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -114,6 +118,8 @@ def own_interpreter() -> None:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
         atexit.register(keep_generated_code().save)
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 

@@ -157,3 +157,23 @@ def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, 
     assert done.returncode == ExitCode.INTERRUPTED
     assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
     assert done.stderr == b"error: interrupted before it was done\n"
+
+
+def test_a_caller_that_ignores_the_end_of_children_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
+    # What is ignored stays so across execve, and then the system reaps what this process waits for.
+    source = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
+"""
+    arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert json.loads(done.stdout)["outcomes"]["compiled"] > 0
