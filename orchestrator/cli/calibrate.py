@@ -21,7 +21,6 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     SAMPLE,
     damage_to_measure,
-    own_target,
     set_paths,
     time_limit_seconds,
     usable_directory,
@@ -75,12 +74,13 @@ def calibrate_verb(
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar
+    from orchestrator.devices import own_process
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
-    own_target(device)
+    own_process(device)
     output = Output(json=json)
     damage = damage_to_measure(names)
     if damage:

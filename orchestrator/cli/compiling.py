@@ -23,7 +23,6 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
     hash_number,
-    own_target,
     read_key,
     require_writable,
     size_bytes,
@@ -275,7 +274,9 @@ def _compile_here(
                 clock=clock,
             )
 
-        own_target(options.selector, driver_caches=options.driver_caches)
+        from orchestrator.devices import own_process
+
+        own_process(options.selector, driver_caches=options.driver_caches)
         return trio.run(_until_signal, job, view, control)
 
 

@@ -145,17 +145,6 @@ def require_writable(*paths: Path | None) -> None:
             raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
 
 
-def own_target(selector: str, *, driver_caches: bool = False) -> None:
-    """Make this process, and those that it starts, one for a device.
-
-    Raises:
-        NoDeviceError: The driver is not installed, or has no such family; the message names what is near.
-    """
-    from orchestrator.devices import own_process
-
-    own_process(selector, driver_caches=driver_caches)
-
-
 def read_key(path: Path | None) -> MacKey | None:
     """The key of `--key`.
 
@@ -185,9 +174,9 @@ def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterat
         NoDeviceError: Nothing answers to the selector.
         DeviceError: It cannot be opened.
     """
-    from orchestrator.devices import open_device
+    from orchestrator.devices import open_device, own_process
 
-    own_target(selector)
+    own_process(selector)
     device = open_device(selector, request=request)
     try:
         yield device
