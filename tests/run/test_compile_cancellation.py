@@ -19,7 +19,7 @@ from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping as cache_keeping
 from orchestrator.run import keeping as compile_cache
 from orchestrator.run.keeping import CompileCache
-from orchestrator.sets import prepare
+from orchestrator.sets.image import builder
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.save_policy import SavePolicy
 from tests.run.small_sets import Opener, compiled, write_small_set
@@ -113,7 +113,7 @@ async def test_cancelled_at_every_step(
 
 # Each runs in a thread while the trio thread may be cancelled.
 BLOCKING = (
-    (prepare, "build_image"),
+    (builder, "build_image"),
     (compile_cache, "load_into_cache"),
     (cache_keeping, "save_merged"),
 )

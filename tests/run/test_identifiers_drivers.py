@@ -293,7 +293,7 @@ def test_a_set_without_code_has_a_plan(tmp_path: Path, monkeypatch: pytest.Monke
         assert created(first) > 0
         assert identifiers(first).asked > 0
         with monkeypatch.context() as patched:
-            patched.setattr("orchestrator.sets.prepare.build_image", refuse)
+            patched.setattr("orchestrator.sets.image.builder.build_image", refuse)
             second = compiled(bare.supplied_by(SpirvProvider(refuse)), tmp_path, options)
         assert second.counts()[OutcomeStatus.CACHE_HIT] == created(first)
         assert not any("plan" in note for note in second.notes)

@@ -433,7 +433,9 @@ async def test_a_cache_file_that_crashes_the_driver_is_given_up_at_once(
 async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp_path: Path) -> None:
     """Each step that hangs is named, and the rest is done without it."""
     before, reports, errors = children(), dict[str, CompileReport](), list[str]()
-    await supervised(archive, "open_good", tmp_path / "load")
+    # Not all of them: a file with the content of one that was given up would be refused as well.
+    some = Subset(keys=frozenset(KEYS[:5]))
+    await supervised(archive, "open_good", tmp_path / "load", subset=some)
     path = cache_path(tmp_path / "load", simulated_identity())
     given = path.read_bytes()
     # Long for the others' sake: a busy machine is no hang. So all of them at a time.
