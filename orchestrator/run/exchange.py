@@ -70,7 +70,7 @@ class Exchange:
         # Workers that asked in vain, and those of them to whom the end of a batch may give something to do.
         self._idle: set[int] = set()
         self._expectant: set[int] = set()
-        # Whether others among them are not needed for the hits that there are, which may change.
+        # Whether some of them wait although hits are left, since enough workers take hits.
         self._not_needed = False
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()

@@ -1,9 +1,10 @@
 """How many workers take expected hits at a time.
 
 A hit takes microseconds, and drivers look it up under locks, some under one for the process. With 16
-workers RADV spends on a hit 17 times what it takes alone, NVIDIA 70 times. So two begin, and their number
-is doubled as long as that makes all of them together quicker. What has to be compiled is for everyone: with
-the first compile all may.
+workers RADV spends on a hit 13 times what it takes alone, NVIDIA 14 to 52 times
+(benchmarks/results/16-cores-h200-machine/hits-by-workers.jsonl). So two begin, and their number is doubled
+as long as that makes all of them together quicker. What has to be compiled is for everyone: with the first
+compile all may.
 """
 
 from __future__ import annotations
@@ -26,13 +27,12 @@ class HitTeam:
 
     Attributes:
         most: How many may take hits at a time.
-        best: The number that was found to be the quickest so far.
     """
 
     def __init__(self, workers: int, *, few: bool) -> None:
         self.workers = workers
         self.most = min(_FIRST, workers) if few else workers
-        self.best = self.most
+        self._best = self.most
         self._open = self.most < workers
         self._in_flight = 0
         self._best_rate = 0.0
@@ -81,9 +81,9 @@ class HitTeam:
         """Go on with more workers, or with the number that was the quickest."""
         rate = self.most * self._hits / max(self._elapsed_ns, 1)
         if rate > _WORTH * self._best_rate:
-            self._best_rate, self.best = rate, self.most
+            self._best_rate, self._best = rate, self.most
             if self.most < self.workers:
                 self.most = min(2 * self.most, self.workers)
                 self._begin()
                 return
-        self.most, self._open = self.best, False
+        self.most, self._open = self._best, False

@@ -95,8 +95,8 @@ _TURN_NS: Final = 60_000
 workers need to ask one after the other: between two calls each holds the GIL for so long (estimated)."""
 
 _ANSWER_NS: Final = 1_000_000
-"""Towards the end of a run of compiles each worker asks at most once in so long for each worker there is. An
-answer, with all that a worker does between two calls, takes the GIL for 250 us, handing it over as long."""
+"""Least time of a batch of compiles towards the end, for each worker that there is: with 16, 16 ms. Between
+two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of it stays free."""
 
 _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""

@@ -49,6 +49,21 @@ def test_devices_without_a_selector_lists_what_the_loader_finds() -> None:
     assert done.document["devices"][0]["selector"] == "0"
 
 
+def test_many_workers_of_which_few_take_hits_find_all_and_compile_what_is_new(tmp_path: Path) -> None:
+    arguments = ("sample", "--workers", "8", "--cache-dir", tmp_path / "cache")
+    some = program("radv:navi21", "compile", *arguments, "--shard", "1/2").document
+    found = program("radv:navi21", "compile", *arguments, "--shard", "1/2").document
+    made = some["outcomes"]["compiled"] + some["outcomes"]["cache_hits"]
+    assert (found["outcomes"]["compiled"], found["outcomes"]["cache_hits"]) == (0, made)
+    # What the cache lacks is compiled beside what it holds, and then all is there.
+    done = program("radv:navi21", "compile", *arguments).document
+    assert done["outcomes"]["compiled"] > 0
+    assert done["outcomes"]["cache_hits"] >= found["outcomes"]["cache_hits"]
+    again = program("radv:navi21", "compile", *arguments).document
+    assert (again["outcomes"]["compiled"], again["outcomes"]["failed"]) == (0, 0)
+    assert again["outcomes"]["cache_hits"] == handed_over(done)
+
+
 @pytest.mark.parametrize("mode", ["per-worker", "shared"])
 def test_the_second_run_of_the_sample_has_hits_only(tmp_path: Path, mode: str) -> None:
     arguments = ("sample", "--mode", mode, "--workers", "2", "--cache-dir", tmp_path / "cache")
