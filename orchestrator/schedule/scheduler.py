@@ -98,6 +98,9 @@ _ANSWER_NS: Final = 1_000_000
 """Least time of a batch of compiles towards the end, for each worker that there is: with 16, 16 ms. Between
 two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of it stays free."""
 
+_FAR_OFF: Final = 2.0
+"""An estimate that is wrong by this factor is corrected for all jobs of that label."""
+
 _TRUSTED: Final = 0.75
 """Least share of hits among those expected with which they stay apart from what is to be compiled."""
 
@@ -754,6 +757,25 @@ class Lifecycle:
 
     # --- the ends of batches
 
+    def correct(self, jobs: Int32s, factor: float) -> None:
+        """Some jobs will take so many times what was estimated first.
+
+        Nothing changes for those that are not waiting to be compiled; nor for those that link libraries,
+        whose ranks are made of theirs.
+        """
+        table = self.table
+        state = table.state[jobs]
+        there = ((state == WAITING) | (state == READY)) & (table.depth[jobs] == 0)
+        jobs = jobs[there & (table.flags[jobs] & (HIT | SPECULATIVE) == 0)]
+        costs = np.maximum(np.rint(self.costs[jobs] * factor), 1).astype(np.int64)
+        more = costs - table.cost[jobs]
+        table.cost[jobs] = costs
+        table.open_cost += int(more.sum())
+        if self._by_cost:
+            table.rank[jobs] += more
+            self.queue.repeats = True  # their old entries are there still
+            self.queue.push_all(jobs[table.state[jobs] == READY])
+
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
         table = self.table
@@ -1337,6 +1359,8 @@ class Scheduler:
         # Of links drivers tell no hits, or hits of their libraries.
         judged = not follows or self._life.links.lacks(assignment.indices)
         if judged:
+            if elapsed_ns > 0 and not follows and self._affinity.active and compiles == len(created) > 0:
+                cost = self._correct(created, cost, experience, elapsed_ns)
             experience.learn(len(assignment.indices), cost, hits, compiles, elapsed_ns)
         if self._loud:
             for each in self._loud:
@@ -1352,6 +1376,24 @@ class Scheduler:
                 self._life.demote_hits()
             elif follows and self.tells_hits:
                 self._life.distrust(by_pipeline_key=experience is self._experiences.followers[1])
+
+    def _correct(self, jobs: Int32s, cost: int, experience: Experience, elapsed_ns: int) -> int:
+        """What compiles of one label took is what the rest of that label will take, if it is far off.
+
+        Returns:
+            What the jobs would be estimated to cost now; else what they were, so that what is learned of all
+            is not learned from one label.
+        """
+        alike, factor = self._affinity.measured(jobs)
+        if not len(alike):
+            return cost
+        first = int(self._life.costs[jobs].sum())
+        measured = elapsed_ns / (experience.scale * first)
+        if not 1 / _FAR_OFF <= measured / factor <= _FAR_OFF:
+            factor = measured
+            self._affinity.corrected(int(alike[0]), factor)
+            self._life.correct(alike, factor)
+        return int(first * factor)
 
     def supplied(self, jobs: Iterable[int]) -> None:
         """The code of jobs that were `missed` is there: each is assigned once more, by its cost."""
@@ -1453,7 +1495,7 @@ class Scheduler:
             left_ns = math.inf
         time_ns: float = self.options.target_ns
         size = self.options.batch_limit
-        picky = False
+        picky = cautious = False
         adjacent = queue is self._life.hits or queue is self._life.wave
         share = max(1, table.queued // workers)
         if adjacent and experience.tried:
@@ -1478,15 +1520,15 @@ class Scheduler:
                 size = 1
             # Where everything hits as it is, nothing is to be gained from who does it.
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
+                cautious = True
                 longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
                 picky = longest_ns * SHORT * workers <= table.open_cost
         else:  # followers, which one worker creates while others may have nothing to do
             size = min(size, share if experience.proven else 1)
-        limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent)
+        limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent, cautious)
         jobs = self._selector.take(queue, line, worker, limits)
         if not len(jobs) and picky:
-            limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size)
-            jobs = self._selector.take(queue, line, worker, limits)
+            jobs = self._selector.take(queue, line, worker, limits._replace(picky=False, adjacent=False))
         if not len(jobs) and self._fresh_deadline and not self.in_flight:
             jobs = self._selector.shortest(queue, line, worker)
         return jobs

@@ -124,6 +124,47 @@ def test_wrong_keys_and_costs_leave_no_worker_without_work(image: CreateInfoImag
         assert found.idle_share <= 0.1
 
 
+def test_shaders_that_take_longer_than_their_length_says_are_found_out_before_batches_are_made() -> None:
+    # 100 shaders of 100 permutations each; a few take up to 40 times what they were estimated to take.
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        shaders = np.repeat(np.arange(100), 100)
+        costs = (rng.lognormal(0, 1, 100) * 1_000_000).astype(np.int64)
+        far_off = np.where(rng.random(100) < 0.1, rng.uniform(2, 40, 100), rng.uniform(0.5, 2, 100))
+        true_ns = (costs * far_off).astype(np.int64)[shaders]
+        graph = job_graph(
+            len(shaders),
+            costs=costs[shaders].tolist(),
+            modules={job: [int(shader)] for job, shader in enumerate(shaders)},
+        )
+        scheduler = Scheduler(graph, WORKERS, unsteered_schedule(CacheMode.PER_WORKER))
+        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        assert found.makespan_ns <= 1.01 * true_ns.sum() / WORKERS
+        assert_consistent(scheduler)
+
+
+def test_the_first_jobs_of_a_label_of_many_go_alone_and_the_rest_is_estimated_anew() -> None:
+    # One shader of 20 jobs, estimated at 1 ms, and 20 pipelines with one of their own, at 2 ms.
+    graph = job_graph(
+        40,
+        costs=[1_000_000] * 20 + [2_000_000] * 20,
+        modules={job: [0] if job < 20 else [job] for job in range(40)},
+    )
+    scheduler = Scheduler(graph, 2, ScheduleOptions(target_ns=100_000_000, expect_hits=0.0))
+    taken: list[list[int]] = []
+    while isinstance(answer := scheduler.request(0), Assignment):
+        jobs = jobs_of(answer)
+        taken.append(jobs)
+        assert_consistent(scheduler)
+        took = sum(30_000_000 if job < 20 else 2_000_000 for job in jobs)
+        scheduler.finished(0, answer, compiles=len(jobs), elapsed_ns=took)
+        if 0 in jobs:
+            assert jobs == [0], "how long such a job takes was not known"
+            assert scheduler.remaining_ns == pytest.approx(19 * 30_000_000, rel=0.5)
+    assert sorted(job for jobs in taken for job in jobs) == list(range(40))
+    assert_consistent(scheduler)
+
+
 def test_true_keys_are_heeded(image: CreateInfoImage) -> None:
     # Up to four of one key, as of pipelines that differ in state which the driver does not compile in.
     plain = (np.diff(image.library_slot_start) == 0) & ~image.is_library
