@@ -200,7 +200,7 @@ def test_rooms_form_no_cycle() -> None:
     ("module", "source", "complaint"),
     [
         ("sets/jobs.py", "from orchestrator.devices.vulkan.instance import load", "'vulkan'"),
-        ("sets/jobs.py", "def f():\n    import orchestrator.run.merge", "'run'"),
+        ("sets/jobs.py", "def f():\n    import orchestrator.run.caches", "'run'"),
         ("sets/jobs.py", "from ..devices import vulkan", "'vulkan'"),
         ("sets/jobs.py", "from .. import cli", "'cli'"),
         ("stores/cache_file.py", "import xxhash", "stores.files.atomic_file"),

@@ -55,8 +55,14 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import BATCH_LIMIT
-from orchestrator.stores.distrusted_keys import remember_distrusted
-from orchestrator.stores.profile_file import CalibrationProfile, Choice, Dropped, Finding, ProfileIdentity
+from orchestrator.stores.profile_file import (
+    CalibrationProfile,
+    Choice,
+    Dropped,
+    Finding,
+    ProfileIdentity,
+    remember_distrusted,
+)
 from orchestrator.temporary import temporary_folder
 
 ROUNDS = 7

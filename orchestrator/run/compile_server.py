@@ -1,23 +1,335 @@
-"""Starts the process in which a supervised compile goes to the driver.
+"""The process in which a supervised compile goes to the driver, as the supervisor has it, and what they say.
 
-It is a fork of a process that is ours and has nothing but one thread yet, as that of the command line; what
-the child needs is imported once then. In any other process it is an interpreter of its own.
+    supervisor ── Open, Compile, Try, Stop, Steer, Kill ──> server ── forks ──> a worker
+    process, or trial processes
+               <── answers of all of them, one pipe ──────────────────┘
+
+The server is a fork of a process that is ours and has nothing but one thread yet, as that of the command
+line; what the child needs is imported once then. In any other process it is an interpreter of its own.
+
+Every frame is short enough to be whole in the pipe, whoever writes beside it or is killed. What may be longer
+(the report, the tables of an image) lies in shared memory, and the frame says where.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
-from attrs import define
+import msgspec
+import trio
+from attrs import define, field
 
-from orchestrator.children.parent import Child
+from orchestrator import errors
+from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
-from orchestrator.run.compile_messages import Answer, Open
+from orchestrator.errors import OrchestratorError
+from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.pipeline_set import PipelineSet
+
+_SHOWN: Final = 1500
+
+
+class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
+    """The first request: open these archives. Two descriptors: `InFlightTable`, and memory for what is long.
+
+    Attributes:
+        archives: Paths of the set.
+        table: Descriptor of an `InFlightTable`'s memory.
+        papers: Descriptor of the memory.
+        opener: What devices are opened by, as in `TrialLimits`.
+        selector: What device will be opened.
+    """
+
+    archives: tuple[str, ...]
+    table: int
+    papers: int
+    opener: str
+    selector: str
+
+
+class Promote(msgspec.Struct, tag="promote", frozen=True, forbid_unknown_fields=True):
+    """Make pipelines at least so urgent, by key; a `Priority`."""
+
+    keys: tuple[int, ...]
+    priority: int
+
+
+class Cancel(msgspec.Struct, tag="cancel", frozen=True, forbid_unknown_fields=True):
+    """Leave pipelines out that have not begun, by key."""
+
+    keys: tuple[int, ...]
+
+
+class Budget(msgspec.Struct, tag="budget", frozen=True, forbid_unknown_fields=True):
+    """Let batches begin for so long from when a run hears it, at least one unless 0; None: for ever."""
+
+    limit_ns: int | None
+
+
+Said = Promote | Cancel | Budget
+"""What a compile is told while it goes on; see steering.py."""
+
+
+class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
+    """A request: compile in a fork.
+
+    Attributes:
+        number: Of the fork.
+        options: `CompileOptions`, as MessagePack: whoever starts a child need not have loaded them.
+        cache_directory: As `compile_set`; "" for none.
+        left_out: Pipelines that the driver is not to be given, by key, with the reason.
+        measured_ns: What trying pipelines took, by key: better than an estimate.
+        steered: Whether more may be said while it goes on.
+        said: What was said before.
+        given_up: What the driver is not to be asked for; each a `Doing`.
+    """
+
+    number: int
+    options: bytes
+    cache_directory: str = ""
+    left_out: dict[int, str] = {}
+    measured_ns: dict[int, int] = {}
+    given_up: tuple[int, ...] = ()
+    steered: bool = False
+    said: tuple[Said, ...] = ()
+
+
+class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
+    """A request: compile these pipelines, one after the other, in a fork that keeps nothing.
+
+    Attributes:
+        number: Of the fork.
+        options: As in `Compile`.
+        request: What the device is opened as: a `DeviceRequest`, as MessagePack.
+        jobs: Kind and key of each.
+        junk: Whether memory is filled with junk, so that a driver that reads what it did not write crashes.
+        memory_bytes: Memory that the fork may have for its data, 0 for no limit.
+    """
+
+    number: int
+    options: bytes
+    request: bytes
+    jobs: tuple[tuple[str, int], ...]
+    junk: bool = False
+    memory_bytes: int = 0
+
+
+class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
+    """A request: let the fork of this number end early and in order."""
+
+    number: int
+
+
+class Steer(msgspec.Struct, tag="steer", forbid_unknown_fields=True):
+    """A request: tell the fork of this number something; it answers `Obeyed` when that has taken effect."""
+
+    number: int
+    count: int
+    said: tuple[Said, ...]
+
+
+class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
+    """A request: end the fork of this number at once."""
+
+    number: int
+
+
+Request = Open | Compile | Try | Stop | Steer | Kill
+
+
+class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):
+    """A device is open: its `DeviceIdentity`, as MessagePack, and the id of the process that has it."""
+
+    number: int
+    identity: bytes
+    process_id: int
+
+
+class Staged(msgspec.Struct, tag="stage", forbid_unknown_fields=True):
+    """A stage of the compile begins."""
+
+    number: int
+    name: str
+
+
+class Progressed(msgspec.Struct, tag="progress", forbid_unknown_fields=True):
+    """How far it is: `Progress`, as MessagePack."""
+
+    number: int
+    progress: bytes
+
+
+class _InMemory(msgspec.Struct, forbid_unknown_fields=True):
+    """What is long: it is in the shared memory, from `offset` on."""
+
+    number: int
+    offset: int
+    size: int
+
+
+class Settled(_InMemory, tag="settled"):
+    """Pipelines came to their end: a `Settlement`."""
+
+
+class Saved(msgspec.Struct, tag="saved", forbid_unknown_fields=True):
+    """A cache file was saved."""
+
+    number: int
+    path: str
+    size: int
+
+
+class Obeyed(msgspec.Struct, tag="obeyed", forbid_unknown_fields=True):
+    """What this `Steer` said has taken effect."""
+
+    number: int
+    count: int
+
+
+class Prepared(_InMemory, tag="prepared"):
+    """An image goes to the driver: its `ImageTables`."""
+
+
+class Done(_InMemory, tag="done"):
+    """The compile is over: its report."""
+
+
+class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
+    """It raised: name of the class, message, and the attributes of the error. Number 0: the set is none."""
+
+    number: int
+    kind: str
+    message: str
+    fields: dict[str, str | int | None] = {}
+
+    @classmethod
+    def of(cls, number: int, error: BaseException) -> Failed:
+        """The message of an error."""
+        fields = {
+            name: value if isinstance(value, int) or value is None else str(value)[:_SHOWN]
+            for name, value in vars(error).items()
+            if isinstance(value, int | str | Path | None)
+        }
+        if isinstance(error, OSError) and error.errno is not None:
+            fields |= {"errno": error.errno, "filename": str(error.filename or "")}
+        return cls(number, type(error).__name__, str(error)[:_SHOWN], fields)
+
+    def error(self) -> Exception:
+        """The error, as it was raised in the child."""
+        kind = _kinds().get(self.kind)
+        if kind is None and isinstance(number := self.fields.get("errno"), int):
+            filename = self.fields.get("filename")
+            return OSError(number, self.message, *([filename] if filename else []))
+        if kind is None:
+            return RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
+        error: Exception = kind.__new__(kind, self.message)
+        for name, value in self.fields.items():
+            setattr(error, name, value)
+        error.args = (self.message,)
+        return error
+
+
+class Trying(msgspec.Struct, tag="trying", forbid_unknown_fields=True):
+    """A trial fork hands a pipeline to the driver now."""
+
+    number: int
+    key: int
+
+
+class Entering(msgspec.Struct, tag="entering", forbid_unknown_fields=True):
+    """A trial fork enters a step of what its pipeline needs; a `Doing`."""
+
+    number: int
+    doing: int
+
+
+class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
+    """The driver came back from it, whatever it said, after so long."""
+
+    number: int
+    key: int
+    took_ns: int
+
+
+class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
+    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes."""
+
+    number: int
+    status: int
+    peak_bytes: int = 0
+
+
+Answer = (
+    Opened
+    | Staged
+    | Progressed
+    | Settled
+    | Saved
+    | Obeyed
+    | Prepared
+    | Done
+    | Failed
+    | Trying
+    | Entering
+    | Survived
+    | Exited
+)
+
+
+class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
+    """What a supervisor must know of an image: which pipelines are in the driver by the numbers it sees.
+
+    Arrays as bytes, with the types that they have in `CreateInfoImage`.
+
+    Attributes:
+        request: What the device is opened as.
+        keys: Of each pipeline.
+        kinds: Of each pipeline.
+        recorded_ns: What compiling each took before, int64; 0 where that is not known.
+        estimated_ns: What compiling each is taken to cost, int64.
+        object_start: As in the image.
+        object_index: As in the image.
+        dependencies: Of each object.
+        module_start: As in the image.
+        module_index: As in the image.
+    """
+
+    request: bytes
+    keys: bytes
+    kinds: bytes
+    recorded_ns: bytes
+    estimated_ns: bytes
+    object_start: bytes
+    object_index: bytes
+    dependencies: tuple[tuple[int, ...], ...]
+    module_start: bytes
+    module_index: bytes
+
+
+def append(descriptor: int, data: bytes) -> tuple[int, int]:
+    """Put something into the memory behind a descriptor; returns where it is and how long."""
+    offset = os.fstat(descriptor).st_size
+    left, at = memoryview(data), offset
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+    return offset, len(data)
+
+
+def _kinds() -> dict[str, Any]:
+    """Errors that are raised again as what they were."""
+    from orchestrator.stores.files.atomic_file import SaveError
+
+    known = [each for each in vars(errors).values() if isinstance(each, type)]
+    kinds = {each.__name__: each for each in known if issubclass(each, OrchestratorError)}
+    return {**kinds, "SaveError": SaveError, "ValueError": ValueError}
+
 
 SERVICE: Final = "compile"
 
@@ -109,3 +421,76 @@ class CompileServer:
             if descriptor >= 0:
                 setattr(self, name, -1)
                 os.close(descriptor)
+
+
+@define(eq=False)
+class Connection:
+    """A connection. Belongs to the trio thread; `listen` runs as long as it is used.
+
+    Attributes:
+        server: The server; `close` ends it.
+        table: What forks of it have in the driver.
+        ended: How it ended, once it has.
+    """
+
+    server: CompileServer
+    table: InFlightTable
+    ended: Ended | None = None
+    _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
+    _numbers: int = 0
+    _sending: trio.Lock = field(factory=trio.Lock)
+
+    @classmethod
+    def to(cls, server: CompileServer) -> Connection:
+        """A connection to a server, which it owns from now on."""
+        return cls(server, InFlightTable(server.table))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has ended."""
+        return self.ended is not None
+
+    def mailbox(self) -> tuple[int, trio.MemoryReceiveChannel[Answer | Ended]]:
+        """A number for a fork, and where the answers about it come, and in the end how the server ended."""
+        self._numbers += 1
+        send, receive = trio.open_memory_channel[Answer | Ended](math.inf)
+        self._mail[self._numbers] = send
+        if self.ended is not None:
+            send.send_nowait(self.ended)
+        return self._numbers, receive
+
+    async def send(self, request: Request) -> None:
+        """Send a request; to a server that has ended this does nothing."""
+        child = self.server.child
+        left = child.packed(request)
+        async with self._sending:  # the pipe may take a request in parts
+            while not self.lost and (left := left[child.write_some(left) :]):
+                await trio.lowlevel.wait_writable(child.request_descriptor)
+
+    async def listen(self) -> None:
+        """Sort answers until the server ends."""
+        child = self.server.child
+        while True:
+            while (answer := child.take()) is not None:
+                # Without a number it is about the set, which all forks need.
+                for each in [self._mail[answer.number]] if answer.number else self._mail.values():
+                    each.send_nowait(answer)
+            if child.is_over:
+                break
+            await trio.lowlevel.wait_readable(child.answer_descriptor)
+            child.read_some()
+        self.ended = await trio.to_thread.run_sync(child.end)
+        for each in self._mail.values():
+            each.send_nowait(self.ended)
+
+    def paper(self, offset: int, size: int) -> bytes:
+        """What a fork put into the shared memory."""
+        return os.pread(self.server.papers, size, offset)
+
+    def tables(self, prepared: Prepared) -> ImageTables:
+        """Tables of the image that a fork prepared last."""
+        return msgspec.msgpack.decode(self.paper(prepared.offset, prepared.size), type=ImageTables)
+
+    def close(self) -> None:
+        """End the server. Blocking."""
+        self.server.close()

@@ -33,9 +33,9 @@ from orchestrator.devices.opening import load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
-from orchestrator.run.announcing import OBJECTS, announcing
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_messages import (
+from orchestrator.run.compile_server import (
+    LIMITS,
     Answer,
     Compile,
     Done,
@@ -59,10 +59,11 @@ from orchestrator.run.compile_messages import (
     Try,
     Trying,
     append,
+    shared_sets,
+    shared_turns,
 )
-from orchestrator.run.compile_server import LIMITS, shared_sets, shared_turns
 from orchestrator.run.execution import available_workers
-from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.memory import MemoryGate
 from orchestrator.run.options import CompileOptions

@@ -40,9 +40,8 @@ from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.accounting import Usage
-from orchestrator.run.caches import MergedHook, RunCaches
+from orchestrator.run.caches import MergedHook, RunCaches, duplicate_pipeline_keys, duplicates
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.merge import duplicate_pipeline_keys, duplicates
 from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions, unsteered_schedule
 from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import (

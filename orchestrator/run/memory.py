@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from attrs import define, field
-
-from orchestrator.run.in_flight import InFlightTable
 
 _SIZE: Final = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _LOOK_S: Final = 0.5
@@ -84,8 +83,8 @@ class MemoryGate:
 
         threading.Thread(target=look, daemon=True).start()
 
-    def wait(self, table: InFlightTable) -> None:
-        """Wait until there is memory, or nothing is in the driver."""
+    def wait(self, is_busy: Callable[[], object]) -> None:
+        """Wait until there is memory, or nothing is under way, as `is_busy` tells."""
         with self._entering:  # one after the other: each sees those that went before
-            while self.is_short and table.flights():
+            while self.is_short and is_busy():
                 time.sleep(_WAIT_S)

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
-from orchestrator.run.compile_messages import Budget, Cancel, Promote, Said
+from orchestrator.run.compile_server import Budget, Cancel, Promote, Said
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
 from orchestrator.schedule import Cancellation, Priority, Scheduler

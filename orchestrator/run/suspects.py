@@ -18,8 +18,17 @@ from attrs import define, field, frozen
 
 from orchestrator.children.parent import Ended
 from orchestrator.errors import DeviceError
-from orchestrator.run.compile_messages import Answer, Entering, Exited, Failed, Kill, Survived, Try, Trying
-from orchestrator.run.connection import Connection
+from orchestrator.run.compile_server import (
+    Answer,
+    Connection,
+    Entering,
+    Exited,
+    Failed,
+    Kill,
+    Survived,
+    Try,
+    Trying,
+)
 from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import Doing
 from orchestrator.run.memory import kills_for_memory, memory_is_short

@@ -36,8 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.schedule.costs import estimated_costs
-from orchestrator.schedule.key_proof import proven_keys, trusted_keys
+from orchestrator.schedule.costs import estimated_costs, proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
 UInt64s = npt.NDArray[np.uint64]

@@ -23,7 +23,6 @@ from orchestrator.stores.cache_file import (
     read_status,
 )
 from orchestrator.stores.culprits import Quarantine
-from orchestrator.stores.distrusted_keys import DistrustedKeys
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -49,7 +48,7 @@ from orchestrator.stores.kinds import (
 )
 from orchestrator.stores.module_identifiers import decode_identifiers
 from orchestrator.stores.plan_file import read_plan
-from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Profile
+from orchestrator.stores.profile_file import CalibrationProfile, DistrustedKeys, KeyProfile, Profile
 from orchestrator.stores.run_notes import read_durations, read_feature_groups
 
 

@@ -1,21 +1,27 @@
 """Profiles: what was measured or found out about a device and its driver, JSON beside its cache file.
 
 `CalibrationProfile` says what is fastest; `KeyProfile` says what the driver's pipeline-cache keys depend on
-beside the pipeline. Fields may be added, with a default; none changes its meaning.
+beside the pipeline; `DistrustedKeys` says of which kinds of pipelines the driver's own keys do not tell two
+apart, so that the next run asks for none, whatever set it has. Another driver, or another version of it,
+begins anew. Fields may be added, with a default; none changes its meaning. Thread-safe.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 import msgspec
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import Feature
 from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.kinds import CALIBRATION, KEY_PROFILE, Kind
+from orchestrator.stores.kinds import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE, Kind
+from orchestrator.version import VERSION
 
 PROFILE_FORMAT = 1
 
@@ -362,3 +368,47 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
 _KEYS = ProfileFile(KEY_PROFILE, KeyProfile)
 KeyProfileLoad = ProfileLoad[KeyProfile]
 key_profile_path, load_key_profile, save_key_profile = _KEYS.path, _KEYS.load, _KEYS.save
+
+
+class DistrustedKeys(Profile, frozen=True, kw_only=True):
+    """The kinds of pipelines of which two of different code had one key."""
+
+    kinds: tuple[PipelineKind, ...]
+
+
+_FILE = ProfileFile(DISTRUSTED_KEYS, DistrustedKeys)
+
+
+def read_distrusted(
+    directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[frozenset[PipelineKind], str]:
+    """What is remembered of a device's driver, and why a file there was not used, or "". Never raises."""
+    loaded = _FILE.load(directory, identity, operations)
+    return frozenset() if loaded.profile is None else frozenset(loaded.profile.kinds), loaded.problem
+
+
+def remember_distrusted(
+    directory: Path,
+    identity: DeviceIdentity,
+    kinds: Collection[PipelineKind],
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> Path:
+    """Add kinds to what is remembered; returns where it is kept.
+
+    Raises:
+        SaveError: It could not be kept.
+    """
+
+    def make() -> tuple[bytes]:
+        known, _ = read_distrusted(directory, identity, operations)  # under the lock: others add too
+        made = DistrustedKeys(
+            identity=ProfileIdentity.of(identity),
+            device_name=identity.device_name,
+            driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
+            made_at=time.time(),
+            orchestrator=VERSION,
+            kinds=tuple(kind for kind in PipelineKind if kind in known.union(kinds)),
+        )
+        return (msgspec.json.encode(made),)
+
+    return DISTRUSTED_KEYS.write(cache_path(directory, identity), make, operations)

@@ -25,8 +25,7 @@ from orchestrator.bench.runner import BenchError
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
-from orchestrator.stores.distrusted_keys import read_distrusted
-from orchestrator.stores.profile_file import CalibrationProfile
+from orchestrator.stores.profile_file import CalibrationProfile, read_distrusted
 from tests.bench.support import ENVIRONMENT, sample
 
 

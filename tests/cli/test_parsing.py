@@ -106,7 +106,7 @@ MOMENTS = (
     "orchestrator.run.compile_server",
     "orchestrator.cli.progress",  # the process that compiles has begun
     "orchestrator.run.supervisor",
-    "orchestrator.run.connection",
+    "orchestrator.run.compile_server",
 )
 
 

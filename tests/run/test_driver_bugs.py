@@ -18,7 +18,7 @@ from orchestrator.devices.simulated import CacheOperation, DriverBugs, Simulated
 from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, cache_path
-from orchestrator.stores.distrusted_keys import read_distrusted
+from orchestrator.stores.profile_file import read_distrusted
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 COUNT = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from orchestrator.run.driver_words import DriverWords
+from orchestrator.run.supervisor import DriverWords
 
 
 def said(words: DriverWords) -> list[tuple[int, str, list[int]]]:

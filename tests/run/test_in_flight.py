@@ -14,8 +14,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.devices.sources import NO_SOURCE, PipelineCache, PipelineCacheData
 from orchestrator.errors import DriverError
-from orchestrator.run.announcing import announcing
-from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.in_flight import Doing, InFlightTable, announcing
 from orchestrator.run.memory import MemoryGate
 
 

@@ -56,12 +56,12 @@ def test_kills_of_all_counters_count(tmp_path: Path) -> None:
 def test_work_waits_for_what_is_in_the_driver_while_memory_is_short() -> None:
     descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
     table, gate = InFlightTable(descriptor), MemoryGate(is_short=True)
-    gate.wait(table)  # nothing is in the driver, so something may begin
+    gate.wait(table.flights)  # nothing is in the driver, so something may begin
     slot = table.begin(Doing.CREATE, np.zeros(1, np.int32))
     entered = threading.Event()
 
     def enter() -> None:
-        gate.wait(table)
+        gate.wait(table.flights)
         entered.set()
 
     waiter = threading.Thread(target=enter)
@@ -72,5 +72,5 @@ def test_work_waits_for_what_is_in_the_driver_while_memory_is_short() -> None:
     assert entered.is_set()
     table.begin(Doing.CREATE, np.zeros(1, np.int32))
     gate.is_short = False
-    gate.wait(table)
+    gate.wait(table.flights)
     os.close(descriptor)

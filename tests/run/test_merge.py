@@ -14,9 +14,8 @@ from orchestrator.devices.simulated import (
     SimulatedDevice,
     SimulatedOptions,
 )
-from orchestrator.run.caches import RunCaches
+from orchestrator.run.caches import Merged, RunCaches, duplicates, merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
-from orchestrator.run.merge import Merged, duplicates, merge_into, pruned_bytes
 from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import Duplicates

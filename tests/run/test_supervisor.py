@@ -32,9 +32,8 @@ from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_messages import ImageTables
+from orchestrator.run.compile_server import Connection, ImageTables
 from orchestrator.run.compile_service import _shared
-from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress

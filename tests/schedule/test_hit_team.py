@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from orchestrator.schedule import Assignment, Done, JobState, ScheduleOptions, Scheduler
-from orchestrator.schedule.hit_team import HitTeam
+from orchestrator.schedule.scheduler import HitTeam
 from tests.schedule.machine import job_graph
 
 WORKERS = 16

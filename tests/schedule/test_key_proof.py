@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.schedule.costs import distrusted_kinds, proven_keys, trusted_keys
 from orchestrator.schedule.jobs import JobGraph
-from orchestrator.schedule.key_proof import distrusted_kinds, proven_keys, trusted_keys
 from orchestrator.schedule.scheduler import Followers, ScheduleOptions, Scheduler
 from tests.schedule.machine import drain
 from tests.schedule.test_candidate_duplicates import image_of

@@ -16,7 +16,6 @@ from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
-from orchestrator.stores.distrusted_keys import read_distrusted, remember_distrusted
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
@@ -45,6 +44,8 @@ from orchestrator.stores.profile_file import (
     ProfileIdentity,
     load_key_profile,
     load_profile,
+    read_distrusted,
+    remember_distrusted,
     save_key_profile,
     save_profile,
 )
