@@ -313,6 +313,7 @@ def _run(
     """One run, scheduled as `compile_set` schedules its own; the driver is asked for keys before it."""
     known = RecordedCosts(None) if costs is None else costs
     on_demand, began = arm.mode is CacheMode.BINARIES, time.perf_counter_ns()
+    warm = primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary)
     with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
         prepare_ns = time.perf_counter_ns() - began
         schedule = CompileSchedule(
@@ -320,7 +321,7 @@ def _run(
             arm.mode,
             arm.workers,
             known.of(image),
-            warm=primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary),
+            held=np.ones(len(image), np.bool_) if warm else None,
             batch=arm.batch,
             followers=arm.followers,
         )

@@ -123,7 +123,7 @@ class CompileSchedule:
 
     Attributes:
         recorded_ns: What earlier runs recorded of each pipeline, shape (n,), 0 where there is nothing.
-        warm: Whether the run begins with a cache that holds something.
+        held: Pipelines that the cache of the run is expected to hold, shape (n,); None where it begins empty.
         speculative: Pipelines whose code is lacking, shape (n,); None for none.
         batch: Largest batch; None for the usual.
         time_limit_s: How long work may begin; batches are then so small that a wrong estimate overruns it by
@@ -139,7 +139,7 @@ class CompileSchedule:
     mode: CacheMode
     workers: int
     recorded_ns: npt.NDArray[np.int64] = field(repr=False)
-    warm: bool = False
+    held: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
     speculative: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
     batch: int | None = None
     time_limit_s: float | None = None
@@ -189,8 +189,8 @@ class CompileSchedule:
         chosen = np.diff(self.image.library_slot_start) == 0
         if distrusted:
             chosen &= ~np.isin(self.image.kinds, [tuple(PipelineKind).index(each) for each in distrusted])
-        if self.warm:
-            chosen &= self.recorded_ns == 0
+        if self.held is not None:
+            chosen &= ~self.held
         if use is PipelineKeyUse.AUTO and chosen.any():
             chosen &= candidate_duplicates(self.image)
         indices = np.flatnonzero(chosen).astype(np.int32)
@@ -241,14 +241,14 @@ class CompileSchedule:
             self.workers,
             evolve(options, followers=self.followers, few_for_hits=self.few_for_hits),
             recorded_ns=self.recorded_ns,
-            warm=self.warm,
+            held=self.held,
             speculative=self.speculative,
             pipeline_keys=self._keys,
             priority=Priority.BACKGROUND if self.steered else Priority.SOON,
         )
         # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
         recorded_ns = self._estimated_ns[self.recorded_ns > 0].sum()
-        trusted = not self.warm and bool(recorded_ns > _MOSTLY * self._estimated_ns.sum())
+        trusted = self.held is None and bool(recorded_ns > _MOSTLY * self._estimated_ns.sum())
         self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
         return made
 
@@ -492,7 +492,7 @@ class CompileJob:
             clock.enter("cache_load")
             self.on_stage("loading the cache")
             primary = await self._timed("cache_load", lambda: self.cache.open(device))
-            compiled: int | None = None
+            report: RunReport | None = None
             try:
                 self.on_stage("compiling")
                 async with self.cache.keeping(primary):
@@ -500,13 +500,12 @@ class CompileJob:
                 report = await self._keep_identifiers(identified, report)
                 self._tally.take_run(report, self._beside)
                 self._notes += report.notes
-                compiled = report.counts()[OutcomeStatus.COMPILED]
             finally:
                 # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
                 clock.enter("save")
                 with trio.CancelScope(shield=True):
                     if primary is not None:
-                        await self._timed("cache_save", lambda: self.cache.close(primary, compiled))
+                        await self._timed("cache_save", lambda: self.cache.close(primary, report))
                         self._tell_saved()
                     if identification is not None and identified is not None:
                         await trio.to_thread.run_sync(identification.keep, identified)
@@ -540,12 +539,13 @@ class CompileJob:
         options, cache, decision, clock = self.options, self.cache, self.cache.decision, self.clock
         clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
+        recorded_ns = costs.of(prepared.image)
         schedule = self._schedule = CompileSchedule(
             prepared.image,
             decision.mode,
             decision.workers,
-            costs.of(prepared.image),
-            warm=cache.warm,
+            recorded_ns,
+            held=cache.expected(recorded_ns),
             speculative=None if prepared.identified is None else prepared.identified.lacking,
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
@@ -584,7 +584,7 @@ class CompileJob:
             compiled, found = (
                 status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
             )
-            if note := recompiled_note(prepared.image, compiled, found, costs.of(prepared.image)):
+            if note := recompiled_note(prepared.image, compiled, found, recorded_ns):
                 self._notes.append(note)
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)

@@ -510,8 +510,9 @@ async def run_pipelines(
     if scheduler is None:
         lacking = None if prepared.identified is None else prepared.identified.lacking
         warm = isinstance(primary, bytes) and len(primary) > 0
+        held = np.ones(len(prepared.image), np.bool_) if warm else None
         settings = options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s)
-        scheduler = scheduler_of(prepared.image, run.worker_count, settings, warm=warm, speculative=lacking)
+        scheduler = scheduler_of(prepared.image, run.worker_count, settings, held=held, speculative=lacking)
     if (scheduler.count, scheduler.workers) != (len(prepared.image), run.worker_count):
         raise ValueError(
             f"the scheduler is for {scheduler.count} pipelines and {scheduler.workers} workers; "
@@ -538,7 +539,7 @@ def scheduler_of(
     options: ScheduleOptions,
     *,
     recorded_ns: npt.NDArray[np.int64] | None = None,
-    warm: bool = False,
+    held: npt.NDArray[np.bool_] | None = None,
     speculative: npt.NDArray[np.bool_] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
     priority: Priority = Priority.SOON,
@@ -550,8 +551,7 @@ def scheduler_of(
         workers: Number of workers.
         options: Settings, such as `unsteered_schedule` gives.
         recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none.
-        warm: Whether the run begins with a cache that holds what was recorded, or everything where nothing
-            was.
+        held: Pipelines that the cache of the run is expected to hold, shape (n,); None for none.
         speculative: Pipelines whose code is lacking (`IdentifiedModules.lacking`): all of them are tried
             without it first, and what was not found goes by its cost.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
@@ -560,12 +560,8 @@ def scheduler_of(
     Raises:
         ValueError: There are not as many costs or keys as pipelines.
     """
-    hits = None
-    if warm:
-        recorded = np.zeros(len(image), np.bool_) if recorded_ns is None else recorded_ns > 0
-        hits = recorded if recorded.any() else np.ones(len(image), np.bool_)
     jobs = JobGraph.of_image(
-        image, recorded_ns=recorded_ns, hits=hits, speculative=speculative, pipeline_keys=pipeline_keys
+        image, recorded_ns=recorded_ns, hits=held, speculative=speculative, pipeline_keys=pipeline_keys
     )
     if priority is not Priority.SOON:
         jobs = msgspec.structs.replace(jobs, priorities=np.full(len(image), priority, np.uint8))

@@ -36,7 +36,14 @@ from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
-from orchestrator.run.records import CacheFileRecord, CacheSave
+from orchestrator.run.records import (
+    CacheFileRecord,
+    CacheSave,
+    OutcomeStatus,
+    OutcomeTable,
+    RunReport,
+    status_code,
+)
 from orchestrator.stores.cache_file import (
     DEFAULT_POLICY,
     LoadPolicy,
@@ -46,13 +53,21 @@ from orchestrator.stores.cache_file import (
     cache_path,
     load_into_cache,
     save_merged,
+    stored_data_hash,
 )
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.atomic_file import ReadError, SaveError
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
 from orchestrator.stores.profile_file import CalibrationProfile as CalibrationProfile
 from orchestrator.stores.profile_file import Choice, ProfileLoad
 from orchestrator.stores.profile_file import load_profile as load_profile
-from orchestrator.stores.run_notes import Durations, add_durations, durations_path, read_durations
+from orchestrator.stores.run_notes import (
+    Durations,
+    add_contents,
+    add_durations,
+    durations_path,
+    read_contents,
+    read_durations,
+)
 from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
 
 if TYPE_CHECKING:
@@ -60,6 +75,7 @@ if TYPE_CHECKING:
 
 _VULKAN_1_1 = 1 << 22 | 1 << 12
 _NEARLY_ALL: Final = 0.9
+_CREATED: Final = [status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)]
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -114,6 +130,8 @@ class CacheKeeper:
         policy: When a save is due on the way.
         last_lock_wait_s: How long the last save waits for another process, seconds.
         saves: What was saved or tried, in order.
+        content: Hash of the data that the file has with all that is in the primary; empty where it has not.
+        before: Hashes of what was joined for that.
     """
 
     store: CacheFileStore
@@ -123,15 +141,20 @@ class CacheKeeper:
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
     _told: int = field(default=0, init=False)
+    content: bytes = field(init=False)
+    before: set[bytes] = field(factory=set, init=False)
     _own_hashes: set[bytes] = field(factory=set, init=False)
     _due: SaveReason | None = field(default=None, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decider = SaveDecider(self.policy)
+        self.content = b""
         if self.loaded.status is LoadStatus.LOADED:
             self._decider.loaded(len(self.loaded.data))
             self._own_hashes.add(self.loaded.data_hash)
+            self.before.add(self.loaded.data_hash)
+            self.content = self.loaded.data_hash
 
     # --- on the way, mode shared
 
@@ -268,6 +291,7 @@ class CacheKeeper:
             ended(time.monotonic_ns())
 
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
+        self.content = b""
         try:
             report = self.store.save(primary, lock_wait_s)
         except (SaveError, DriverError) as error:
@@ -279,8 +303,13 @@ class CacheKeeper:
             and found.data_hash not in self._own_hashes
             and report.bytes_before > 0
         )
+        if found is not None and found.status is LoadStatus.LOADED:
+            self.before.add(found.data_hash)
         if report.data_hash:
             self._own_hashes.add(report.data_hash)
+            self.before.add(report.data_hash)
+        if not (report.lost or report.note):  # with a note one of the two may have been dropped
+            self.content = report.data_hash or (found.data_hash if found is not None else b"")
         left = ", ".join(map(str, report.leftovers))
         notes = [report.note, f"could not be removed: {left}" if left else ""]
         return CacheSave(
@@ -321,10 +350,6 @@ class RecordedCosts:
     def of(self, image: CreateInfoImage) -> npt.NDArray[np.int64]:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
         return self._known.of(image.keys)
-
-    def share_known(self, keys: npt.NDArray[np.uint64]) -> float:
-        """Share of pipelines of which something was recorded, 0..1."""
-        return float(np.count_nonzero(self._known.of(keys)) / len(keys)) if len(keys) else 0.0
 
     def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
         """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
@@ -444,6 +469,7 @@ class CompileCache:
         decision: How the run goes, as decided so far.
         file: What became of the cache file.
         warm: Whether the primary began with what a file held.
+        held: Wanted pipelines that this file is known to hold, shape (n,); None where nothing is known of it.
         was_there: Whether it did so before this compile saved anything.
         wanted: Keys of the pipelines that are to be created, where they are known before the mode is chosen.
         loads: What became of each cache file when it was first opened. There may be several: a driver may
@@ -456,6 +482,7 @@ class CompileCache:
     decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     warm: bool = field(default=False, init=False)
+    held: npt.NDArray[np.bool_] | None = field(default=None, init=False, repr=False)
     was_there: bool = field(default=False, init=False)
     wanted: npt.NDArray[np.uint64] | None = field(default=None, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
@@ -494,6 +521,7 @@ class CompileCache:
             The primary; None in mode NONE, and where the driver creates no cache at all.
         """
         self._keeper, self._saves_told, self.warm, self.was_there = None, 0, False, False
+        self.held = None
         try:
             return self._load(device)
         except DriverError as error:
@@ -524,22 +552,46 @@ class CompileCache:
         self._saves_told += len(new)
         return [(self._keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
 
-    def close(self, primary: PipelineSource, compiled: int | None) -> None:
-        """Save what is new and destroy the primary, now that nothing uses it.
+    def expected(self, recorded_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Pipelines that are expected to be in the primary, shape (n,); None where it began empty.
+
+        Where nothing is known of the file: those that earlier runs compiled, or all.
+        """
+        if not self.warm or self.held is not None:
+            return self.held
+        recorded = recorded_ns > 0
+        return recorded if recorded.any() else np.ones(len(recorded_ns), np.bool_)
+
+    def close(self, primary: PipelineSource, report: RunReport | None) -> None:
+        """Save what is new and destroy the primary, now that nothing uses it; note what the file holds.
 
         Args:
             primary: The primary, merged.
-            compiled: As for `CacheKeeper.finish`.
+            report: What the run did; None where it was cancelled, or failed.
         """
         try:
             if self._keeper is not None:
+                compiled = None if report is None else report.counts()[OutcomeStatus.COMPILED]
                 stopped = self.stop is not None and self.stop.is_set()
                 reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
                 self._keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
                 self.file = self._keeper.summarize(self.file)
                 self._notes += self._keeper.notes()
+                if report is not None:
+                    self._note_contents(self._keeper, report.pipelines)
         finally:
             primary.destroy()
+
+    def _note_contents(self, keeper: CacheKeeper, pipelines: OutcomeTable) -> None:
+        """Note beside the cache file which pipelines it holds, where that is not noted yet."""
+        created = np.isin(pipelines.status, _CREATED)
+        unchanged = keeper.content == keeper.loaded.data_hash
+        if not keeper.content or (unchanged and self.held is not None and self.held[created].all()):
+            return
+        try:
+            add_contents(keeper.store.path, pipelines.keys[created], keeper.content, keeper.before)
+        except SaveError as error:
+            self._notes.append(f"what the cache file holds was not noted: {error}")
 
     def mode_on(self, device: Device) -> CacheMode:
         """The mode on a device, decided as far as it can be before its cache was loaded."""
@@ -611,6 +663,11 @@ class CompileCache:
         self.warm = loaded.status is LoadStatus.LOADED
         if not self.warm:
             self._decide(device, warm=False)
+        elif self.wanted is not None:
+            known = read_contents(path)
+            self.held = known.held(self.wanted) if known.data_hash == loaded.data_hash else None
+            if known.problem:
+                self._notes.append(f"what the cache file holds is not known: {known.problem}")
         self._keeper = CacheKeeper(store, loaded, options.save_policy)
         first = self.loads.setdefault(path, loaded)
         self.was_there = self.warm and first.status is LoadStatus.LOADED
@@ -648,11 +705,13 @@ class CompileCache:
         )
 
     def _holds_all(self, device: Device) -> bool:
-        """Whether earlier runs recorded nearly all wanted pipelines' times: then the file should have them.
-
-        Of a pipeline that a driver found in a cache which another one had just filled nothing is recorded.
-        """
-        if self.directory is None or self.wanted is None:
+        """Whether the cache file, as it is now, is known to hold nearly all wanted pipelines."""
+        if self.directory is None or self.wanted is None or not len(self.wanted):
             return False
-        costs = RecordedCosts.open(self.directory, device.identity)
-        return costs.share_known(self.wanted) >= _NEARLY_ALL
+        path = cache_path(self.directory, device.identity)
+        try:
+            now = stored_data_hash(path)
+        except ReadError:
+            return False  # why is said by the load
+        known = read_contents(path)
+        return known.data_hash == now and float(known.held(self.wanted).mean()) >= _NEARLY_ALL

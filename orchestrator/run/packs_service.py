@@ -33,15 +33,24 @@ from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadResult,
     LoadStatus,
+    PipelineCachePrefixHeader,
     cache_path,
     save_cache_file,
     save_merged,
+    stored_data_hash,
 )
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.kinds import DURATIONS, FEATURE_GROUPS
+from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS
 from orchestrator.stores.pack import Pack, PackError, Target
 from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.run_notes import add_durations, add_feature_groups, decode_durations, decode_groups
+from orchestrator.stores.run_notes import (
+    add_contents,
+    add_durations,
+    add_feature_groups,
+    decode_contents,
+    decode_durations,
+    decode_groups,
+)
 
 
 def serve(channel: Channel[Request, Answer]) -> None:
@@ -128,7 +137,7 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
             raise PackError(pack.directory / target.cache.name, problem)
         saved = save_merged(device, path, cache)
     if saved.saved_bytes:
-        _note(pack, target, path)
+        _note(pack, target, path, b"" if saved.found is None else saved.found.data_hash)
     return replace(
         done,
         saved_bytes=saved.saved_bytes,
@@ -153,8 +162,11 @@ def _install_binaries(pack: Pack, target: Target, done: Installed) -> Installed:
     return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
 
 
-def _note(pack: Pack, target: Target, cache_file: Path) -> None:
-    """Add what lies beside a pack's cache file to what lies beside another one."""
+def _note(pack: Pack, target: Target, cache_file: Path, before: bytes = b"") -> None:
+    """Add what lies beside a pack's cache file to what lies beside another one.
+
+    `before` is the hash that the other one had before the pack's was joined with it.
+    """
     for file in target.files:
         try:
             if file.name.endswith(DURATIONS.suffix):
@@ -162,5 +174,11 @@ def _note(pack: Pack, target: Target, cache_file: Path) -> None:
                 add_durations(cache_file, known.keys, known.duration_ns)
             elif file.name.endswith(FEATURE_GROUPS.suffix):
                 add_feature_groups(cache_file, decode_groups(pack.read(file)))
+            elif file.name.endswith(CONTENTS.suffix) and target.cache is not None:
+                held = decode_contents(pack.read(file))
+                packed = PipelineCachePrefixHeader.unpack(pack.read_cache(target)).data_hash
+                now = stored_data_hash(cache_file)
+                if now is not None and held.data_hash == packed:
+                    add_contents(cache_file, held.keys, now, (before,))
         except (ValueError, msgspec.MsgspecError) as error:
             raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None

@@ -35,6 +35,7 @@ from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
 from orchestrator.stores.kinds import (
     CACHE_FILE_SUFFIX,
     CALIBRATION,
+    CONTENTS,
     CULPRITS,
     DISTRUSTED_KEYS,
     DURATIONS,
@@ -49,7 +50,7 @@ from orchestrator.stores.kinds import (
 from orchestrator.stores.module_identifiers import decode_identifiers
 from orchestrator.stores.plan_file import read_plan
 from orchestrator.stores.profile_file import CalibrationProfile, DistrustedKeys, KeyProfile, Profile
-from orchestrator.stores.run_notes import read_durations, read_feature_groups
+from orchestrator.stores.run_notes import read_contents, read_durations, read_feature_groups
 
 
 class CacheFileKind(enum.StrEnum):
@@ -201,6 +202,11 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
         "groups of applications",
         "for which applications the cache file was made",
         lambda path: read_feature_groups(cache_file_of(path))[1],
+    ),
+    CONTENTS: (
+        "contents",
+        "which pipelines of sets the cache file holds",
+        lambda path: read_contents(cache_file_of(path)).problem,
     ),
     CULPRITS: (
         "quarantine",

@@ -140,6 +140,8 @@ KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, names_driver=True)
 # 16 bytes.
 DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
 FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
+# 4,000,000 entries of 8 bytes.
+CONTENTS: Final = Kind(".contents", cap=48 + 8 * 4_000_000, lock_wait_s=5.0)
 # 300 bytes a pipeline, of which a set may have millions.
 PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
 CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True)
@@ -153,6 +155,7 @@ BESIDE: Final = (
     KEY_PROFILE,
     DURATIONS,
     FEATURE_GROUPS,
+    CONTENTS,
     PLAN,
     CULPRITS,
     DISTRUSTED_KEYS,

@@ -48,14 +48,21 @@ from orchestrator.stores.files.atomic_file import (
 )
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
 from orchestrator.stores.files.recovery import previous_path
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, DURATIONS, FEATURE_GROUPS, Kind, check_directory
+from orchestrator.stores.kinds import (
+    CACHE_FILE_SUFFIX,
+    CONTENTS,
+    DURATIONS,
+    FEATURE_GROUPS,
+    Kind,
+    check_directory,
+)
 from orchestrator.stores.profile_file import ProfileIdentity
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 MANIFEST_MAC: Final = "manifest.mac"
 
-NOTES: Final[tuple[Kind, ...]] = (DURATIONS, FEATURE_GROUPS)
+NOTES: Final[tuple[Kind, ...]] = (DURATIONS, FEATURE_GROUPS, CONTENTS)
 """What goes into a pack beside the cache file: what any machine may know. A calibration is of one machine."""
 
 BINARIES_SUFFIX: Final = ".binaries"

@@ -1,4 +1,4 @@
-"""What runs note beside a device's cache file: how long pipelines took, and what for they were compiled.
+"""What runs note beside a device's cache file: times of pipelines, which are in it, and for whom it was made.
 
 Times are hints: the next run starts the longest first and knows how long it will take. A file that cannot be
 proven whole is as good as none. Little-endian:
@@ -11,6 +11,18 @@ proven whole is as good as none. Little-endian:
 |     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
 | 32+8 n |  8 n | driver time of the last compile of each, ns               |
 
+Contents say which pipelines were created from a cache file, or into it; the driver's data does not tell. They
+are true of the one state of the file whose hash they name: they are void when it was removed, rebuilt or
+joined by somebody who notes nothing. Little-endian:
+
+| offset | size | field                                                     |
+|--------|------|-----------------------------------------------------------|
+|      0 |    8 | magic "ORCHCON" and format version 1                      |
+|      8 |    8 | number of entries, n                                      |
+|     16 |   16 | xxh3_128 of everything behind the header                  |
+|     32 |   16 | dataHash of the cache file                                |
+|     48 |  8 n | keys: hashes of pipelines in their sets, ascending        |
+
 Groups say what devices were opened as. A driver finds a pipeline in a cache only on a device that is, to it,
 the one that it was compiled on; what that was is not in the driver's data. JSON, for people: nothing is
 decided by it. Adding to either keeps what other sets and other processes noted.
@@ -19,7 +31,7 @@ decided by it. Adding to either keeps what other sets and other processes noted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -32,11 +44,13 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, content_hash128
-from orchestrator.stores.kinds import DURATIONS, FEATURE_GROUPS
+from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS
 
 _HEADER: Final = struct.Struct("<7sBQ16s")
-_MAGIC: Final = b"ORCHDUR"
+_DURATIONS_MAGIC: Final = b"ORCHDUR"
+_CONTENTS_MAGIC: Final = b"ORCHCON"
 _VERSION: Final = 1
+_HASH_SIZE: Final = 16
 
 MOST_ENTRIES: Final = (DURATIONS.cap - _HEADER.size) // 16
 """More pipelines than any known set has; the newest are kept."""
@@ -111,7 +125,7 @@ def add_durations(
         nonlocal known
         known = read_durations(DURATIONS.path(cache_file), operations).updated(keys, duration_ns)
         body = known.keys.astype("<u8").tobytes() + known.duration_ns.astype("<i8").tobytes()
-        return _HEADER.pack(_MAGIC, _VERSION, len(known), content_hash128(body)), body
+        return _header(_DURATIONS_MAGIC, len(known), body), body
 
     DURATIONS.write(cache_file, make, operations)
     return known
@@ -123,18 +137,105 @@ def decode_durations(data: bytes) -> Durations:
     Raises:
         ValueError: It is damaged.
     """
-    if len(data) < _HEADER.size:
-        raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
-    magic, version, count, expected = _HEADER.unpack_from(data)
-    body = memoryview(data)[_HEADER.size :]
-    if magic != _MAGIC or version != _VERSION:
-        raise ValueError(f"at byte 0: not a file of compile times of version {_VERSION}")
-    if len(body) != 16 * count:
-        raise ValueError(f"at byte 8: {count} entries need {16 * count} bytes, {len(body)} are there")
-    if content_hash128(body) != expected:
-        raise ValueError("at byte 16: the content does not have the hash that was saved with it")
+    body, count = _proven(data, _DURATIONS_MAGIC, "compile times", 16)
     keys, times = np.frombuffer(body, "<u8", count), np.frombuffer(body, "<i8", count, 8 * count)
     return Durations(keys.astype(np.uint64), times.astype(np.int64))
+
+
+@frozen(eq=False)
+class CacheContents:
+    """Pipelines that a cache file holds.
+
+    Attributes:
+        keys: Hashes of the pipelines, ascending, shape (n,).
+        data_hash: `dataHash` of the file that they are true of.
+        problem: Why a record that is there was not used, or "".
+    """
+
+    keys: Keys = field(factory=lambda: np.zeros(0, np.uint64), repr=False)
+    data_hash: bytes = b""
+    problem: str = ""
+
+    def __len__(self) -> int:
+        """Number of pipelines."""
+        return len(self.keys)
+
+    def held(self, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of some pipelines are among them, shape (m,)."""
+        if not len(self.keys):
+            return np.zeros(len(keys), np.bool_)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.asarray(self.keys[places] == keys)
+
+
+def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
+    """What a cache file is known to hold. Never raises: what cannot be used is empty and says why."""
+    path = CONTENTS.path(cache_file)
+    known, problem = CONTENTS.read(path, decode_contents, operations)
+    return CacheContents(problem=f"{path}: {problem}" if problem else "") if known is None else known
+
+
+def add_contents(
+    cache_file: Path,
+    keys: Keys,
+    data_hash: bytes,
+    before: Collection[bytes] = (),
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> None:
+    """Note that a cache file holds some pipelines, beside those that it is known to hold.
+
+    Args:
+        cache_file: The cache file.
+        keys: The pipelines.
+        data_hash: Its `dataHash` now.
+        before: Its hashes before what it holds now was joined with it. What is noted of any other state is
+            forgotten.
+        operations: The calls to use.
+
+    Raises:
+        SaveError: As `Kind.write`.
+    """
+
+    def make() -> tuple[bytes, bytes]:
+        known = read_contents(cache_file, operations)
+        kept = known.keys if known.data_hash in (data_hash, *before) else known.keys[:0]
+        # The newest first, as of times.
+        all_keys = np.unique(np.concatenate([keys, kept])[:MOST_ENTRIES])
+        body = data_hash + all_keys.astype("<u8").tobytes()
+        return _header(_CONTENTS_MAGIC, len(all_keys), body), body
+
+    CONTENTS.write(cache_file, make, operations)
+
+
+def decode_contents(data: bytes) -> CacheContents:
+    """What a file's content says.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    body, count = _proven(data, _CONTENTS_MAGIC, "the pipelines of a cache file", 8, _HASH_SIZE)
+    keys = np.frombuffer(body, "<u8", count, _HASH_SIZE)
+    return CacheContents(keys.astype(np.uint64), bytes(body[:_HASH_SIZE]))
+
+
+def _header(magic: bytes, count: int, body: bytes) -> bytes:
+    return _HEADER.pack(magic, _VERSION, count, content_hash128(body))
+
+
+def _proven(data: bytes, magic: bytes, what: str, entry_size: int, before: int = 0) -> tuple[memoryview, int]:
+    """What is behind the header, and the number of entries in it; `before` bytes come before them."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
+    found, version, count, expected = _HEADER.unpack_from(data)
+    body = memoryview(data)[_HEADER.size :]
+    if found != magic or version != _VERSION:
+        raise ValueError(f"at byte 0: not a file of {what} of version {_VERSION}")
+    needed = before + entry_size * count
+    if len(body) != needed:
+        raise ValueError(f"at byte 8: {count} entries need {needed} bytes, {len(body)} are there")
+    if content_hash128(body) != expected:
+        raise ValueError("at byte 16: the content does not have the hash that was saved with it")
+    return body, count
 
 
 MOST_GROUPS: Final = 1_000

@@ -152,7 +152,7 @@ def test_everything_in_a_cache_directory(call: Call, cache_file: Path) -> None:
     assert done.code == ExitCode.OK, done.err
     assert [each["path"] for each in done.document["files"]] == list(map(str, files))
     kinds = {each["kind"] for each in done.document["files"]}
-    assert kinds == {"cache file", "compile times", "groups of applications", "lock", "plan"}
+    assert kinds == {"cache file", "compile times", "contents", "groups of applications", "lock", "plan"}
     assert (done.document["good"], done.document["bad"]) == (len(files), 0)
     assert f"{len(files)} files: {len(files)} good, 0 bad" in call("inspect", *files).out
 

@@ -29,6 +29,8 @@ from orchestrator.stores.profile_file import (
 from orchestrator.stores.save_policy import SavePolicy
 from tests.stores.profiles import IDENTITY, profile
 
+NAVI21 = "radv:navi21"
+
 PROFILE = profile(
     cores=4,
     cold=Choice(mode="per-worker", workers=3, words=""),
@@ -75,20 +77,63 @@ def test_a_cache_that_should_hold_all_is_shared_without_a_calibration() -> None:
     assert decide(LOADED, mode=None, workers=None, warm=True, available=4, held=True).workers == 1
 
 
-async def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_does_not(tmp_path: Path) -> None:
+def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_does_not(folder: Path) -> None:
     with PipelineSet.open(sample_path()) as source:
         half = frozenset(job.key for job in source.pipelines[::2])
-
-    async def run(subset: Subset) -> CompileReport:
-        with PipelineSet.open(sample_path()) as source:
-            options = CompileOptions(selector="simulated", mode=None, workers=2, subset=subset)
-            return await compile_set(source, options, cache_directory=tmp_path)
-
-    tmp_path.chmod(0o700)
-    reports = [await run(each) for each in (Subset(keys=half), Subset(keys=half), WHOLE, WHOLE)]
+    subsets = [Subset(keys=half), Subset(keys=half), WHOLE, WHOLE]
+    reports = [compiled(folder, subset=each, workers=2) for each in subsets]
     modes = [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.SHARED]
     assert [each.mode for each in reports] == modes
     assert [each.counts()[OutcomeStatus.COMPILED] > 0 for each in reports] == [True, False, True, False]
+
+
+def test_a_cache_file_that_was_begun_anew_is_not_taken_to_hold_what_it_held(folder: Path) -> None:
+    """Times of all pipelines are known then, and say nothing of what the file holds."""
+    with PipelineSet.open(sample_path()) as source:
+        half = Subset(keys=frozenset(job.key for job in source.pipelines[::2]))
+    compiled(folder, workers=2)
+    (file,) = folder.glob("*.pipeline-cache")
+    file.unlink()
+    for subset in (half, WHOLE):
+        report = compiled(folder, subset=subset, workers=2)
+        assert report.mode is CacheMode.PER_WORKER
+        assert report.counts()[OutcomeStatus.COMPILED] > 0
+    assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
+    # What another process saves since, noting nothing, is another file too.
+    content = file.read_bytes()
+    compiled(folder / "other", subset=half, workers=2)
+    file.write_bytes(next((folder / "other").glob("*.pipeline-cache")).read_bytes())
+    assert (compiled(folder, workers=2)).mode is CacheMode.PER_WORKER
+    # And one that was put back is what the last run noted no more.
+    file.write_bytes(content)
+    assert (compiled(folder, workers=2)).counts()[OutcomeStatus.COMPILED] == 0
+    assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
+
+
+def test_damaged_notes_of_what_a_file_holds_are_said_and_made_anew(folder: Path) -> None:
+    compiled(folder, workers=2)
+    (notes,) = folder.glob("*.contents")
+    notes.write_bytes(notes.read_bytes()[:-1])
+    report = compiled(folder, workers=2)
+    assert report.mode is CacheMode.PER_WORKER
+    assert report.counts()[OutcomeStatus.COMPILED] == 0
+    assert any("is not known" in note and str(notes) in note for note in report.notes)
+    assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
+
+
+@pytest.mark.driver(NAVI21)
+def test_what_a_driver_found_of_its_duplicate_is_in_the_file_too(folder: Path) -> None:
+    """In a cold run of the sample a third are found in the cache that their duplicate has just filled."""
+    cold = compiled(folder, selector=NAVI21, workers=8)
+    assert (cold.mode, cold.counts()[OutcomeStatus.CACHE_HIT] > 0) == (CacheMode.PER_WORKER, True)
+    warm = compiled(folder, selector=NAVI21, workers=8)
+    assert (warm.mode, warm.counts()[OutcomeStatus.COMPILED]) == (CacheMode.SHARED, 0)
+    assert any("mode shared and 8 workers, few of them for hits" in note for note in warm.notes)
+    (file,) = folder.glob("*.pipeline-cache")
+    file.unlink()
+    anew = compiled(folder, selector=NAVI21, workers=8)
+    assert anew.mode is CacheMode.PER_WORKER
+    assert anew.counts()[OutcomeStatus.COMPILED] > 0
 
 
 def test_binaries_are_taken_where_they_were_shown_to_be_faster_and_may_be() -> None:
@@ -179,8 +224,10 @@ def compiled(
     workers: int | None = None,
     cache_file_needed: bool = False,
     device: Device | None = None,
+    selector: str = "simulated",
+    subset: Subset = WHOLE,
 ) -> CompileReport:
-    """Compile the sample on the simulated device."""
+    """Compile the sample, on the simulated device unless another one is named."""
 
     def opener(_request: DeviceRequest) -> Device:
         return device or SimulatedDevice()
@@ -195,8 +242,10 @@ def compiled(
                     save_policy=save_policy,
                     workers=workers,
                     cache_file_needed=cache_file_needed,
+                    selector=selector,
+                    subset=subset,
                 ),
-                opener=opener,
+                opener=opener if selector == "simulated" else None,
                 cache_directory=folder,
             )
 

@@ -19,6 +19,7 @@ from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping as cache_keeping
 from orchestrator.run import keeping as compile_cache
 from orchestrator.run.keeping import CompileCache
+from orchestrator.run.records import RunReport
 from orchestrator.sets.image import builder
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.save_policy import SavePolicy
@@ -153,11 +154,11 @@ async def test_a_cache_that_is_not_destroyed_is_found(
     """Test of the test: the save keeps nothing of a cancelled run."""
     save = CompileCache.close
 
-    def forgetful(self: CompileCache, primary: Any, compiled: int | None) -> None:
-        if compiled is None:
+    def forgetful(self: CompileCache, primary: Any, report: RunReport | None) -> None:
+        if report is None:
             primary.destroy()
         else:
-            save(self, primary, compiled)
+            save(self, primary, report)
 
     monkeypatch.setattr(CompileCache, "close", forgetful)
     with pytest.raises(AssertionError):

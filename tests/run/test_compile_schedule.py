@@ -85,8 +85,8 @@ def test_only_those_of_one_code_are_asked_about() -> None:
 
 def test_what_a_cache_is_believed_to_hold_is_not_asked_about() -> None:
     recorded = np.where(np.arange(30) % 2 == 0, 1_000_000, 0)
-    assert asked(AskedDevice(), warm=True, recorded_ns=recorded) == ALIKE[1::2]
-    assert asked(AskedDevice(), warm=False, recorded_ns=recorded) == ALIKE
+    assert asked(AskedDevice(), held=recorded > 0, recorded_ns=recorded) == ALIKE[1::2]
+    assert asked(AskedDevice(), recorded_ns=recorded) == ALIKE
 
 
 def test_nobody_is_asked_where_nothing_can_be_saved() -> None:
@@ -181,7 +181,8 @@ def test_a_batch_that_is_given_bounds_all_batches(warm: bool, batch: int | None,
     image = simulated_image(range(400))
     cost = CostModel.mapped(dict.fromkeys(range(400), 1000))
     device = SimulatedDevice(SimulatedOptions(cost=cost))
-    report = run(device, image, schedule_of(image, workers=1, warm=warm, batch=batch))
+    held = np.ones(400, np.bool_) if warm else None
+    report = run(device, image, schedule_of(image, workers=1, held=held, batch=batch))
     assert max(len(call.indices) for call in report.calls) >= largest
     assert batch is None or max(len(call.indices) for call in report.calls) == batch
 
@@ -241,7 +242,7 @@ def test_nothing_is_saved_where_the_cache_held_it_all() -> None:
 
     async def main() -> RunReport:
         cold = await run_pipelines(device, prepared, RunOptions(workers=2))
-        schedule.warm = True
+        schedule.held = np.ones(100, np.bool_)
         return await run_pipelines(
             device,
             prepared,

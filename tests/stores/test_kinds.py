@@ -27,6 +27,7 @@ from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import (
     BESIDE,
     CALIBRATION,
+    CONTENTS,
     CULPRITS,
     DISTRUSTED_KEYS,
     DURATIONS,
@@ -52,8 +53,10 @@ from orchestrator.stores.profile_file import (
 from orchestrator.stores.pruning import PruneReason, plan_prune
 from orchestrator.stores.run_notes import (
     MadeFor,
+    add_contents,
     add_durations,
     add_feature_groups,
+    read_contents,
     read_durations,
     read_feature_groups,
 )
@@ -94,6 +97,11 @@ def _read_durations(cache_file: Path, operations: FileOperations) -> tuple[int, 
 def _read_groups(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
     groups, problem = read_feature_groups(cache_file, operations)
     return (groups[0].pipelines if groups else 0), problem
+
+
+def _read_contents(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
+    contents = read_contents(cache_file, operations)
+    return len(contents), contents.problem
 
 
 def _read_plan(cache_file: Path, operations: FileOperations) -> tuple[int, str]:
@@ -170,6 +178,12 @@ SUBJECTS = {
             cache_file, [MadeFor(REQUEST, value)], operations=operations
         ),
         _read_groups,
+    ),
+    CONTENTS: Subject(
+        lambda cache_file, value, operations: add_contents(
+            cache_file, np.arange(value, dtype=np.uint64), bytes([value] * 16), operations=operations
+        ),
+        _read_contents,
     ),
     MODULE_IDENTIFIERS: Subject(
         lambda cache_file, value, operations: identifiers_at(cache_file, operations).add({7: bytes(value)}),

@@ -1,0 +1,74 @@
+"""Which pipelines a cache file holds: noted of one state of it, kept while it grows, forgotten with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from orchestrator.stores.run_notes import add_contents, read_contents
+
+FIRST, SECOND, OTHER = (bytes([number] * 16) for number in range(1, 4))
+
+
+def keys(*numbers: int) -> npt.NDArray[np.uint64]:
+    return np.array(numbers, np.uint64)
+
+
+@pytest.fixture
+def cache_file(tmp_path: Path) -> Path:
+    """A cache file beside which FIRST is noted to hold pipelines 3 and 7."""
+    path = tmp_path / "device.pipeline-cache"
+    add_contents(path, keys(7, 3), FIRST)
+    return path
+
+
+def test_what_is_noted_is_read(cache_file: Path) -> None:
+    known = read_contents(cache_file)
+    assert (known.data_hash, known.problem, len(known)) == (FIRST, "", 2)
+    assert known.held(keys(7, 4, 2**63, 3)).tolist() == [True, False, False, True]
+    assert known.held(keys()).tolist() == []
+    nothing = read_contents(cache_file.with_name("other.pipeline-cache"))
+    assert (nothing.data_hash, nothing.problem, nothing.held(keys(1)).tolist()) == (b"", "", [False])
+
+
+@pytest.mark.parametrize(
+    ("data_hash", "before", "kept"),
+    [
+        (FIRST, (), [3, 7, 9]),
+        (SECOND, (OTHER, FIRST), [3, 7, 9]),
+        (SECOND, (OTHER,), [9]),
+        (SECOND, (), [9]),
+    ],
+)
+def test_a_file_that_was_begun_anew_holds_what_is_noted_since(
+    cache_file: Path, data_hash: bytes, before: tuple[bytes, ...], kept: list[int]
+) -> None:
+    add_contents(cache_file, keys(9), data_hash, before)
+    known = read_contents(cache_file)
+    assert (known.data_hash, known.keys.tolist()) == (data_hash, kept)
+
+
+def test_the_newest_are_kept_when_there_are_too_many(
+    cache_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.stores.run_notes.MOST_ENTRIES", 3)
+    add_contents(cache_file, keys(8, 9), FIRST)
+    assert read_contents(cache_file).keys.tolist() == [3, 8, 9]
+
+
+def test_no_flipped_bit_and_no_other_length_is_accepted(cache_file: Path) -> None:
+    path = cache_file.with_suffix(".contents")
+    good = path.read_bytes()
+    for bit in range(len(good) * 8):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        known = read_contents(cache_file)
+        assert (len(known), known.data_hash) == (0, b"")
+        assert str(path) in known.problem
+    for size in (*range(len(good)), len(good) + 1):
+        path.write_bytes((good + b"\0")[:size])
+        assert len(read_contents(cache_file)) == 0
