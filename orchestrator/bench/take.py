@@ -56,9 +56,8 @@ from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import CompileSchedule, with_features
 from orchestrator.run.execution import available_workers, run_pipelines
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.key_knowledge import ProfiledOpener
+from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
 from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
-from orchestrator.run.quarantine import QuarantinedSet
 from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, status_code
 from orchestrator.schedule import Followers

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from orchestrator.cli.display import display
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
     Output,
@@ -25,6 +24,7 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
+from orchestrator.cli.streams import display
 
 if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind

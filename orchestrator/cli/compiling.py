@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
-from orchestrator.cli.display import display
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.signals import ending_signals
+from orchestrator.cli.streams import display
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     import trio
 
     from orchestrator.cli.compile_arguments import CompileArguments
-    from orchestrator.cli.control_lines import ControlLines
+    from orchestrator.cli.control import ControlLines, LinesBeside, ProgressLines
     from orchestrator.cli.documents import TargetsDocument
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import ProgressView
-    from orchestrator.cli.progress_lines import LinesBeside, ProgressLines
     from orchestrator.process import StageClock
     from orchestrator.run.compile_server import CompileServer
     from orchestrator.run.options import CompileOptions
@@ -56,9 +55,8 @@ _LEAST_STORE = 4 << 20
 
 def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) -> int:
     """Do what the command line asks for; returns the exit code."""
-    from orchestrator.cli.control_lines import ControlLines
+    from orchestrator.cli.control import ControlLines, ProgressLines
     from orchestrator.cli.output import Output
-    from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.process import process_clock
 
     # Before anything else opens a descriptor that the caller forgot to.
@@ -169,9 +167,9 @@ def _compile_one(
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
         # A fork has what is imported by now, and this process loads the rest beside it.
         server = None if arguments.in_process else held.enter_context(_started(paths, options))
+        from orchestrator.cli.control import LinesBeside
         from orchestrator.cli.output import write_json
         from orchestrator.cli.progress import progress_view
-        from orchestrator.cli.progress_lines import LinesBeside
         from orchestrator.run.records import encode_report
         from orchestrator.sets.opening import open_paths
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from orchestrator.cli.display import COLORS, OPTIONS
 from orchestrator.cli.options import JsonFlag
 from orchestrator.cli.output import Output
+from orchestrator.cli.streams import COLORS, OPTIONS
 
 
 def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag = False) -> int:

@@ -18,7 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme
 
-from orchestrator.cli.display import display, is_plain
+from orchestrator.cli.streams import display, is_plain
 
 PIPE_WIDTH = 10_000
 """Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""

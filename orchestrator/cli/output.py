@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.cli.display import display, is_plain
+from orchestrator.cli.streams import display, is_plain
 
 if TYPE_CHECKING:
     from msgspec import Struct

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
-from orchestrator.cli.display import take_display
+from orchestrator.cli.streams import take_display
 from orchestrator.process import end_process, may_fork
 
 if TYPE_CHECKING:

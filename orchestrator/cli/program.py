@@ -16,10 +16,9 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.display import take_display
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
 from orchestrator.cli.signals import let_through
-from orchestrator.cli.streams import OutputError, Results, discard, own_streams
+from orchestrator.cli.streams import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.cli.output import Output
-from orchestrator.cli.progress_text import counts_text, slow_text, speed_text
 
 if TYPE_CHECKING:
     from orchestrator.run import records
@@ -83,6 +82,8 @@ class PlainView:
         """Write a line, if the last one is some seconds old."""
         now = time.monotonic()
         if not self._quiet and now >= self._next:
+            from orchestrator.cli.progress_bar import counts_text, slow_text, speed_text
+
             self._next = now + _LINE_EVERY_S
             speed, slow = speed_text(progress), slow_text(progress)
             self._output.message(

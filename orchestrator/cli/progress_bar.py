@@ -1,6 +1,6 @@
-"""The bars that show on a terminal how far something is; see `progress`.
+"""The bars that show on a terminal how far something is, and the same in words; see `progress`.
 
-They draw when they are told to, and are taken away in the end.
+Bars draw when they are told to, and are taken away in the end.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.output import Output, printable, styled
-from orchestrator.cli.progress_text import counts_text, slow_text, speed_text
+from orchestrator.cli.output import Output, key_text, printable, seconds_text, styled
 
 if TYPE_CHECKING:
     from orchestrator.run import records
@@ -23,6 +22,43 @@ if TYPE_CHECKING:
 _LINE_EVERY_S: Final = 10.0
 _OPENING: Final = "opening the device"
 """The stage of `compile_set` in which drivers are loaded."""
+_SLOW_S: Final = 2.0
+
+
+def counts_text(progress: records.Progress) -> Text:
+    """Compiled, hits, skipped, failed and what is in flight."""
+    parts = [
+        styled(f"{progress.compiled:,} compiled"),
+        styled(f"{progress.hits:,} cache hits"),
+        styled(f"{progress.skipped:,} skipped"),
+        styled(f"{progress.failed:,} failed", "bad" if progress.failed else ""),
+    ]
+    return Text(" · ").join(parts)
+
+
+def speed_text(progress: records.Progress) -> str:
+    """Rate and time to go."""
+    if progress.done >= progress.total:
+        return ""
+    eta = "time to go not known yet" if progress.eta_s is None else f"{seconds_text(progress.eta_s)} to go"
+    rate = (
+        f"{progress.rate:,.0f}/s, "
+        if progress.rate >= 10
+        else f"{progress.rate:.2g}/s, "
+        if progress.rate
+        else ""
+    )
+    return rate + eta
+
+
+def slow_text(progress: records.Progress) -> str:
+    """What has been in the driver the longest, once that is long; "" before."""
+    slow = progress.slowest
+    if slow is None or slow.age_s < _SLOW_S:
+        return ""
+    among = f" (one of {slow.pipelines})" if slow.pipelines > 1 else ""
+    kind = slow.kind.value.replace("_", " ")
+    return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
 
 
 class _Bar(Progress):

@@ -52,8 +52,9 @@ def prune_verb(
     """
     import time
 
+    from orchestrator.stores.cache_file import sweep_directory
     from orchestrator.stores.files.recovery import SweepReport
-    from orchestrator.stores.pruning import PruneReport, plan_prune, prune, sweep_directory
+    from orchestrator.stores.pruning import PruneReport, plan_prune, prune
 
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     directory = named_directory(cache_dir)

@@ -1,19 +1,85 @@
-"""The process's streams, for verbs that must not fail on them: stdout that says so, stderr that never does.
+"""stdout and stderr: streams that verbs do not fail on, and how the output looks whatever the verb.
+
+How it looks (colours, progress, how much of a list) is said once a call, before or behind the verb.
 
 Guarantees: a stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that
 cannot be written raises OutputError, once; a reader that went away stays a BrokenPipeError. What a stream
 could not write is dropped, so that nothing tries again at the end of the process.
+Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing
+that is not there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 from orchestrator.errors import OrchestratorError
+
+COLORS = ("auto", "always", "never")
+OPTIONS = {
+    "--color": "When to colour the output.",
+    "--no-progress": "Show no progress.",
+    "--verbose": "Show lists in full.",
+    "--quiet": "Show nothing but errors.",
+}
+"""The long names, with what completions say of them."""
+
+
+class Display:
+    """What the user said.
+
+    Attributes:
+        color: `auto` colours a terminal, unless NO_COLOR is set.
+        progress: Whether progress is shown.
+        verbose: Whether lists that are cut are shown in full.
+        quiet: Whether nothing but errors is shown.
+    """
+
+    color = "auto"
+    progress = True
+    verbose = False
+    quiet = False
+
+
+display = Display()
+"""That of this call."""
+
+
+def take_display(tokens: Sequence[str]) -> list[str]:
+    """Take these options out of the command line, and set `display` anew.
+
+    Raises:
+        ValueError: `--color` has no value, or another one.
+    """
+    display.color, display.progress, display.verbose, display.quiet = "auto", True, False, False
+    left: list[str] = []
+    rest = iter(tokens)
+    for token in rest:
+        name, equals, value = token.partition("=")
+        if name in ("--color", "--colour"):
+            display.color = value if equals else next(rest, "")
+            if display.color not in COLORS:
+                raise ValueError(f"--color {display.color!r}: expected is one of {', '.join(COLORS)}")
+        elif token == "--no-progress":
+            display.progress = False
+        elif token in ("-v", "--verbose"):
+            display.verbose = True
+        elif token in ("-q", "--quiet"):
+            display.progress, display.quiet = False, True
+        else:
+            left.append(token)
+            if token == "--":
+                break
+    return [*left, *rest]
+
+
+def is_plain(stream: IO[str]) -> bool:
+    """Whether a stream can show no line that changes."""
+    return not stream.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 class OutputError(OrchestratorError):

@@ -10,8 +10,8 @@ from orchestrator.cli.output import seconds_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestrator.cli.control import ProgressLines
     from orchestrator.cli.progress import ProgressView
-    from orchestrator.cli.progress_lines import ProgressLines
     from orchestrator.run import records
     from orchestrator.run.steering import Settlement
     from orchestrator.run.targets import TargetResult

@@ -47,7 +47,7 @@ from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.keeping import CompileCache, RecordedCosts
-from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
+from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
     CompileOptions,
@@ -57,8 +57,6 @@ from orchestrator.run.options import (
     unsteered_schedule,
 )
 from orchestrator.run.planning import CompilePlan
-from orchestrator.run.quarantine import QuarantinedSet
-from orchestrator.run.recompiled import recompiled_note
 from orchestrator.run.records import (
     Clock,
     CompileReport,
@@ -94,10 +92,9 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
 from orchestrator.sets.records import PipelineJob
-from orchestrator.stores.cache_file import LoadStatus
+from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
-from orchestrator.stores.pruning import sweep_directory
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
 
@@ -584,8 +581,10 @@ class CompileJob:
             compiled, found = (
                 status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
             )
-            if note := recompiled_note(prepared.image, compiled, found, recorded_ns):
-                self._notes.append(note)
+            if compiled.any():
+                from orchestrator.run.recompiled import recompiled_note
+
+                self._notes.append(recompiled_note(prepared.image, compiled, found, recorded_ns))
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]

@@ -57,16 +57,14 @@ def _traits(image: CreateInfoImage) -> list[tuple[str, _Mask]]:
 def recompiled_note(
     image: CreateInfoImage, compiled: _Mask, found: _Mask, known_ns: npt.NDArray[np.int64]
 ) -> str:
-    """What a report says of pipelines that a run compiled with a loaded cache; "" where there are none.
+    """What a report says of pipelines that a run compiled although a cache was loaded.
 
     Args:
         image: The pipelines.
-        compiled: Whether each was compiled, shape (n,).
+        compiled: Whether each was compiled, shape (n,); some were.
         found: Whether each was found in the cache, shape (n,).
         known_ns: Time of an earlier compile on this device, shape (n,); 0 where none is known.
     """
-    if not compiled.any():
-        return ""
     before, new = compiled & (known_ns > 0), compiled & (known_ns <= 0)
     told = []
     if before.any():

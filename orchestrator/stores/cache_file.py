@@ -74,11 +74,13 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     DeadSentinel,
     QuarantineError,
+    SweepReport,
     are_proof,
     dead_sentinels,
     has_previous,
     is_sentinel_of,
     keep_as_previous,
+    leftover_of,
     loading_sentinel,
     previous_path,
     quarantine_file,
@@ -86,7 +88,7 @@ from orchestrator.stores.files.recovery import (
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, check_directory
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, check_directory, kind_of
 
 MAGIC = b"\x89OPCF\r\n\x1a"
 FORMAT_VERSION = 1
@@ -1054,3 +1056,34 @@ class _MergedSave(msgspec.Struct, eq=False):
             leftovers=leftovers,
             data_hash=content_hash128(data),
         )
+
+
+def sweep_directory(
+    directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> SweepReport:
+    """Remove what killed processes left in a directory of cache files, if it is there. Waits for nobody.
+
+    Raises:
+        SaveError: The directory could not be listed, or a lock file not be opened.
+    """
+    removed: list[Path] = []
+    failed: list[Path] = []
+    busy: list[Path] = []
+    try:
+        names = operations.list_directory(directory)
+    except FileNotFoundError:
+        return SweepReport()
+    except OSError as error:
+        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
+    for name in sorted({of for name in names if (of := leftover_of(name)) is not None}):
+        path = directory / name
+        if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
+            continue
+        with writer_lock(cache_file_of(path), operations, wait_s=0) as held:
+            if held:
+                swept = sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash)
+                removed += swept.removed
+                failed += swept.failed
+            else:
+                busy.append(path)
+    return SweepReport(tuple(removed), tuple(failed), tuple(busy))

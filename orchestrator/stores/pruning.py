@@ -1,4 +1,4 @@
-"""Tidying a directory of cache files: what is not wanted any more, and what killed processes left.
+"""Tidying a directory of cache files: what is not wanted any more.
 
 A previous generation stays where the current one is not whole: it is then the only good one. A driver that is
 not asked about is no reason to remove anything. A plan changes nothing. What it names is removed one by one,
@@ -18,7 +18,7 @@ import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, stored_data_hash
+from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -30,10 +30,7 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
-    SweepReport,
-    leftover_of,
     previous_path,
-    sweep_file,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache_file_of, kind_of
@@ -377,34 +374,3 @@ def _unwanted(
     if older_than_ns is not None and age_ns > older_than_ns:
         return PruneReason.OLD, f"{age_ns / 86_400e9:.0f} days old"
     return None, ""
-
-
-def sweep_directory(
-    directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> SweepReport:
-    """Remove what killed processes left in a directory of cache files, if it is there. Waits for nobody.
-
-    Raises:
-        SaveError: The directory could not be listed, or a lock file not be opened.
-    """
-    removed: list[Path] = []
-    failed: list[Path] = []
-    busy: list[Path] = []
-    try:
-        names = operations.list_directory(directory)
-    except FileNotFoundError:
-        return SweepReport()
-    except OSError as error:
-        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
-    for name in sorted({of for name in names if (of := leftover_of(name)) is not None}):
-        path = directory / name
-        if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
-            continue
-        with writer_lock(cache_file_of(path), operations, wait_s=0) as held:
-            if held:
-                swept = sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash)
-                removed += swept.removed
-                failed += swept.failed
-            else:
-                busy.append(path)
-    return SweepReport(tuple(removed), tuple(failed), tuple(busy))

@@ -32,7 +32,7 @@ from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from tests.run.small_sets import Opener, compute_keys
-from tests.run.test_key_knowledge import CONTROL, MESH_SHADERS, know, write_pipelines
+from tests.run.test_openers import CONTROL, MESH_SHADERS, know, write_pipelines
 from tests.sets.archive.small_archives import application, archive, record
 from tests.stores.profiles import tried
 

@@ -13,9 +13,8 @@ from attrs import evolve
 
 from orchestrator.cli import compiling as module
 from orchestrator.cli import progress as progress_module
-from orchestrator.cli.control_lines import ControlLines
+from orchestrator.cli.control import ControlLines, ProgressLines
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.progress_lines import ProgressLines
 from orchestrator.cli.signals import ending_signals, interrupted_by_signals
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run import keeping

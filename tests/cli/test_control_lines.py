@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from attrs import define, field
 
-from orchestrator.cli.control_lines import ControlLines
+from orchestrator.cli.control import ControlLines, ProgressLines
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.progress_lines import ProgressLines
 from orchestrator.sets.sample import sample_path
 from tests.cli.conftest import Call, Done
 from tests.drivers import REPOSITORY, driver_manifest

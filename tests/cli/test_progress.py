@@ -4,11 +4,10 @@ import io
 
 import pytest
 
+from orchestrator.cli.control import ProgressLines
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import PlainView, progress_view
-from orchestrator.cli.progress_bar import LiveView
-from orchestrator.cli.progress_lines import ProgressLines
-from orchestrator.cli.progress_text import counts_text, slow_text, speed_text
+from orchestrator.cli.progress_bar import LiveView, counts_text, slow_text, speed_text
 from orchestrator.cli.targets_view import TargetsView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.control import ProgressLines
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.progress_lines import ProgressLines
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from tests.cli.conftest import Call

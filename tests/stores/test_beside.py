@@ -8,10 +8,10 @@ import pytest
 from attrs import evolve
 
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.cache_file import cache_path, save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import TEMPORARY_SUFFIX
 from orchestrator.stores.kinds import BESIDE, Kind, cache_file_of
-from orchestrator.stores.pruning import PruneReason, plan_prune, prune, sweep_directory
+from orchestrator.stores.pruning import PruneReason, plan_prune, prune
 from tests.stores.samples import driver_data
 
 OLD, NEW = (simulated_identity(driver_version=each) for each in (1, 2))

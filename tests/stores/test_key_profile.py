@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.cache_file import cache_path, save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.profile_file import (
@@ -20,7 +20,7 @@ from orchestrator.stores.profile_file import (
     profile_path,
     save_key_profile,
 )
-from orchestrator.stores.pruning import PruneReason, plan_prune, prune, sweep_directory
+from orchestrator.stores.pruning import PruneReason, plan_prune, prune
 from tests.stores.faults.sets import OURS, data_of
 from tests.stores.profiles import IDENTITY, key_profile, tried
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.cache_file import save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.recovery import UNARMED_AGE_NS, loading_sentinel
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
 

@@ -19,10 +19,10 @@ from orchestrator.stores.cache_file import (
     read_cache_file,
     save_cache_file,
     save_merged,
+    sweep_directory,
 )
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.recovery import previous_path, quarantine_file
-from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,

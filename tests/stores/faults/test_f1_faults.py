@@ -15,7 +15,7 @@ import pytest
 from attrs import define, field
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file
+from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import FileOperations, SaveError, close_quietly
 from orchestrator.stores.files.fault_injection import (
     FAILURES,
@@ -23,7 +23,6 @@ from orchestrator.stores.files.fault_injection import (
     FaultyFileOperations,
     ProcessKilledError,
 )
-from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import (

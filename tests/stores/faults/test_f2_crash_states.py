@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from attrs import define, field, frozen
 
-from orchestrator.stores.cache_file import load_into_cache, save_cache_file, save_merged
+from orchestrator.stores.cache_file import load_into_cache, save_cache_file, save_merged, sweep_directory
 from orchestrator.stores.files.atomic_file import FileOperations, temporary_of
-from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.model_disk import Files, ModelDisk, crash_states
 from tests.stores.faults.sets import (

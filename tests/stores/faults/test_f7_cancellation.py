@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.cache_file import save_cache_file, sweep_directory
 from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations
-from orchestrator.stores.pruning import sweep_directory
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.operations_under_test import SITUATIONS, Situation
 from tests.stores.faults.sets import IDENTITY, NOTHING, OURS, data_of, path_in, readable, strict_device

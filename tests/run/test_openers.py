@@ -13,7 +13,7 @@ from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run.key_knowledge import ProfiledOpener, key_notes
+from orchestrator.run.openers import ProfiledOpener, key_notes
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.groups import FeatureGroup, decode_application

@@ -1,9 +1,12 @@
-"""What a compile makes of a key profile: which of our own features a device gets, and what its report says.
+"""Openers of devices that heed what is remembered of them: the key profile, and the quarantine.
 
 A profile (`orchestrator doctor --keys`) says on what a driver's keys depend. A feature that the orchestrator
 uses itself is enabled where the profile proves that keys do not depend on it, and stays off where they do:
 the application's pipelines are worth more. Whatever else matters and is enabled or set here, but not in the
 application's record, is told. Without a profile nothing changes.
+
+The quarantine names the pipelines that ended the driver of this device before; they are left out of the set.
+Both are kept for each device and driver, so what they say is known when the device is open.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
 from orchestrator.registry.tables import same_members
 from orchestrator.sets.groups import FeatureGroup
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.stores.culprits import load_quarantine
 from orchestrator.stores.profile_file import (
     KeyProfile,
     KeyProfileLoad,
@@ -228,3 +233,64 @@ def _is_harmless(profile: KeyProfile, feature: Feature) -> bool:
 
 def _day(profile: KeyProfile) -> str:
     return time.strftime("%Y-%m-%d", time.gmtime(profile.made_at))
+
+
+@define(eq=False)
+class QuarantinedSet:
+    """A set without the culprits of the devices that are opened for it. One thread at a time.
+
+    Attributes:
+        whole: The set.
+        directory: Where quarantines are kept; None leaves nothing out.
+        notes: What a reader of the report must know.
+    """
+
+    whole: PipelineSet
+    directory: Path | None
+    notes: list[str] = field(factory=list)
+    _reasons: dict[int, str] = field(factory=dict)
+    _source: PipelineSet | None = None
+
+    @property
+    def source(self) -> PipelineSet:
+        """The set as the driver may be given it."""
+        if self._source is None:
+            self._reasons = dict(self.whole.left_out)
+            self._source = self.whole.leaving_out(self._reasons)
+        return self._source
+
+    def opening(self, opener: DeviceOpener) -> DeviceOpener:
+        """An opener that leaves out the culprits of what it opens, before anything is decoded for that."""
+        directory = self.directory
+        if directory is None:
+            return opener
+
+        def open_and_leave_out(request: DeviceRequest) -> Device:
+            device = opener(request)
+            self._leave_out(directory, device)
+            return device
+
+        return open_and_leave_out
+
+    def _leave_out(self, directory: Path, device: Device) -> None:
+        loaded = load_quarantine(directory, device.identity)
+        if loaded.problem:
+            self._say(f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}")
+        if loaded.profile is None:
+            return
+        keys = {job.key for job in self.source.pipelines}
+        found = {int(each.key, 16): each.reason for each in loaded.profile.culprits}
+        known = {key: reason for key, reason in found.items() if key in keys and key not in self._reasons}
+        self._reasons.update(known)
+        if known:
+            several = len(known) > 1
+            self._say(
+                f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
+                f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
+                f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
+                "`orchestrator quarantine list` shows all)"
+            )
+
+    def _say(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
