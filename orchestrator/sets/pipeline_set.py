@@ -199,12 +199,21 @@ class PipelineSet(Closing):
         except RecordError as error:
             raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
 
-    def modules(self, keys: Iterable[int]) -> dict[int, ShaderModule]:
-        """Read several shader modules, which takes less time than one by one; without the damaged ones."""
+    def modules(self, keys: Iterable[int], most: int) -> dict[int, ShaderModule]:
+        """Read several shader modules, which takes less time than one by one; without the damaged ones.
+
+        Args:
+            keys: Their hashes; no more are taken once `most` bytes were read.
+            most: That, before what is read is decoded.
+        """
         payloads: dict[int, bytes] = {}
+        size = 0
         for key in keys:
             with suppress(KeyError, RecordError):
-                payloads[key] = self._source.payload(RecordTag.SHADER_MODULE, key)
+                payload = payloads[key] = self._source.payload(RecordTag.SHADER_MODULE, key)
+                size += len(payload)
+            if size >= most:
+                break
         return decode_modules(payloads)
 
     def module_place(self, key: int) -> Place | None:

@@ -74,7 +74,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.spirv.interface import specialization_constants
 from orchestrator.sets.spirv.static_use import statically_used
-from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_spirv
+from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
 from orchestrator.sets.spirv.workgroup_memory import WorkgroupMemory, workgroup_memory
 
 _FEEDBACK_INFO = "VkPipelineCreationFeedbackCreateInfo"
@@ -465,7 +465,8 @@ def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, np
 
 
 _MOST_INFOS: Final = 1 << 12
-_READ_AHEAD: Final = 64  # pipelines whose modules are decoded together
+_READ_AHEAD: Final = 1024  # pipelines whose documents are decoded before any is looked at
+_MODULES_AHEAD: Final = 4 << 20  # bytes of modules' payloads that are decoded and walked together
 
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
 # representations, fail on compile required, early return, derivatives, capture of binaries.
@@ -620,7 +621,8 @@ class _ImageBuilder:
         self._heap = Heap()
         self._documents = PipelineDocuments(_Alike.of)
         self._documents_ahead: dict[PipelineJob, PipelineDocument[_Alike]] = {}
-        self._modules_ahead: dict[int, ShaderModule] = {}
+        self._modules_ahead: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
+        self._modules_to_come: dict[int, None] = {}
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
@@ -645,15 +647,16 @@ class _ImageBuilder:
             for job in some:
                 with suppress(_UnusableError, *_DEFECTS):  # which it raises again in its turn
                     self._documents_ahead[job] = self._read(job.tag, job.key, self._documents.decode)
-            modules = {
-                each.handles[stage.module]
+            self._modules_to_come = dict.fromkeys(
+                key
                 for each in self._documents_ahead.values()
                 for stage in each.made.stages
-            }
-            self._modules_ahead = self._source.modules(sorted(modules.difference(self._modules)))
+                if (key := each.handles[stage.module]) not in self._modules
+            )
             for job in some:
                 self.add(job)
             self._documents_ahead.clear()
+            self._modules_ahead.clear()
 
     def add(self, job: PipelineJob) -> None:
         """Put a pipeline into the image or among the problems; once."""
@@ -844,22 +847,34 @@ class _ImageBuilder:
         if not key:
             raise _UnusableError("a stage has no shader module: only its identifier was recorded")
         try:
-            module = self._modules_ahead.pop(key, None) or self._source.module(key)
-            spirv = walk_spirv(module.code)
+            module, spirv = self._walked(key)
         except RecordError as error:
             raise _UnusableError(str(error)) from None
-        except SpirvError as error:
-            raise _UnusableError(f"module {key:016x}: {error}") from None
         except KeyError:
             if self._source.provider is None:
                 raise _UnusableError(f"refers to shader module {key:016x}, which is not in the set") from None
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
+        if isinstance(spirv, SpirvError):
+            raise _UnusableError(f"module {key:016x}: {spirv}")
         self._require(self._checker.module(spirv))
         self._code.keep(key, module.code)
         index = self._layout.add_module(
             ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
         )
         return index, spirv
+
+    def _walked(self, key: int) -> tuple[ShaderModule, SpirvModule | SpirvError]:
+        """A module, and what it says; those that come after it are read with it, which takes less time."""
+        if key not in self._modules_ahead and key in self._modules_to_come:
+            keys = iter([key, *(each for each in self._modules_to_come if each != key)])
+            modules = self._source.modules(keys, _MODULES_AHEAD)
+            self._modules_to_come = dict.fromkeys(keys)
+            walks = walk_modules([each.code for each in modules.values()])
+            self._modules_ahead = dict(zip(modules, zip(modules.values(), walks, strict=True), strict=True))
+        if (ahead := self._modules_ahead.pop(key, None)) is not None:
+            return ahead
+        module = self._source.module(key)
+        return module, walk_modules((module.code,))[0]
 
     def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.

@@ -210,9 +210,7 @@ def test_words_that_only_look_like_an_operation_do_no_harm() -> None:
         instruction(54, 1, 2, 0, 3),
         instruction(56),
     )
-    module = walk_spirv(plain)
-    assert module.atomics == ()
-    assert module.constants == {6: 7 << 16 | EXCHANGE}
+    assert walk_spirv(plain).atomics == ()
 
 
 def test_framing_of_functions_is_proven_where_they_are_walked() -> None:

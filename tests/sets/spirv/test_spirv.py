@@ -12,6 +12,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.spirv import walk
 from orchestrator.sets.spirv.walk import (
     EntryPoint,
     SpirvError,
@@ -187,6 +188,50 @@ def test_a_mutated_module_gives_a_module_or_an_error(at: int, word: int, cut: in
     for entry in found.entry_points:
         size = found.local_size(entry.id, {0: 1})
         assert size is None or len(size) == 3
+
+
+WALKED_TOGETHER = (
+    compute_module((71, 20, 1, 0), (71, 30, 11, 25), *UINT_3, (50, 10, 20, 32), (51, 11, 30, 20, 20, 20)),
+    compute_module((331, 2, 38, 20, 21, 21), *UINT_3, (43, 10, 21, 2), local_size=None),
+    compute_module((71, 9, 34, 1), (71, 9, 33, 2), (71, 8, 3), (32, 12, 4, 10), extensions=("SPV_A", "B")),
+    compute_module(*((5, each, *words_of("name" * each)) for each in range(1, 40))),
+)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(WALKED_TOGETHER),
+            st.integers(0, 10_000),
+            st.one_of(st.integers(0, 0xFFFF_FFFF), st.sampled_from([0, 4 << 16 | 71, 4 << 16 | 43, 54, 64])),
+            st.integers(0, 8),
+        ),
+        min_size=1,
+        max_size=80,
+    ),
+    st.sampled_from([0, 4, 24]),
+)
+def test_modules_that_are_walked_together_are_what_each_is_alone(
+    mutations: list[tuple[bytes, int, int, int]], few: int
+) -> None:
+    codes = []
+    for module, at, word, cut in mutations:
+        code = bytearray(module)
+        at = at * 4 % len(code)
+        code[at : at + 4] = struct.pack("<I", word)
+        codes.append(bytes(code[: len(code) - cut]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(walk, "_FEW", few)
+        together = walk.walk_modules(codes)
+    for data, found in zip(codes, together, strict=True):
+        alone = outcome(data, whole=False)
+        assert (str(found) if isinstance(found, SpirvError) else found) == (
+            str(alone) if isinstance(alone, SpirvError) else alone
+        )
+
+
+def test_no_modules_are_walked_to_nothing() -> None:
+    assert walk.walk_modules([]) == []
 
 
 @each_corpus

@@ -147,9 +147,9 @@ def test_an_allocation_by_what_a_module_declares_is_found(monkeypatch: pytest.Mo
     """Test of the test: the walk makes a table of as many ids as the header says."""
     original = spirv_module._Walk.__init__
 
-    def by_bound(self: Any, code: bytes, words: memoryview, bound: int) -> None:
-        original(self, code, words, bound)
-        self.table = [0] * bound
+    def by_bound(self: Any, code: bytes, words: memoryview[int]) -> None:
+        original(self, code, words)
+        self.table = [0] * words[3]
 
     monkeypatch.setattr(spirv_module._Walk, "__init__", by_bound)
     assert any("over the ceiling" in each for each in fuzz(BY_NAME["SPIR-V"], examples=1)[1])
