@@ -22,10 +22,12 @@ member or an unknown structure in a pNext chain refuses the document by name.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import re
+import struct as binary
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
@@ -382,8 +384,10 @@ def _decode(
 # looks like one is one, or a name of 16 digits.
 _HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
-_DATA_BEGINS, _NO_DATA = b'"data":"', b'"data":""'
+_BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
+_DIGITS: Final = b"0123456789abcdef"
 _MOST_ALIKE: Final = 1 << 12
+_MOST_PLACES: Final = 4  # ways in which hashes and data lie in documents of one length
 
 _bytes_decoder: Final = msgspec.json.Decoder(bytes)
 
@@ -412,6 +416,43 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
         return self.made
 
 
+class _Places:
+    """Where the hashes of a document and the data of its constants are; those alike have them there too.
+
+    Attributes:
+        hashes: Where hashes begin and end.
+        data: Where data begins and ends.
+        fixed: Takes what stands between them out of a text.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.data: Final = [each.span(1) for each in _DATA.finditer(text)]
+        self.hashes: Final = [
+            span for each in _HASH.finditer(text) if (span := each.span(1)) not in self.data
+        ]
+        holes = sorted([(0, 0), *self.hashes, *self.data, (len(text), len(text))])
+        self.fixed: Final = _taking([(end, begin) for (_, end), (begin, _) in itertools.pairwise(holes)])
+        self._digits: Final = _taking(self.hashes)
+        self._data_of: Final = _taking(self.data)
+        self._numbers: Final = binary.Struct(f">{len(self.hashes)}Q")
+
+    def holes(self, text: bytes) -> tuple[list[int], Sequence[bytes]] | None:
+        """Hashes and data of a document that is as fixed; None where something else is there."""
+        digits, data = b"".join(self._digits(text)), self._data_of(text)
+        if digits.translate(None, _DIGITS) or not all(map(_BASE64.fullmatch, data)):
+            return None
+        hashes = list(self._numbers.unpack(bytes.fromhex(digits.decode())))
+        return (hashes, data) if all(hashes) else None
+
+
+def _taking(places: Iterable[tuple[int, int]]) -> Callable[[bytes], tuple[bytes, ...]]:
+    """Takes the bytes at some places out of a text."""
+    several = [slice(*each) for each in places]
+    if len(several) > 1:  # of one, `itemgetter` gives that and no tuple
+        return operator.itemgetter(*several)
+    return lambda text: tuple(text[each] for each in several)
+
+
 class PipelineDocuments(Generic[Made]):
     """Decodes pipelines; once all whose documents are alike but for hashes and data of constants. One thread.
 
@@ -427,35 +468,59 @@ class PipelineDocuments(Generic[Made]):
         """
         self._make = make
         self._states = SharedStates()
-        self._known: dict[RecordTag, dict[bytes, PipelineDocument[Made]]] = {tag: {} for tag in TABLES}
+        self._known: dict[RecordTag, dict[tuple[bytes, ...], PipelineDocument[Made]]] = {
+            tag: {} for tag in TABLES
+        }
+        self._places: dict[int, list[_Places]] = {}  # by length
         self._met: list[int] = []
 
     def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
         """What a record holds; raises as `decode_document`."""
         text = payload.split(b"\0", 1)[0]
-        blank, data = text, []
-        if _DATA_BEGINS in text:
-            parts = _DATA.split(text)
-            blank, data = _NO_DATA.join(parts[::2]), parts[1::2]
-        parts = _HASH.split(blank)
-        alike = b"\0".join(parts[::2])
-        hashes = [int(each, 16) for each in parts[1::2]]
-        known = self._known[tag].get(alike)
-        if known is not None and hashes[0] == key:
-            values = _decode_data(data, known.infos) if data else ()
-            if values is not None:
-                hashes[0] = 0
-                return PipelineDocument(known.made, known.infos, hashes, values)
+        for places in self._places.get(len(text), ()):
+            if (found := self._like(tag, key, text, places)) is not None:
+                return found
+        places = _Places(text)
+        if (found := self._like(tag, key, text, places)) is None:
+            found = self._decode(tag, key, text, places)
+        if len(self._places) >= _MOST_ALIKE:
+            self._places.clear()
+        several = self._places.setdefault(len(text), [])
+        if all((each.hashes, each.data) != (places.hashes, places.data) for each in several):
+            several[_MOST_PLACES - 1 :] = []
+            several.insert(0, places)
+        return found
+
+    def _like(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made] | None:
+        """A document like one that is known; None where it is like none, or has what its like cannot have."""
+        known = self._known[tag].get(places.fixed(text))
+        holes = None if known is None else places.holes(text)
+        if known is None or holes is None or holes[0][0] != key:
+            return None
+        hashes, data = holes
+        values = _decode_data(data, known.infos) if data else ()
+        if values is None:
+            return None
+        hashes[0] = 0
+        return PipelineDocument(known.made, known.infos, hashes, values)
+
+    def _decode(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made]:
+        """What a document holds; known from now on, where its like can be told by its places."""
         self._met = []
         value = _decode(tag, key, text, self._states, self._number)
-        several = (each.pSpecializationInfo for each in stages_of(value))
-        infos = tuple(each for each in several if each is not None and each.pData is not None)
-        values = tuple(each.pData for each in infos)
-        found = PipelineDocument(self._make(value), infos, [0, *self._met], values)
+        infos = tuple(
+            info
+            for each in stages_of(value)
+            if (info := each.pSpecializationInfo) is not None and info.pData is not None
+        )
+        found = PipelineDocument(
+            self._make(value), infos, [0, *self._met], tuple(each.pData for each in infos)
+        )
+        hashes, data = places.holes(text) or ([], ())
         if hashes == [key, *self._met] and len(data) == len(infos) and b"\\" not in text:
             if len(self._known[tag]) >= _MOST_ALIKE:
                 self._known[tag].clear()
-            self._known[tag][alike] = found
+            self._known[tag][places.fixed(text)] = found
         return found
 
     def _number(self, expected: type, value: Any) -> Any:
