@@ -38,6 +38,7 @@ WIDTH, HEIGHT = 640, 480
 BAR = (80, 400, 480, 24)  # x, y, width, height
 FORMAT = vk.VK_FORMAT_B8G8R8A8_UNORM
 FRAME_S = 1 / 60
+NO_LIMIT = (1 << 64) - 1  # ns; lavapipe compiles when it draws, and other programs may hold the processors
 API_VERSION = 1 << 22 | 3 << 12
 MANIFEST = Path(__file__).with_suffix(".toml")
 
@@ -135,7 +136,7 @@ class Host:
             pSignalSemaphores=[signal] if signal else [],
         )
         vk.vkQueueSubmit(self.queue, 1, [info], self.fence)
-        vk.vkWaitForFences(self.device, 1, [self.fence], vk.VK_TRUE, 10**10)
+        vk.vkWaitForFences(self.device, 1, [self.fence], vk.VK_TRUE, NO_LIMIT)
         vk.vkResetFences(self.device, 1, [self.fence])
 
     def pixels(self) -> bytes:
@@ -230,7 +231,7 @@ class Window:
     def show(self) -> bool:
         """Copy the canvas, whose commands the host has still open, to the window; False when it is closed."""
         host, image_layout = self.host, vk.VK_IMAGE_LAYOUT_TRANSFER_DST_OPTIMAL
-        index = self._acquire(host.device, self.swapchain, 10**10, self._ready, None)
+        index = self._acquire(host.device, self.swapchain, NO_LIMIT, self._ready, None)
         image = self.images[index]
         _to_layout(host.commands, image, vk.VK_IMAGE_LAYOUT_UNDEFINED, image_layout)
         region = vk.VkImageCopy(

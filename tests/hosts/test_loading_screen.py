@@ -17,7 +17,7 @@ from tests.run.test_validation_layers import FALSE_ALARMS
 from tests.run.validation_layer import ValidationLayer, run_layered
 
 EXAMPLE = REPOSITORY / "docs" / "examples" / "loading_screen.py"
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 BACKGROUND, EMPTY, FULL = (13, 15, 26), (51, 56, 76), (255, 153, 26)
 
 
